@@ -89,7 +89,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         "profiles.training.epochs": "'four'; expected a whole number",
         "profiles.serving.thread": (
             "is not a setting; expected one of batch, latency_objective_ms, load_ms, memory_mb, package_kb, precision, "
-            "replicas_max, replicas_min, runtime, target_utilization, threads"
+            "probation_seconds, replicas_max, replicas_min, runtime, target_utilization, threads"
         ),
         "profiles.serving.latency_objective_ms": "-1; expected greater than 0",
         "server.port": "70000; expected less than or equal to 65535",

@@ -298,10 +298,11 @@ class Server:
     def predict(self, **asked: Any) -> httpx.Response:
         return self.http.post("/predict", json=asked)
 
-    def deploy(self, package: Path, contract: Contract = CONTRACT, **trial: Any) -> Deployment:
-        verdict = verdict_of(package, contract)
-        done = deploy(package, verdict, contract, ServingProfile(), self.deployment, tables=TABLES, at=NOW, **trial)
-        return done.deployment
+    def deploy(
+        self, package: Path, contract: Contract = CONTRACT, probation: float = 0.0, at: int = NOW, **trial: Any
+    ) -> Deployment:
+        verdict, profile = verdict_of(package, contract), ServingProfile(probation_seconds=probation)
+        return deploy(package, verdict, contract, profile, self.deployment, tables=TABLES, at=at, **trial).deployment
 
     def grant(self, **scopes: str) -> dict[str, str]:
         """Makes these the only keys: name to its scopes with a space between. Returns each one's Authorization."""
@@ -310,7 +311,8 @@ class Server:
         return {name: f"Bearer {secret}" for name, secret in secrets.items()}
 
     def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.log.read_bytes().splitlines()]
+        # ONNX Runtime writes there, too.
+        return [json.loads(line) for line in self.log.read_bytes().splitlines() if line.startswith(b"{")]
 
 
 def write_keys(file: Path, **scopes: str) -> dict[str, str]:

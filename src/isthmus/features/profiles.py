@@ -96,6 +96,8 @@ class ServingProfile:
         load_ms: upper limit, in milliseconds, from the model's file to its first answer; None for no limit.
         package_kb: upper limit for the package, in kB, with a single precision; None for no limit.
         batch: rows of several requests that a slow model predicts together.
+        probation_seconds: how long a server undoes a deployment that fails, or that alone misses the latency objective;
+            0 for never.
         replicas_min: servers of an idle fleet.
         replicas_max: upper limit for the servers of the fleet.
         target_utilization: CPU utilization of the servers above which the fleet grows.
@@ -109,6 +111,7 @@ class ServingProfile:
     load_ms: Annotated[float, Gt(0)] | None = None
     package_kb: Annotated[float, Gt(0)] | None = None
     batch: _Count = BATCH_ROWS
+    probation_seconds: Annotated[float, Ge(0)] = 3600.0
     replicas_min: _Count = 2
     replicas_max: _Count = 8
     target_utilization: Annotated[float, Ge(0.01), Le(1)] = 0.6

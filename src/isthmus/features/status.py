@@ -78,6 +78,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
         deployed: digest of the package behind the API.
         contract: hash of the deployed package's contract.
         deployed_at: time of the deployment, in microseconds since 1970 UTC.
+        undone: the deployment that a server went back from to this one, and why; None if it is no such way back.
     """
 
     training_set: str | None = None
@@ -90,6 +91,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     deployed: str | None = None
     contract: str | None = None
     deployed_at: int | None = None
+    undone: str | None = None
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +189,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
                 code=["training set", "student", "package"],
             )  # fmt: skip
             for name, model in self.models.items():
-                yield from _problems(name, model.stale)
+                yield from _problems(name, filter(None, (*model.stale, model.undone)))
         if self.runs:
             colors = {"success": good, "failure": bad}
             yield Table(

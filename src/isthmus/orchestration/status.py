@@ -129,6 +129,7 @@ def _model(project: Project, declared: Distillation) -> ModelStatus:
         if deployed.model == declared.name:
             fields |= {
                 "deployed": deployed.digest, "contract": deployed.contract, "deployed_at": deployed.deployed_at,
+                "undone": deployed.undone and deployed.undone.why,
             }  # fmt: skip
     return ModelStatus(**fields, stale=tuple(stale))
 

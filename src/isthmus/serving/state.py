@@ -14,12 +14,16 @@ from isthmus.serving.lookup.push import Form, PushedView
 from isthmus.serving.predict.model import Model
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.rollout.candidate import CandidateRun
+from isthmus.serving.rollout.probation import ProbationRun
 from isthmus.serving.wire.errors import NotFoundError, NotReadyError, any_of
 
 T = TypeVar("T")
 
 LOOKUPS = 256
 """Lists of features whose compiled lookups are cached."""
+
+
+DEPLOYMENT_STATES = ("settled", "probation", "no_way_back", "undone")
 
 
 class State:
@@ -35,15 +39,17 @@ class State:
         problem: IsthmusError | None = None,
         model: Model | IsthmusError | None = None,
         refused: IsthmusError | None = None,
-        candidate_run: CandidateRun | None = None,
+        trial: CandidateRun | ProbationRun | None = None,
         batch: int = BATCH_ROWS,
     ) -> None:
         self._batch = batch
         self._generations, self._problem = generations, problem
         self._model = model
-        self.candidate_run = candidate_run
+        self.candidate_run = trial if isinstance(trial, CandidateRun) else None
+        self.probation = trial if isinstance(trial, ProbationRun) else None
         # Rows that were written under an earlier contract are refused by saying what has changed since.
-        exported = [] if self.model is None else [self.model.contract]
+        models = [self._model, self.probation and self.probation.former]
+        exported = [model.contract for model in models if isinstance(model, Model)]
         self._earlier = [*(item.contract for item in generations.retired), *exported]
         self.refused = None if refused is None else str(refused)
         self.lookup = lru_cache(LOOKUPS)(lambda names, full: self._compile(self._named(resolve, names), full))
@@ -125,6 +131,28 @@ class State:
             # There is no contract: neither model can answer.
             pass
         return None
+
+    @cached_property
+    def former(self) -> Predictor | None:
+        """The predictor of the model before the deployed model, while that is on probation and there is a way back."""
+        run = self.probation
+        if run is None or not isinstance(run.former, Model):
+            return None
+        try:
+            former = self._predictor_of(run.former)
+        except IsthmusError as error:
+            run.problem = str(error)
+            return None
+        run.problem = None
+        return former
+
+    @property
+    def deployment_state(self) -> str:
+        """Which of `DEPLOYMENT_STATES` the deployment is in; "undone" where that is the deployment before it."""
+        if self.probation is not None and self.probation.refused is None:
+            return "probation" if self.former is not None else "no_way_back"
+        undone = self.probation is not None or (self.model is not None and self.model.deployment.undone is not None)
+        return "undone" if undone else "settled"
 
     def _named(self, resolve: Callable[[Contract, T], list[tuple[str, str]]], asked: T) -> list[tuple[str, str]]:
         """The features that a request asks for."""

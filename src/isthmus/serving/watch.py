@@ -18,6 +18,8 @@ from isthmus.serving import log
 from isthmus.serving.deployment.deployment import Candidate, Deployment
 from isthmus.serving.predict.model import Model
 from isthmus.serving.rollout.candidate import CandidateRun, Decision, decision_file, read_decision
+from isthmus.serving.rollout.probation import ProbationRun
+from isthmus.serving.rollout.rollout import undo
 from isthmus.serving.state import State
 from isthmus.serving.watchedfile import WatchedFile
 
@@ -32,7 +34,7 @@ _SHARE = 0.02
 
 
 class Watch:
-    """Follows the contracts, the deployment, and the decision of the workers about a candidate.
+    """Follows the contracts, the deployment, and the decisions of the workers about a candidate or the deployment.
 
     A request reads `state` once: the next state is a new object.
     """
@@ -46,6 +48,8 @@ class Watch:
         self._deployment = WatchedFile(deployment, self._loaded)
         self._decision = WatchedFile(decision_file(deployment), Decision.loads)
         self._reported: CandidateRun | None = None
+        self._undecided: Deployment | None = None
+        self._retry = 0.0
         self._public_key = public_key
         self._batch = batch
         self.state = State(batch=batch)
@@ -56,24 +60,29 @@ class Watch:
         for file in changed:
             file.load()
         if changed:
-            deployed = self._deployment.content
-            model, run = (deployed.model, deployed.run) if isinstance(deployed, _Deployed) else (deployed, None)
-            decision = self._decision.content
-            if run is not None and isinstance(decision, Decision) and decision.about(run.candidate):
-                run.refused = decision.why
-            current, following, retired = self._contract.content, self._next.content, self._retired.content
-            generations = Generations(
-                current if isinstance(current, Contract) else None,
-                following if isinstance(following, Contract) else None,
-                retired if isinstance(retired, tuple) else (),
-            )
-            problem = current if isinstance(current, IsthmusError) else None
-            state = State(generations, problem, model, self._deployment.problem, run, self._batch)
-            if state.outdated is not None:
-                log.warning("model refused", problem=str(state.outdated))
-            # Compiled here, and not while a request waits.
-            state.candidate  # noqa: B018
-            self.state = state
+            self.state = self._compiled()
+
+    def _compiled(self) -> State:
+        """The state by the files as they were read last."""
+        deployed, decision = self._deployment.content, self._decision.content
+        loaded = deployed if isinstance(deployed, _Deployed) else _Deployed(deployed)
+        run = loaded.trial
+        if isinstance(run, CandidateRun) and isinstance(decision, Decision) and decision.about(run.candidate):
+            run.refused = decision.why
+        current, following, retired = self._contract.content, self._next.content, self._retired.content
+        generations = Generations(
+            current if isinstance(current, Contract) else None,
+            following if isinstance(following, Contract) else None,
+            retired if isinstance(retired, tuple) else (),
+        )
+        problem = current if isinstance(current, IsthmusError) else None
+        state = State(generations, problem, loaded.model, self._deployment.problem, run, self._batch)
+        if state.outdated is not None:
+            log.warning("model refused", problem=str(state.outdated))
+        # Compiled here, and not while a request waits.
+        if state.candidate is None and state.former is None and state.probation is not None:
+            log.warning("no way back from the deployment", problem=state.probation.problem)
+        return state
 
     async def run(self) -> None:
         """Follows the files until it is canceled."""
@@ -83,6 +92,8 @@ class Watch:
             run = self.state.candidate_run
             if run is not None and run.refused is not None and run is not self._reported:
                 await asyncio.to_thread(self._report, run, run.refused)
+            if self.state.probation is not None:
+                await self._follow(self.state.probation)
             began = time.perf_counter()
             changed = any(file.changed() for file in self._files)
             pause = min(max(POLL_SECONDS, (time.perf_counter() - began) / _SHARE), SLOWEST_POLL_SECONDS)
@@ -99,16 +110,28 @@ class Watch:
 
     def _loaded(self, text: bytes, where: str) -> "_Deployed":
         deployment = Deployment.loads(text, where)
-        candidate = deployment.candidate
-        deployment = msgspec.structs.replace(deployment, candidate=None)
+        candidate, probation = deployment.candidate, deployment.probation
+        deployment = msgspec.structs.replace(deployment, candidate=None, probation=None)
         before = self._deployment.content
-        with_candidate = candidate or (isinstance(before, _Deployed) and before.run)
-        if isinstance(before, _Deployed) and before.model.deployment == deployment and with_candidate:
+        loaded = before if isinstance(before, _Deployed) else _Deployed(None)
+        model = loaded.trial.restored(deployment) if isinstance(loaded.trial, ProbationRun) else None
+        if model is None and isinstance(loaded.model, Model) and loaded.model.deployment == deployment:
             # Only the candidate has changed.
-            model = before.model
-        else:
+            model = loaded.model if candidate or loaded.trial else None
+        if model is None:
             model = Model(deployment, self._public_key)
-        return _Deployed(model, None if candidate is None else self._run(candidate))
+        if probation is None or clock.now() >= probation.until:
+            return _Deployed(model, None if candidate is None else self._run(candidate))
+        return _Deployed(model, ProbationRun(deployment, probation, self._former(probation.before, loaded.model)))
+
+    def _former(self, deployment: Deployment, loaded: Model | IsthmusError | None) -> Model | IsthmusError:
+        """The model that a server goes back to: as a rule the one that has just answered."""
+        if isinstance(loaded, Model) and loaded.deployment.alone == deployment:
+            return loaded
+        try:
+            return Model(deployment, self._public_key)
+        except IsthmusError as error:
+            return error
 
     def _run(self, candidate: Candidate) -> CandidateRun:
         try:
@@ -130,8 +153,29 @@ class Watch:
         except OSError as error:
             log.warning("decision not written", problem=error.strerror or str(error))
 
+    async def _follow(self, probation: ProbationRun) -> None:
+        """Undoes a deployment that has failed, and lets go of the former model once the probation is over."""
+        if probation.refused is not None and self.state.former is not None:
+            if time.monotonic() >= self._retry:
+                await asyncio.to_thread(self._undo, probation.deployment, probation.refused)
+        elif clock.now() >= probation.probation.until and isinstance(self._deployment.content, _Deployed):
+            self._deployment.content = _Deployed(self._deployment.content.model)
+            self.state = await asyncio.to_thread(self._compiled)
+
+    def _undo(self, deployment: Deployment, why: str) -> None:
+        """Puts the former deployment in force again. Until that is done, its model answers in this process."""
+        try:
+            if undo(self._deployment.path, deployment, why, at=clock.now()):
+                log.warning("deployment undone", package=deployment.digest, problem=why)
+        except (IsthmusError, OSError) as error:
+            # Most likely, a deployment is under way: it may take a while, and what it does counts.
+            self._retry = time.monotonic() + SLOWEST_POLL_SECONDS
+            if self._undecided != deployment:
+                log.warning("deployment not undone yet", package=deployment.digest, problem=why, because=str(error))
+            self._undecided = deployment
+
 
 @dataclass(frozen=True)
 class _Deployed:
-    model: Model
-    run: CandidateRun | None
+    model: Model | IsthmusError | None
+    trial: CandidateRun | ProbationRun | None = None

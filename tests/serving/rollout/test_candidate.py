@@ -28,8 +28,9 @@ from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.batches import Batches, Columns, Outputs
 from isthmus.serving.predict.model import Model
 from isthmus.serving.redis.store import Store
-from isthmus.serving.rollout.candidate import FAILURES, LEAST, TOLERANCE, WINDOW, CandidateRun, Decision, decision_file
+from isthmus.serving.rollout.candidate import TOLERANCE, CandidateRun, Decision, decision_file
 from isthmus.serving.rollout.rollout import deploy, happened, promote, rollback
+from isthmus.serving.rollout.trial import FAILURES, LEAST, WINDOW
 from isthmus.serving.state import State
 from isthmus.serving.wire.messages import PredictRequest
 from tests.serving.support import (
@@ -102,7 +103,7 @@ def test_answers_are_compared_as_one_by_one(pairs: list[tuple[float, float]]) ->
 def test_a_canary_that_fails_more_often_is_given_up() -> None:
     made = run()
     for _ in range(20):
-        made.deployed.count(1, 1e-4)
+        made.standby.count(1, 1e-4)
     for n in range(FAILURES):
         assert made.refused is None
         made.counts.count(1, None)
@@ -121,7 +122,7 @@ def test_a_canary_with_any_share_is_given_up_for_being_slow(share: float, single
         rows = 1 if number // 20 % single == 0 else 3
         due += share
         if due < 1:
-            made.deployed.count(rows, 1e-4)
+            made.standby.count(rows, 1e-4)
             continue
         due -= 1
         made.counts.count(rows, 2e-3)
@@ -140,7 +141,7 @@ def test_failures_of_a_large_canary_are_counted_anew() -> None:
 def test_a_canary_that_fails_no_more_often_goes_on() -> None:
     made = run()
     for n in range(1000):
-        made.deployed.count(1, None if n % 10 == 0 else 1e-4)
+        made.standby.count(1, None if n % 10 == 0 else 1e-4)
         made.counts.count(1, None if n % 10 == 5 else 1e-4)
         made.judge()
     assert made.refused is None
@@ -152,9 +153,9 @@ def test_a_canary_above_the_objective_is_given_up_unless_the_deployed_model_is_t
 ) -> None:
     made = run(objective=1.0)
     for n in range(LEAST):
-        made.deployed.count(1, first)
+        made.standby.count(1, first)
         # A thousand rows may take their time.
-        made.deployed.count(1000, 1.0)
+        made.standby.count(1000, 1.0)
         made.counts.count(1, tried if n % 50 == 0 else 1e-4)
         made.judge()
         assert made.refused is None or n == LEAST - 1
@@ -308,7 +309,7 @@ def test_a_canary_that_hangs_is_given_up_without_a_lost_request(packages: list[P
     beside = put(packages[1], file, NOW + 1, 0.999)
     assert beside.candidate is not None
     tried = CandidateRun(beside.candidate, Model(beside.candidate.deployment))
-    state = State(Generations(CONTRACT), model=Model(beside), candidate_run=tried)
+    state = State(Generations(CONTRACT), model=Model(beside), trial=tried)
     assert state.candidate is not None
 
     def hang(_columns: Columns) -> Outputs:

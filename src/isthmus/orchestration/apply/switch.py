@@ -133,9 +133,8 @@ def _carry(store: OnlineStore, before: ViewContract, view: ViewContract) -> None
 def _needed(project: Project, generations: Generations) -> set[str]:
     """The hashes of the contracts that deployed models run under."""
     deployed = in_force(project.deployment_file)
-    running = [] if deployed is None else [deployed, *([deployed.candidate.deployment] if deployed.candidate else [])]
     needed = set()
-    for deployment in running:
+    for deployment in [] if deployed is None else deployed.loaded:
         # A package that cannot be read runs under no contract.
         with suppress(IsthmusError, OSError):
             package = open_package(Path(deployment.package))

@@ -92,7 +92,13 @@ def promote(project: Project) -> Released:
         ContractMismatch: nothing is applied, or what its model reads has changed since.
         DependencyError: another deployment is under way.
     """
-    done = rollout.promote(project.deployment_file, _contracts(project), at=clock.now(), public_key=project.public_key)
+    done = rollout.promote(
+        project.deployment_file,
+        _contracts(project),
+        at=clock.now(),
+        probation_seconds=project.settings.profiles.serving.probation_seconds,
+        public_key=project.public_key,
+    )
     return _released(project, done)
 
 
@@ -144,6 +150,8 @@ def _await_switch(project: Project, deployment: Deployment) -> str:
                 models = answer.get("models", ())
                 if any((model["package"], model.get("candidate", {}).get("package")) == wanted for model in models):
                     return "has switched"
+                if any(model.get("undone", {}).get("package") == deployment.digest for model in models):
+                    return "has switched, and undone the deployment: see `isthmus history`"
                 message = f"has not switched: {answer.get('refused') or 'it still answers with the package before'}"
                 time.sleep(_PAUSE_SECONDS)
     except (OSError, http.client.HTTPException, ValueError):

@@ -39,6 +39,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         verdict: what the deployment rests on.
         public_key: whose owner must have signed the package, as PEM; None if nobody must.
         candidate: the package beside it, if any.
+        probation: what a server goes back to if it fails; None if to nothing.
+        undone: the failed deployment that a server went back from to this one, if so.
     """
 
     model: str
@@ -52,6 +54,20 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     verdict: Approval
     public_key: str | None = None
     candidate: "Candidate | None" = None
+    probation: "Probation | None" = None
+    undone: "Undone | None" = None
+
+    @property
+    def alone(self) -> "Deployment":
+        """The deployment without what stands beside it and what was before, as the history has it."""
+        return msgspec.structs.replace(self, candidate=None, probation=None, undone=None)
+
+    @property
+    def loaded(self) -> "list[Deployment]":
+        """Whose models a server has: its own, and those beside it."""
+        candidate = [] if self.candidate is None else [self.candidate.deployment]
+        former = [] if self.probation is None else [self.probation.before]
+        return [self.alone, *candidate, *former]
 
     @property
     def runs(self) -> tuple[str, str, int]:
@@ -83,6 +99,27 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     deployment: Deployment
     share: Annotated[float, msgspec.Meta(ge=0, lt=1)]
     latency_objective_ms: float
+
+
+class Probation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a deployment that took all requests at once may be undone for, and until when.
+
+    Attributes:
+        before: the deployment before it, which is put in force again.
+        until: microseconds since 1970 UTC.
+        latency_objective_ms: the largest p99 that it may have for a prediction of a single row, in milliseconds.
+    """
+
+    before: Deployment
+    until: int
+    latency_objective_ms: float
+
+
+class Undone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A deployment that a server has undone: its package, and why."""
+
+    digest: str
+    why: str
 
 
 def approve(  # noqa: PLR0913 - what a deployment rests on, all of it checked

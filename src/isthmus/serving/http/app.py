@@ -29,7 +29,7 @@ from isthmus.serving import log
 from isthmus.serving.http import push, status, statuspage
 from isthmus.serving.http.guard import Guarded, Limited, granted, refused
 from isthmus.serving.http.middleware import Observed
-from isthmus.serving.http.predict import PredictCall, Predictions, candidate_state
+from isthmus.serving.http.predict import PredictCall, Predictions, candidate_state, probation_state
 from isthmus.serving.lookup import compact
 from isthmus.serving.lookup.lookup import Lookup, TransformOutputs
 from isthmus.serving.metrics.metrics import Metrics
@@ -303,7 +303,7 @@ def _models(state: State) -> list[messages.ModelState]:
     model = state.model
     if model is None:
         return []
-    deployment, outdated = model.deployment, state.outdated
+    deployment, outdated, undone = model.deployment, state.outdated, model.deployment.undone
     return [
         messages.ModelState(
             model=deployment.model,
@@ -318,6 +318,8 @@ def _models(state: State) -> list[messages.ModelState]:
             inputs=list(dict.fromkeys(messages.ModelInput(item.name, item.dtype.name) for item in model.inputs)),
             outdated=None if outdated is None else str(outdated),
             candidate=msgspec.UNSET if state.candidate_run is None else candidate_state(state.candidate_run),
+            probation=msgspec.UNSET if state.probation is None else probation_state(state.probation),
+            undone=msgspec.UNSET if undone is None else messages.UndoneState(undone.digest, undone.why),
         )
     ]
 

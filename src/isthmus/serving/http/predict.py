@@ -22,9 +22,11 @@ from isthmus.serving.predict.batches import Outputs
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.redis.store import Store
 from isthmus.serving.rollout.candidate import TOLERANCE, CandidateRun
+from isthmus.serving.rollout.probation import ProbationRun
+from isthmus.serving.rollout.trial import Counts, Trial
 from isthmus.serving.state import State
 from isthmus.serving.threads import BYTES, VALUES, offload
-from isthmus.serving.wire.messages import CandidateState, PredictRequest, RoleCounts
+from isthmus.serving.wire.messages import CandidateState, PredictRequest, ProbationState, RoleCounts
 
 T = TypeVar("T")
 
@@ -67,8 +69,13 @@ class Predictions:
         self.shadow = Shadow(metrics)
 
     async def answer(self, request: PredictCall) -> tuple[bytes, str]:
-        """The JSON answer, and the hash of the contract it is under. No request fails because a candidate does."""
+        """The JSON answer, and the hash of the contract it is under. No request fails because of a trial."""
         state = request.state
+        if state.former is not None and (probation := state.probation) is not None:
+            if probation.refused is None:
+                return await self._on_probation(probation, state.predictor(), state.former, request)
+            # The files will say so in a moment.
+            return await _encoded(state.former, await self._predicted(state.former, request))
         deployed, run, candidate = state.predictor(), state.candidate_run, state.candidate
         inputs = await self._read(deployed, request)
         if run is None:
@@ -82,16 +89,27 @@ class Predictions:
             # The request is to blame, and not the model.
             raise
         except Exception:
-            self._count(run, "deployed", stored.rows, None)
+            run.standby.count(stored.rows, None)
+            self._metrics.count_trial(run, "deployed", "failed")
             raise
-        self._count(run, "deployed", stored.rows, predicted.seconds)
+        run.standby.count(stored.rows, predicted.seconds)
+        self._answered(run, "deployed", predicted.seconds)
         answer = await _encoded(deployed, predicted)
         if candidate is not None and run.role == "shadow":
-            self.shadow.enqueue(run, partial(self._shadow_outputs, run, candidate, request), predicted.outputs)
+            self.shadow.enqueue(run, "shadow", partial(self._shadowed, run, candidate, request, predicted.outputs))
+        return answer
+
+    async def _on_probation(
+        self, run: ProbationRun, deployed: Predictor, former: Predictor, request: PredictCall
+    ) -> tuple[bytes, str]:
+        answered, predicted = await self._tried(run, deployed, former, request)
+        answer = await _encoded(answered, predicted)
+        if answered is deployed and len(predicted.outputs) == 1 and run.due:
+            self.shadow.enqueue(run, "former", partial(self._timed, run, deployed, former, request))
         return answer
 
     async def _tried(
-        self, run: CandidateRun, tried: Predictor, standby: Predictor, request: PredictCall
+        self, run: Trial, tried: Predictor, standby: Predictor, request: PredictCall
     ) -> tuple[Predictor, _Predicted]:
         """The answer of a model on trial; that of the standby where it has none, which then counts as a failure.
 
@@ -100,7 +118,12 @@ class Predictions:
         try:
             inputs = await self._read(tried, request)
         except RequestError as error:
-            predicted = await self._predicted(standby, request)
+            try:
+                predicted = await self._predicted(standby, request)
+            except Exception:
+                if run.in_force:
+                    raise error from None
+                raise
             self._fail(run, len(predicted.outputs), error)
             return standby, predicted
         try:
@@ -113,18 +136,21 @@ class Predictions:
             await asyncio.wait({attempt}, timeout=self._limits.deadline_seconds / 2)
             outcome = _outcome(attempt)
             if outcome is None or np.isnan(outcome.outputs).any():
-                instead = await self._instead(attempt, standby, request)
+                instead = await self._instead(run, attempt, standby, request)
                 if instead is not None:
                     self._fail(run, stored.rows, attempt.exception() if attempt.done() else None)
                     return standby, instead
             predicted = await attempt
         finally:
             attempt.cancel()
-        self._count(run, "canary", stored.rows, predicted.seconds)
+        # On probation, the two are timed apart from the answers, which the standby hardly gives: see `_timed`.
+        run.counts.count(0 if run.in_force else stored.rows, predicted.seconds)
+        self._answered(run, run.role, predicted.seconds)
+        run.judge()
         return tried, predicted
 
     async def _instead(
-        self, attempt: asyncio.Future[_Predicted], standby: Predictor, request: PredictCall
+        self, run: Trial, attempt: asyncio.Future[_Predicted], standby: Predictor, request: PredictCall
     ) -> _Predicted | None:
         """The answer of the standby; None if the attempt, which was late or is not all numbers, has one as good."""
         second = _started(self._predicted(standby, request))
@@ -135,7 +161,9 @@ class Predictions:
                 return None
             instead = await second
         except Exception:
-            if attempt.done() and attempt.exception() is not None:
+            if attempt.done() and (failure := attempt.exception()) is not None:
+                if run.in_force:
+                    raise failure from None
                 raise
             return None
         finally:
@@ -147,7 +175,8 @@ class Predictions:
         message, large = request.message, len(request.body) > BYTES
         return await offload(large, predictor.read, message.entities, message.request, self._limits)
 
-    async def _stored(self, predictor: Predictor, inputs: _Inputs) -> _Stored:
+    async def _stored(self, predictor: Predictor, inputs: _Inputs, *, counted: bool = True) -> _Stored:
+        """What a request and the store have for a model; `counted` in the metrics of views, as most of it is."""
         keys, fields, rows = inputs
         answers: Mapping[str, ViewAnswer] = {}
         if predictor.plan.views:
@@ -158,7 +187,8 @@ class Predictions:
                     remedy = "delete those keys, run `isthmus materialize --full`, and keep the other program out"
                     raise DataError("online rows", "; ".join(problems), remedy=remedy)
                 raise DamagedRowError("online rows", "; ".join(problems), remedy="run `isthmus materialize --full`")
-            self._metrics.read(answers, predictor.bits)
+            if counted:
+                self._metrics.read(answers, predictor.bits)
         return _Stored(fields, answers, rows)
 
     async def _run(self, predictor: Predictor, stored: _Stored) -> _Predicted:
@@ -173,39 +203,57 @@ class Predictions:
     async def _predicted(self, predictor: Predictor, request: PredictCall) -> _Predicted:
         return await self._run(predictor, await self._stored(predictor, await self._read(predictor, request)))
 
-    async def _shadow_outputs(self, run: CandidateRun, candidate: Predictor, request: PredictCall) -> Outputs:
-        """The outputs of a shadow, computed in a thread: requests do not wait for it."""
-        rows = 1
+    async def _shadowed(self, run: CandidateRun, candidate: Predictor, request: PredictCall, answer: Outputs) -> None:
+        """Compares the outputs of a shadow, computed in a thread: requests do not wait for it."""
+        stored = await self._stored(candidate, await self._read(candidate, request), counted=False)
         try:
-            keys, fields, rows = await self._read(candidate, request)
-            read = candidate.plan.views
-            answers = await self._store.read(candidate.plan, keys, rows, self._now()) if read else {}
-            inputs = candidate.inputs(fields, answers)
-            began = time.perf_counter()
-            outputs = await asyncio.to_thread(candidate.model.predict, inputs)
-            seconds = time.perf_counter() - began
-            candidate.require(outputs, inputs)
+            outputs, seconds = await self._beside(candidate, stored, in_thread=True)
         except Exception:
-            self._count(run, "shadow", rows, None)
+            run.counts.count(stored.rows, None)
+            self._metrics.count_trial(run, "shadow", "failed")
             raise
-        run.counts.count(rows, seconds)
-        self._metrics.time_candidate(run, seconds, "shadow")
-        return outputs
+        run.counts.count(stored.rows, seconds)
+        self._metrics.time_trial(run, "shadow", seconds)
+        self._metrics.count_trial(run, "shadow", "answered" if run.compare(answer, outputs) else "differing")
 
-    def _fail(self, run: CandidateRun, rows: int, error: BaseException | None) -> None:
+    async def _timed(self, run: ProbationRun, deployed: Predictor, former: Predictor, request: PredictCall) -> None:
+        """Times a deployed model and the model before it: in turn, each as requests run it, but without their queue."""
+        with run.timing():
+            new, old = [
+                await self._stored(predictor, await self._read(predictor, request), counted=False)
+                for predictor in (deployed, former)
+            ]
+            _, seconds = await self._beside(deployed, new, in_thread=not deployed.batches.quick)
+            try:
+                _, other = await self._beside(former, old, in_thread=not former.batches.quick)
+            except Exception:
+                run.standby.count(1, None)
+                self._metrics.count_trial(run, "former", "failed")
+                raise
+            run.counts.seconds.append(seconds)
+            run.standby.count(1, other)
+            self._answered(run, "former", other)
+
+    async def _beside(self, predictor: Predictor, stored: _Stored, *, in_thread: bool) -> tuple[Outputs, float]:
+        """Outputs that nobody waits for, and the seconds of their model."""
+        columns = predictor.inputs(stored.fields, stored.answers)
+        began = time.perf_counter()
+        outputs = await offload(in_thread, predictor.model.predict, columns)
+        seconds = time.perf_counter() - began
+        predictor.require(outputs, columns)
+        return outputs, seconds
+
+    def _answered(self, run: Trial, role: str, seconds: float) -> None:
+        self._metrics.count_trial(run, role, "answered")
+        self._metrics.time_trial(run, role, seconds)
+
+    def _fail(self, run: Trial, rows: int, error: BaseException | None) -> None:
         """Counts a failure of a model on trial; without an error it was late, or its answer was no number."""
-        self._count(run, "canary", rows, None)
+        run.counts.count(rows, None)
+        self._metrics.count_trial(run, run.role, "failed")
         found = {} if error is None else {"exception": type(error).__name__, "at": log.place(error)}
-        log.warning("candidate failed", **found)
-
-    def _count(self, run: CandidateRun, role: str, rows: int, seconds: float | None) -> None:
-        counts = run.deployed if role == "deployed" else run.counts
-        counts.count(rows, seconds)
-        self._metrics.count_candidate(run, "failed" if seconds is None else "answered", role)
-        if seconds is not None:
-            self._metrics.time_candidate(run, seconds, role)
-        if role == "canary":
-            run.judge()
+        log.warning(f"{run.role} model failed", **found)
+        run.judge()
 
 
 def candidate_state(run: CandidateRun) -> CandidateState:
@@ -218,8 +266,8 @@ def candidate_state(run: CandidateRun) -> CandidateState:
         role=run.role,
         share=run.candidate.share,
         deployed_at=deployment.deployed_at,
-        deployed=RoleCounts(run.deployed.requests, run.deployed.failures, run.deployed.p99_ms),
-        tried=RoleCounts(run.counts.requests, run.counts.failures, run.counts.p99_ms),
+        deployed=_role_counts(run.standby),
+        tried=_role_counts(run.counts),
         compared=run.compared,
         differing=run.differing,
         worst=run.worst if math.isfinite(run.worst) else "Infinity",
@@ -227,6 +275,22 @@ def candidate_state(run: CandidateRun) -> CandidateState:
         dropped=run.dropped,
         refused=run.refused,
     )
+
+
+def probation_state(run: ProbationRun) -> ProbationState:
+    """A deployment on probation as `/models` shows it."""
+    return ProbationState(
+        before=run.probation.before.digest,
+        until=run.probation.until,
+        deployed=_role_counts(run.counts),
+        former=_role_counts(run.standby),
+        refused=run.refused,
+        problem=run.problem,
+    )
+
+
+def _role_counts(counts: Counts) -> RoleCounts:
+    return RoleCounts(counts.requests, counts.failures, counts.p99_ms)
 
 
 def _started(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:

@@ -61,7 +61,12 @@ def _deployed(models: Sequence[ModelState]) -> Block:
 
 
 def _served(model: ModelState) -> Text:
-    state = good("answers") if model.current else bad(model.outdated or "is outdated")
+    state: Text = good("answers") if model.current else bad(model.outdated or "is outdated")
+    if model.undone:
+        state = (state, "; ", bad(model.undone.why))
+    if model.probation:
+        trouble = model.probation.refused or model.probation.problem
+        return (state, "; on probation", *((", ", bad(trouble)) if trouble else ()))
     if not model.candidate:
         return state
     candidate = model.candidate

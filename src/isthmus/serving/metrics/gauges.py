@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from isthmus.features.contract.contract import Contract
 from isthmus.serving.metrics.counters import Tally
 from isthmus.serving.redis.store import ViewRows
-from isthmus.serving.state import State
+from isthmus.serving.state import DEPLOYMENT_STATES, State
 from isthmus.serving.wire.errors import NotReadyError
 
 NEWEST = "isthmus_view_newest_known_microseconds"
@@ -104,6 +104,16 @@ class Gauges(Collector):
             "package": deployment.digest if deployment else "",
         }
         yield InfoMetricFamily("isthmus_contract", "What is served.", info)
+        if deployment is not None:
+            states = GaugeMetricFamily(
+                "isthmus_deployment_state",
+                "1 for what holds of a deployment: settled, on probation, on probation without a way back, or put in "
+                "force by a server that has undone another; /models says why.",
+                labels=["model", "state"],
+            )
+            for name in DEPLOYMENT_STATES:
+                states.add_metric([deployment.model, name], name == state.deployment_state)
+            yield states
         if state.candidate_run is not None:
             given_up = GaugeMetricFamily(
                 "isthmus_candidate_given_up", "Whether the candidate beside a model was given up; /models says why.",

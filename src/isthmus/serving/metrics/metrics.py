@@ -21,7 +21,7 @@ from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.profiles import OBJECTIVE_MS
 from isthmus.serving.metrics.counters import BUCKETS, Tally
 from isthmus.serving.metrics.gauges import NEWEST, NO_OBJECTIVES, Gauges
-from isthmus.serving.rollout.candidate import CandidateRun
+from isthmus.serving.rollout.trial import Trial
 from isthmus.serving.state import State
 from isthmus.serving.waits import REFUSAL, waits
 from isthmus.serving.wire.encode import LABELS
@@ -119,13 +119,13 @@ class Metrics:
             runs.seconds.observe(time.perf_counter() - start)
             runs.rows.value += rows
 
-    def count_candidate(self, run: CandidateRun, outcome: str, role: str) -> None:
-        """Counts a request to the candidate, or to the deployed model beside it."""
-        self._series.candidate_requests.number(run.candidate.deployment.model, role, outcome).value += 1
+    def count_trial(self, trial: Trial, role: str, outcome: str) -> None:
+        """Counts a request to a model of a trial, by its role."""
+        self._series.trial_requests.number(trial.deployment.model, role, outcome).value += 1
 
-    def time_candidate(self, run: CandidateRun, seconds: float, role: str) -> None:
-        """Counts a run of the candidate, or of the deployed model beside it, over the rows of a request."""
-        self._series.candidate_seconds.seconds(run.candidate.deployment.model, role).observe(seconds)
+    def time_trial(self, trial: Trial, role: str, seconds: float) -> None:
+        """Counts a run of a model of a trial over the rows of a request."""
+        self._series.trial_seconds.seconds(trial.deployment.model, role).observe(seconds)
 
     def latency(self) -> dict[str, LatencyState]:
         """The durations of requests, whatever their status, by route, and of runs, by model."""
@@ -191,13 +191,13 @@ class _Series:
         )
         self.model_rows = tally.counter("isthmus_model_rows_total", "Rows that a model was run over.", "model")
         self.failures = tally.counter("isthmus_prediction_failures_total", "Runs of a model that failed.", "model")
-        self.candidate_requests = tally.counter(
+        self.trial_requests = tally.counter(
             "isthmus_trial_predictions_total",
-            "Requests to the deployed model while a candidate is on trial, and to that, as canary or shadow.",
+            "Requests to a model on trial (canary, shadow, deployed on probation), and to the model beside it.",
             "model", "role", "outcome",
         )  # fmt: skip
-        self.candidate_seconds = tally.histogram(
-            "isthmus_trial_duration_seconds", "A run of each of the two over its rows.", "model", "role"
+        self.trial_seconds = tally.histogram(
+            "isthmus_trial_duration_seconds", "A run of either model of a trial over its rows.", "model", "role"
         )
 
 

@@ -39,19 +39,20 @@ class Batches:
     """The predictions of a model in an event loop.
 
     `predict` is the model, from columns of n values to n outputs, which do not depend on each other; `seconds` is how
-    long it takes for a single row. A request of more than `most` rows is its own batch, beside the queue.
+    long it takes for a single row, by which it is `quick` or not. A request of more than `most` rows is its own batch,
+    beside the queue.
     """
 
     def __init__(self, predict: Callable[[Columns], Outputs], seconds: float, most: int = BATCH_ROWS) -> None:
         self._predict = predict
         self._most = most
-        self._quick = seconds <= QUICK_SECONDS
+        self.quick = seconds <= QUICK_SECONDS
         self._waiting: list[_Waiting] = []
         self._runner: asyncio.Task[None] | None = None
 
     async def predict(self, columns: Columns, rows: int) -> Outputs:
         """The outputs for the rows of a request, shape (rows,)."""
-        if self._quick:
+        if self.quick:
             return await offload(rows > QUICK_ROWS, self._predict, columns)
         if rows > self._most:
             return await asyncio.to_thread(self._predict, columns)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,12 @@ class Model:
         """CPU threads of one prediction, as the session has them."""
         threads: int = self._session.get_session_options().intra_op_num_threads
         return threads
+
+    def again(self, deployment: Deployment) -> "Model":
+        """The same model for another deployment of what it runs."""
+        model = copy(self)
+        model.deployment = deployment
+        return model
 
     def predict(self, columns: Mapping[str, Values]) -> Float32:
         """The model's output for n rows, shape (n,)."""

@@ -17,7 +17,7 @@ from isthmus.features.package.manifest import read_contract
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.verdict import Verdict
 from isthmus.serving.deployment import cache
-from isthmus.serving.deployment.deployment import Candidate, Deployment, approve
+from isthmus.serving.deployment.deployment import Candidate, Deployment, Probation, Undone, approve
 from isthmus.serving.deployment.history import DeploymentHistory, Event, succession
 from isthmus.serving.predict.model import Model
 from isthmus.serving.rollout.candidate import read_decision
@@ -117,7 +117,9 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
         deployment = msgspec.structs.replace(deployment, package=str(cached.resolve()))
         rollout.load(deployment, public_key)
         if current is None or share is None:
-            rollout.switch(file, deployment)
+            rollout.switch(
+                file, _on_probation(file, deployment, profile.probation_seconds, profile.latency_objective_ms)
+            )
             history.add(Event(at=at, action="deploy", deployment=deployment, why=why))
             return rollout
         if deployment.service != current.service:
@@ -126,12 +128,21 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
                              remedy="deploy it without --shadow or --canary")  # fmt: skip
         objective = profile.latency_objective_ms
         candidate = Candidate(deployment=deployment, share=share, latency_objective_ms=objective)
-        rollout.switch(file, msgspec.structs.replace(current, candidate=candidate))
+        # One trial at a time: the server has one model to stand by.
+        rollout.switch(file, msgspec.structs.replace(current, candidate=candidate, probation=None))
         history.add(Event(at=at, action="canary" if share else "shadow", deployment=deployment, why=why))
     return rollout
 
 
-def promote(file: Path, generations: Generations, *, at: int, public_key: str | None = None, why: str = "") -> Rollout:
+def promote(
+    file: Path,
+    generations: Generations,
+    *,
+    at: int,
+    probation_seconds: float = 0.0,
+    public_key: str | None = None,
+    why: str = "",
+) -> Rollout:
     """Puts the candidate in force. Errors: see `deploy`; and a GateFailed if there is none, or it was given up."""
     with _changing(file) as (history, _):
         rollout = Rollout()
@@ -144,7 +155,7 @@ def promote(file: Path, generations: Generations, *, at: int, public_key: str | 
             raise GateFailed(where, f"was given up: {decision.why}", expected="a candidate that is still running",
                              remedy="run `isthmus rollback`, which drops it")  # fmt: skip
         deployment = _verified(rollout, candidate.deployment, generations, at, public_key)
-        rollout.switch(file, deployment)
+        rollout.switch(file, _on_probation(file, deployment, probation_seconds, candidate.latency_objective_ms))
         history.add(Event(at=at, action="promote", deployment=deployment, why=why))
     return rollout
 
@@ -177,6 +188,45 @@ def rollback(
         left = "" if current is None else f"from {current.digest[:12]}"
         history.add(Event(at=at, action="rollback", deployment=deployment, why=why or left))
     return rollout
+
+
+def undo(file: Path, deployment: Deployment, why: str, *, at: int) -> bool:
+    """Puts the deployment before a deployment on probation in force again; whether it was still to be done.
+
+    Of several workers the first does it. The reason is in the file that puts it in force, so that a kill at any point
+    leaves the failed deployment without a decision, or the decision with its reason.
+
+    Raises:
+        DependencyError: another deployment is under way, or the disk is full.
+        DataError: the history cannot be read.
+        PackageError: the deployment cannot be read.
+    """
+    with _changing(file) as (history, _):
+        current = _read(file)
+        if current is None or current.probation is None or current.alone != deployment.alone:
+            return False
+        undone = Undone(digest=current.digest, why=f"{current.digest[:12]} was undone: {why}")
+        restored = msgspec.structs.replace(current.probation.before, deployed_at=at, undone=undone)
+        write_atomically(file, restored.dumps())
+        history.add(_restoration(restored, undone))
+        return True
+
+
+def _restoration(restored: Deployment, undone: Undone) -> Event:
+    return Event(at=restored.deployed_at, action="rollback", deployment=restored.alone, why=undone.why)
+
+
+def _on_probation(file: Path, deployment: Deployment, seconds: float, objective_ms: float) -> Deployment:
+    """A deployment that is about to be in force, with the way back from it."""
+    before = in_force(file)
+    if before is not None and before.runs == deployment.runs:
+        # The same again: behind it is still what was there before.
+        before = before.probation.before if before.probation else None
+    if before is None or seconds == 0 or (before.model, before.service) != (deployment.model, deployment.service):
+        return deployment
+    until = deployment.deployed_at + round(seconds * 1e6)
+    probation = Probation(before=before.alone, until=until, latency_objective_ms=objective_ms)
+    return msgspec.structs.replace(deployment, probation=probation)
 
 
 def _beside(file: Path) -> Deployment:
@@ -228,8 +278,8 @@ def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
         yield history, events
         last = [event.deployment.digest for event in history.read()[-CACHED:]]
         now = in_force(file)
-        running = [] if now is None else [now, *([now.candidate.deployment] if now.candidate else [])]
-        cache.prune(cache.folder_of(file), {*last, *(deployment.digest for deployment in running)})
+        loaded = [] if now is None else now.loaded
+        cache.prune(cache.folder_of(file), {*last, *(deployment.digest for deployment in loaded)})
 
 
 def happened(file: Path) -> list[Event]:
@@ -244,10 +294,13 @@ def _unnoted(file: Path, events: list[Event]) -> Iterator[Event]:
     if current is None:
         return
     deployed, candidate = succession(events), current.candidate
-    alone = msgspec.structs.replace(current, candidate=None)
+    alone = current.alone
     if not deployed or deployed[-1] != alone:
         # Its process was killed between the two files; or it is older than the history.
-        yield Event(at=alone.deployed_at, action="deploy", deployment=alone, why="found in force")
+        if current.undone is not None:
+            yield _restoration(current, current.undone)
+        else:
+            yield Event(at=alone.deployed_at, action="deploy", deployment=alone, why="found in force")
     # A server that gives a candidate up does not wait for the lock.
     if candidate is not None and (decision := read_decision(file, candidate)) is not None:
         event = Event(at=decision.at, action="refuse", deployment=candidate.deployment, why=decision.why)

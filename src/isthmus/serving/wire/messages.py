@@ -194,10 +194,31 @@ class CandidateState(Struct):
     refused: str | None = None
 
 
+class ProbationState(Struct):
+    """A deployment that the server undoes if it fails, or alone misses the latency objective.
+
+    `deployed` and `former` count what its model and the model before it have done, in the worker that answers.
+    """
+
+    before: Annotated[str, Meta(description="The package that the server goes back to.")]
+    until: _Micros
+    deployed: RoleCounts
+    former: RoleCounts
+    refused: Annotated[str | None, Meta(description="Why it is being undone.")] = None
+    problem: Annotated[str | None, Meta(description="Why there is no way back.")] = None
+
+
+class UndoneState(Struct):
+    """A deployment that the server has undone."""
+
+    package: str
+    why: str
+
+
 class ModelState(Struct):
     """A deployed model; `current` is false, and `outdated` says why, when what it reads has changed since its export.
 
-    `contract` is the contract of its package.
+    `contract` is the contract of its package. `undone` is there where an automatic rollback has put the model in force.
     """
 
     model: str
@@ -211,6 +232,8 @@ class ModelState(Struct):
     inputs: list[ModelInput]
     outdated: str | None = None
     candidate: CandidateState | UnsetType = UNSET
+    probation: ProbationState | UnsetType = UNSET
+    undone: UndoneState | UnsetType = UNSET
 
 
 class Models(Struct):

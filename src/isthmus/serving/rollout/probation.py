@@ -1,0 +1,59 @@
+"""The deployed model on probation: the model before it stands by, and answers what it cannot."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from isthmus.features.errors import IsthmusError
+from isthmus.serving.deployment.deployment import Deployment, Probation
+from isthmus.serving.predict.model import Model
+from isthmus.serving.rollout.trial import Trial
+
+_SHARE = 0.1
+"""Of the time that is spent on timing the two models side by side, at most."""
+
+
+class ProbationRun(Trial):
+    """A deployed model on probation in a worker.
+
+    Its seconds, and those of the former model, are not those of its answers, of which the former model gives none: now
+    and then both are run for the same request after its answer, one after the other.
+
+    Attributes:
+        former: the model before it, or why it cannot be loaded.
+        problem: why there is no way back to that; None if there is.
+    """
+
+    role = "deployed"
+    standby_role = "former"
+    in_force = True
+
+    def __init__(self, deployment: Deployment, probation: Probation, former: Model | IsthmusError) -> None:
+        super().__init__(deployment, probation.latency_objective_ms)
+        self.probation = probation
+        self.former = former
+        self.problem = str(former) if isinstance(former, IsthmusError) else None
+        self._next = 0.0
+
+    def restored(self, deployment: Deployment) -> Model | None:
+        """The former model, where a deployment puts that in force again."""
+        if deployment.undone is None or not isinstance(self.former, Model):
+            return None
+        return self.former.again(deployment) if self.former.deployment.runs == deployment.runs else None
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to run both models for a request."""
+        return time.monotonic() >= self._next
+
+    @contextmanager
+    def timing(self) -> Iterator[None]:
+        """Surrounds a run of both models; a while must pass before the next."""
+        began = time.monotonic()
+        self._next = math.inf
+        try:
+            yield
+        finally:
+            ended = time.monotonic()
+            self._next = ended + (ended - began) * (1 / _SHARE - 1)
