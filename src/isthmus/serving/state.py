@@ -149,10 +149,11 @@ class State:
     @property
     def deployment_state(self) -> str:
         """Which of `DEPLOYMENT_STATES` the deployment is in; "undone" where that is the deployment before it."""
-        if self.probation is not None and self.probation.refused is None:
-            return "probation" if self.former is not None else "no_way_back"
-        undone = self.probation is not None or (self.model is not None and self.model.deployment.undone is not None)
-        return "undone" if undone else "settled"
+        if self.probation is not None:
+            if self.former is None:
+                return "no_way_back"
+            return "probation" if self.probation.refused is None else "undone"
+        return "undone" if self.model is not None and self.model.deployment.undone is not None else "settled"
 
     def _named(self, resolve: Callable[[Contract, T], list[tuple[str, str]]], asked: T) -> list[tuple[str, str]]:
         """The features that a request asks for."""

@@ -89,20 +89,16 @@ class Watch:
         pause = POLL_SECONDS
         while True:
             await asyncio.sleep(pause)
-            run = self.state.candidate_run
-            if run is not None and run.refused is not None and run is not self._reported:
-                await asyncio.to_thread(self._report, run, run.refused)
-            if self.state.probation is not None:
-                await self._follow(self.state.probation)
-            began = time.perf_counter()
-            changed = any(file.changed() for file in self._files)
-            pause = min(max(POLL_SECONDS, (time.perf_counter() - began) / _SHARE), SLOWEST_POLL_SECONDS)
-            if changed:
-                # A model takes a while to load, and the event loop has requests to answer.
-                try:
+            try:
+                await self._decide()
+                began = time.perf_counter()
+                changed = any(file.changed() for file in self._files)
+                pause = min(max(POLL_SECONDS, (time.perf_counter() - began) / _SHARE), SLOWEST_POLL_SECONDS)
+                if changed:
+                    # A model takes a while to load, and the event loop has requests to answer.
                     await asyncio.to_thread(self.load)
-                except Exception as error:  # noqa: BLE001 - a defect, and the next change may be without it
-                    log.warning("reload failed", exception=type(error).__name__, at=log.place(error))
+            except Exception as error:  # noqa: BLE001 - a defect, and the next change may be without it
+                log.warning("reload failed", exception=type(error).__name__, at=log.place(error))
 
     @property
     def _files(self) -> tuple[WatchedFile[Any], ...]:
@@ -153,8 +149,13 @@ class Watch:
         except OSError as error:
             log.warning("decision not written", problem=error.strerror or str(error))
 
-    async def _follow(self, probation: ProbationRun) -> None:
-        """Undoes a deployment that has failed, and lets go of the former model once the probation is over."""
+    async def _decide(self) -> None:
+        """Acts on what a trial has come to: a candidate given up, a failed deployment, a probation that is over."""
+        run, probation = self.state.candidate_run, self.state.probation
+        if run is not None and run.refused is not None and run is not self._reported:
+            await asyncio.to_thread(self._report, run, run.refused)
+        if probation is None:
+            return
         if probation.refused is not None and self.state.former is not None:
             if time.monotonic() >= self._retry:
                 await asyncio.to_thread(self._undo, probation.deployment, probation.refused)
@@ -167,7 +168,7 @@ class Watch:
         try:
             if undo(self._deployment.path, deployment, why, at=clock.now()):
                 log.warning("deployment undone", package=deployment.digest, problem=why)
-        except (IsthmusError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the files are followed
             # Most likely, a deployment is under way: it may take a while, and what it does counts.
             self._retry = time.monotonic() + SLOWEST_POLL_SECONDS
             if self._undecided != deployment:

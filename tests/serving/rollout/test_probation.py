@@ -22,6 +22,8 @@ from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Float64, String
 from isthmus.serving.deployment.deployment import Deployment
 from isthmus.serving.deployment.history import DeploymentHistory
+from isthmus.serving.predict.model import Model
+from isthmus.serving.rollout.probation import ProbationRun
 from isthmus.serving.rollout.rollout import CACHED, deploy, happened, promote, rollback, undo
 from isthmus.serving.rollout.trial import FAILURES
 from tests.serving.support import (
@@ -80,15 +82,34 @@ def test_a_deployment_knows_the_way_back_and_until_when(packages: list[Path], fi
     assert all(event.deployment == event.deployment.alone for event in DeploymentHistory(file).read())
 
 
+def test_after_probation_nothing_is_there_for_the_former_model(packages: list[Path], file: Path) -> None:
+    first, second = put(packages[0], file, NOW), put(packages[1], file, NOW + 1)
+    assert second.probation is not None
+    assert second.loaded(second.probation.until - 1) == [second.alone, first]
+    assert second.loaded(second.probation.until) == [second.alone]
+
+
+def test_timing_two_models_takes_a_tenth_of_the_time(packages: list[Path], file: Path) -> None:
+    first, second = put(packages[0], file, NOW), put(packages[1], file, NOW + 1)
+    assert second.probation is not None
+    made = ProbationRun(second, second.probation, Model(first))
+    assert [made.begin(), made.begin()] == [True, False], "a single pair at a time"
+    made.end(60.0)
+    assert not made.begin()
+    made.end(0.0)
+    assert made.begin()
+
+
 def test_the_cache_has_the_package_before_however_old_it_is(packages: list[Path], file: Path) -> None:
-    first = put(packages[0], file, NOW)
+    now = clock.now()
+    first = put(packages[0], file, now)
     for n in range(CACHED):
-        put(packages[1], file, NOW + n, share=0.0)
-    promoted = promote(file, Generations(CONTRACT), at=NOW + CACHED, probation_seconds=HOUR_SECONDS).deployment
-    put(packages[1], file, NOW + CACHED + 1)
+        put(packages[1], file, now + n, share=0.0)
+    promote(file, Generations(CONTRACT), at=now + CACHED, probation_seconds=HOUR_SECONDS)
+    assert not any(event.deployment.digest == first.digest for event in DeploymentHistory(file).read()[-CACHED:])
     assert Path(first.package).is_dir()
-    assert undo(file, Deployment.loads(file.read_bytes()), "it failed", at=NOW + 99)
-    assert promoted.digest != Deployment.loads(file.read_bytes()).digest == first.digest
+    assert undo(file, Deployment.loads(file.read_bytes()), "it failed", at=now + 99)
+    assert Deployment.loads(file.read_bytes()).digest == first.digest
 
 
 def test_a_deployment_is_undone_once_with_its_reason(packages: list[Path], file: Path) -> None:

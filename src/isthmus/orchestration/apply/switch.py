@@ -134,7 +134,7 @@ def _needed(project: Project, generations: Generations) -> set[str]:
     """The hashes of the contracts that deployed models run under."""
     deployed = in_force(project.deployment_file)
     needed = set()
-    for deployment in [] if deployed is None else deployed.loaded:
+    for deployment in [] if deployed is None else deployed.loaded(clock.now()):
         # A package that cannot be read runs under no contract.
         with suppress(IsthmusError, OSError):
             package = open_package(Path(deployment.package))

@@ -135,5 +135,11 @@ def fleet(out: OutOption = Path("fleet"), project: ProjectOption = None, as_json
 
 def _released(report: dict[str, Any], *, as_json: bool) -> None:
     if not as_json:
+        from isthmus.features.clock import moment
+        from isthmus.features.status import short
+
         report["seconds"] = ", ".join(f"{stage} {value:.3f}" for stage, value in report["seconds"].items())
+        if probation := report["probation"]:
+            until = moment(probation["until"]).isoformat(timespec="seconds")
+            report["probation"] = f"until {until}; before it {short(probation['before']['digest'])}"
     present(report, as_json=as_json)

@@ -62,11 +62,10 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """The deployment without what stands beside it and what was before, as the history has it."""
         return msgspec.structs.replace(self, candidate=None, probation=None, undone=None)
 
-    @property
-    def loaded(self) -> "list[Deployment]":
-        """Whose models a server has: its own, and those beside it."""
+    def loaded(self, now: int) -> "list[Deployment]":
+        """Whose models a server has: its own, the candidate's, and the former one's while it is on probation."""
         candidate = [] if self.candidate is None else [self.candidate.deployment]
-        former = [] if self.probation is None else [self.probation.before]
+        former = [] if self.probation is None or now >= self.probation.until else [self.probation.before]
         return [self.alone, *candidate, *former]
 
     @property

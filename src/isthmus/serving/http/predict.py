@@ -104,7 +104,7 @@ class Predictions:
     ) -> tuple[bytes, str]:
         answered, predicted = await self._tried(run, deployed, former, request)
         answer = await _encoded(answered, predicted)
-        if answered is deployed and len(predicted.outputs) == 1 and run.due:
+        if answered is deployed and len(predicted.outputs) == 1 and run.begin():
             self.shadow.enqueue(run, "former", partial(self._timed, run, deployed, former, request))
         return answer
 
@@ -218,7 +218,8 @@ class Predictions:
 
     async def _timed(self, run: ProbationRun, deployed: Predictor, former: Predictor, request: PredictCall) -> None:
         """Times a deployed model and the model before it: in turn, each as requests run it, but without their queue."""
-        with run.timing():
+        began = time.monotonic()
+        try:
             new, old = [
                 await self._stored(predictor, await self._read(predictor, request), counted=False)
                 for predictor in (deployed, former)
@@ -230,9 +231,11 @@ class Predictions:
                 run.standby.count(1, None)
                 self._metrics.count_trial(run, "former", "failed")
                 raise
-            run.counts.seconds.append(seconds)
-            run.standby.count(1, other)
-            self._answered(run, "former", other)
+        finally:
+            run.end(time.monotonic() - began)
+        run.counts.seconds.append(seconds)
+        run.standby.count(1, other)
+        self._answered(run, "former", other)
 
     async def _beside(self, predictor: Predictor, stored: _Stored, *, in_thread: bool) -> tuple[Outputs, float]:
         """Outputs that nobody waits for, and the seconds of their model."""

@@ -1,9 +1,6 @@
 """The deployed model on probation: the model before it stands by, and answers what it cannot."""
 
-import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from isthmus.features.errors import IsthmusError
 from isthmus.serving.deployment.deployment import Deployment, Probation
@@ -12,6 +9,8 @@ from isthmus.serving.rollout.trial import Trial
 
 _SHARE = 0.1
 """Of the time that is spent on timing the two models side by side, at most."""
+
+_LEASE_SECONDS = 10.0
 
 
 class ProbationRun(Trial):
@@ -42,18 +41,15 @@ class ProbationRun(Trial):
             return None
         return self.former.again(deployment) if self.former.deployment.runs == deployment.runs else None
 
-    @property
-    def due(self) -> bool:
-        """Whether it is time to run both models for a request."""
-        return time.monotonic() >= self._next
+    def begin(self) -> bool:
+        """Whether it is time to run both models for a request, which then is under way."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        # Time to come about; a pair that never does is no reason to wait for ever.
+        self._next = now + _LEASE_SECONDS
+        return True
 
-    @contextmanager
-    def timing(self) -> Iterator[None]:
-        """Surrounds a run of both models; a while must pass before the next."""
-        began = time.monotonic()
-        self._next = math.inf
-        try:
-            yield
-        finally:
-            ended = time.monotonic()
-            self._next = ended + (ended - began) * (1 / _SHARE - 1)
+    def end(self, seconds: float) -> None:
+        """Both models were run, and with all around it that took so many seconds."""
+        self._next = time.monotonic() + seconds * (1 / _SHARE - 1)

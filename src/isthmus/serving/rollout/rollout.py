@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from isthmus.features import clock
 from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.generations import Generations
 from isthmus.features.errors import GateFailed, PackageError
@@ -277,8 +278,8 @@ def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
             events.append(event)
         yield history, events
         last = [event.deployment.digest for event in history.read()[-CACHED:]]
-        now = in_force(file)
-        loaded = [] if now is None else now.loaded
+        current = in_force(file)
+        loaded = [] if current is None else current.loaded(clock.now())
         cache.prune(cache.folder_of(file), {*last, *(deployment.digest for deployment in loaded)})
 
 
