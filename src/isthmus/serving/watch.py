@@ -56,10 +56,12 @@ class Watch:
 
     def load(self) -> None:
         """Reads what has changed, and replaces the state if something has."""
-        changed = [file for file in self._files if file.changed()]
-        for file in changed:
-            file.load()
-        if changed:
+        loaded = False
+        for file in self._files:
+            if file.changed():
+                file.load()
+                loaded = True
+        if loaded:
             self.state = self._compiled()
 
     def _compiled(self) -> State:
@@ -102,7 +104,8 @@ class Watch:
 
     @property
     def _files(self) -> tuple[WatchedFile[Any], ...]:
-        return self._contract, self._next, self._retired, self._deployment, self._decision
+        # Against the order of `Generations.write`: at no time is a contract in none of the files that were read.
+        return self._next, self._contract, self._retired, self._deployment, self._decision
 
     def _loaded(self, text: bytes, where: str) -> "_Deployed":
         deployment = Deployment.loads(text, where)

@@ -1,6 +1,8 @@
 import asyncio
+import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.generations import Generations, Retired
@@ -15,10 +18,12 @@ from isthmus.features.files import write_atomically
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.types import Int64
 from isthmus.serving.watch import Watch
+from isthmus.serving.wire.errors import NotFoundError
 from tests.serving.support import (
     CONTRACT,
     EVERYTHING,
     HOUR,
+    LISTS,
     NOW,
     PUNCTUALITY,
     ROUTE,
@@ -30,6 +35,57 @@ from tests.serving.support import (
 
 OTHER = contract_of(PUNCTUALITY, EVERYTHING, ROUTE, request=())
 ASKED: dict[str, Any] = {"features": ["punctuality:flights"], "entities": {"carrier": ["B6"]}}
+
+
+def _known(current: Path) -> bool:
+    return any(LISTS.name in contract.views for contract in Generations.read(current).every())
+
+
+def _watched(current: Path) -> bool:
+    watch = Watch(current, current.with_name("deployment.json"))
+    watch.load()
+    with pytest.raises(NotFoundError) as refused:
+        watch.state.lookup((f"{LISTS.name}:{LISTS.fields[0].name}",), False)
+    return "is current once" in str(refused.value)
+
+
+@pytest.mark.parametrize("known", [_known, _watched])
+def test_a_switch_while_the_contracts_are_read_hides_none(tmp_path: Path, known: Callable[[Path], bool]) -> None:
+    """The file of the current contract is a pipe: until the switch is over, whoever has opened it has read nothing."""
+    current, before = tmp_path / "contract.json", Generations().switch(OTHER, NOW)
+    before.prepare(CONTRACT, NOW).write(current)
+    current.unlink()
+    os.mkfifo(current)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(known, current)
+        with current.open("wb") as pipe:
+            before.switch(CONTRACT, NOW).write(current)
+            pipe.write(OTHER.dumps())
+        assert reading.result(30)
+
+
+def test_contracts_may_be_read_while_they_change_again_and_again(tmp_path: Path) -> None:
+    current, stop = tmp_path / "contract.json", threading.Event()
+    generations = Generations().switch(CONTRACT, NOW)
+    generations.write(current)
+
+    def change() -> None:
+        after = generations
+        for contract in [OTHER, CONTRACT] * 1000:
+            after.prepare(contract, NOW).write(current)
+            after = after.switch(contract, NOW)
+            after.write(current)
+            if stop.is_set():
+                return
+
+    with ThreadPoolExecutor(1) as pool:
+        changing = pool.submit(change)
+        try:
+            while not changing.done():
+                assert Generations.read(current).current is not None
+        finally:
+            stop.set()
+        changing.result()
 
 
 def test_contract_and_deployment_are_taken_up_while_the_server_runs(tmp_path: Path, redis_url: str) -> None:

@@ -9,14 +9,17 @@ Each is a file in the state folder, replaced as a whole. `contract.json` alone m
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.contract.diff import require_service, service_differences
 from isthmus.features.errors import ContractMismatch
 from isthmus.features.files import write_atomically
+
+T = TypeVar("T")
 
 NEXT, RETIRED = "contract.next.json", "contract.retired.json"
 """The files beside `contract.json`."""
@@ -49,14 +52,13 @@ class Generations:
         Raises:
             ContractMismatch: a file is damaged.
         """
-        contract = _read(current)
-        following = _read(current.with_name(NEXT))
+        # Against the order of `write`: a contract that is no longer the next one is found to be current.
+        following = _read(current.with_name(NEXT), Contract.loads)
+        contract = _read(current, Contract.loads)
         if contract is not None and following is not None and following.hash == contract.hash:
             # The process that made it current was killed before it removed the file.
             following = None
-        file = current.with_name(RETIRED)
-        retired = loads_retired(file.read_bytes(), str(file)) if file.exists() else ()
-        return cls(contract, following, retired)
+        return cls(contract, following, _read(current.with_name(RETIRED), loads_retired) or ())
 
     def write(self, current: Path) -> None:
         """Writes the files. A process that is killed in between loses no contract that has rows."""
@@ -150,8 +152,12 @@ def _retire(
     return tuple(sorted(by_hash.values(), key=lambda item: -item.at))
 
 
-def _read(file: Path) -> Contract | None:
-    return Contract.loads(file.read_bytes(), str(file)) if file.exists() else None
+def _read(file: Path, loads: Callable[[bytes, str], T]) -> T | None:
+    try:
+        text = file.read_bytes()
+    except FileNotFoundError:
+        return None
+    return loads(text, str(file))
 
 
 def loads_retired(text: bytes, where: str) -> tuple[Retired, ...]:
