@@ -30,7 +30,7 @@ def test_a_deployment_is_written_and_read_back(package: Path, tmp_path: Path) ->
     file = tmp_path / "state" / "deployment.json"
     done = deploy(package, verdict_of(package), CONTRACT, ServingProfile(threads=3), file, tables=TABLES, at=NOW)
     deployment, kept = done.deployment, file.parent / "deployments" / package_digest(package)
-    assert deployment == Deployment.loads(file.read_bytes())
+    assert deployment == Deployment.loads(file.read_bytes(), str(file))
     assert deployment == Deployment(
         model="late", package=str(kept), digest=package_digest(package), contract=CONTRACT.hash, service="late",
         precision="int8", threads=3, deployed_at=NOW, verdict=Approval(at=NOW, compared=30),

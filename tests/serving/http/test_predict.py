@@ -144,7 +144,7 @@ def test_threads_come_from_the_deployment(tmp_path: Path) -> None:
     package = make_package(tmp_path / "package")
     file = tmp_path / "deployment.json"
     deploy(package, verdict_of(package), CONTRACT, ServingProfile(threads=2), file, tables=TABLES, at=NOW)
-    model = Model(Deployment.loads(file.read_bytes()))
+    model = Model(Deployment.loads(file.read_bytes(), str(file)))
     assert model.threads == 2
     # They wait as they did when the latency was measured.
     assert model._session.get_session_options().get_session_config_entry("session.intra_op.allow_spinning") == "0"

@@ -187,7 +187,11 @@ def test_a_candidate_is_promoted_or_dropped(packages: list[Path], tmp_path: Path
         promote(file, Generations(CONTRACT), at=NOW)
     beside = put(packages[1], file, NOW + 1, 0.25)
     assert (beside.digest, beside.candidate and beside.candidate.share) == (first.digest, 0.25)
-    assert rollback(file, Generations(CONTRACT), at=NOW + 2).deployment == first == Deployment.loads(file.read_bytes())
+    assert (
+        rollback(file, Generations(CONTRACT), at=NOW + 2).deployment
+        == first
+        == Deployment.loads(file.read_bytes(), str(file))
+    )
     put(packages[1], file, NOW + 3, 0.0)
     with pytest.raises(ContractMismatch):
         promote(file, Generations(contract_of(PUNCTUALITY, EVERYTHING, request=())), at=NOW + 4)

@@ -108,8 +108,8 @@ def test_the_cache_has_the_package_before_however_old_it_is(packages: list[Path]
     promote(file, Generations(CONTRACT), at=now + CACHED, probation_seconds=HOUR_SECONDS)
     assert not any(event.deployment.digest == first.digest for event in DeploymentHistory(file).read()[-CACHED:])
     assert Path(first.package).is_dir()
-    assert undo(file, Deployment.loads(file.read_bytes()), "it failed", at=now + 99)
-    assert Deployment.loads(file.read_bytes()).digest == first.digest
+    assert undo(file, Deployment.loads(file.read_bytes(), str(file)), "it failed", at=now + 99)
+    assert Deployment.loads(file.read_bytes(), str(file)).digest == first.digest
 
 
 def test_a_deployment_is_undone_once_with_its_reason(packages: list[Path], file: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_deployment_is_undone_once_with_its_reason(packages: list[Path], file:
     why = f"{second.digest[:12]} was undone: it failed"
     assert undo(file, second, "it failed", at=NOW + 2)
     assert not undo(file, second, "it was slow", at=NOW + 3), "another worker was first"
-    restored = Deployment.loads(file.read_bytes())
+    restored = Deployment.loads(file.read_bytes(), str(file))
     assert (restored.digest, restored.deployed_at, restored.probation) == (first.digest, NOW + 2, None)
     assert restored.undone is not None
     assert (restored.undone.digest, restored.undone.why) == (second.digest, why)
@@ -126,7 +126,7 @@ def test_a_deployment_is_undone_once_with_its_reason(packages: list[Path], file:
     ]  # fmt: skip
     again = put(packages[1], file, NOW + 4)
     assert not undo(file, second, "it failed", at=NOW + 5), "it is another deployment"
-    assert (again.undone, Deployment.loads(file.read_bytes())) == (None, again)
+    assert (again.undone, Deployment.loads(file.read_bytes(), str(file))) == (None, again)
 
 
 KILLED = """
@@ -143,7 +143,7 @@ def kill(*_, **__):
 step, file = sys.argv[1], Path(sys.argv[2])
 owner, name = {"switch": (rollout, "write_atomically"), "history": (history.DeploymentHistory, "add")}[step]
 setattr(owner, name, kill)
-rollout.undo(file, Deployment.loads(file.read_bytes()), "it failed", at=NOW + 2)
+rollout.undo(file, Deployment.loads(file.read_bytes(), str(file)), "it failed", at=NOW + 2)
 """
 
 
@@ -155,10 +155,10 @@ def test_a_server_that_is_killed_while_it_undoes_leaves_all_of_it_or_nothing(
     done = subprocess.run([sys.executable, "-c", KILLED, step, file], check=False, env={**os.environ})
     assert done.returncode == -signal.SIGKILL
     if step == "switch":
-        assert Deployment.loads(file.read_bytes()) == second
+        assert Deployment.loads(file.read_bytes(), str(file)) == second
         assert [event.action for event in happened(file)] == ["deploy", "deploy"]
         assert undo(file, second, "it failed", at=NOW + 2)
-    assert Deployment.loads(file.read_bytes()).digest == first.digest
+    assert Deployment.loads(file.read_bytes(), str(file)).digest == first.digest
     reasons = [(event.action, event.why) for event in happened(file)]
     assert reasons[2:] == [("rollback", f"{second.digest[:12]} was undone: it failed")]
     put(packages[2], file, NOW + 3)

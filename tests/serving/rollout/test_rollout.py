@@ -1,6 +1,7 @@
 """The cache, the history and the way back: what is in force at every moment, whoever is killed when."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def file(tmp_path: Path) -> Path:
 
 def in_force(file: Path) -> str:
     """The digest of what a server would take up, whose package must be whole."""
-    deployment = Deployment.loads(file.read_bytes())
+    deployment = Deployment.loads(file.read_bytes(), str(file))
     read_package(Path(deployment.package))
     assert package_digest(Path(deployment.package)) == deployment.digest
     return deployment.digest
@@ -234,3 +235,47 @@ def test_a_run_that_is_killed_leaves_one_of_the_two(tmp_path: Path, file: Path, 
     else:
         assert deploy(second, file).deployment.digest == in_force(file)
     assert kept(file) == {package_digest(first), package_digest(second)}, "nothing of the killed one is left"
+
+
+def test_a_copied_project_has_its_own_packages(tmp_path: Path) -> None:
+    file = tmp_path / "state" / "deployment.json"
+    packages = [make_package(tmp_path / name, weight=weight) for name, weight in (("first", 1.0), ("second", 2.0))]
+    deploy(packages[0], file)
+    second = deploy(packages[1], file).deployment
+    assert str(tmp_path) not in file.read_text() + file.with_name("deployments.jsonl").read_text()
+    copied = Path(shutil.copytree(file.parent, tmp_path / "copied")) / "deployment.json"
+    shutil.rmtree(file.parent)
+    assert in_force(copied) == second.digest
+    earlier = back(copied).deployment
+    assert Path(earlier.package) == copied.parent / "deployments" / package_digest(packages[0])
+    assert in_force(copied) == earlier.digest
+
+
+@pytest.mark.parametrize("share", [None, 0.5])  # the first with the deployment before, for the time of its probation
+def test_whole_paths_of_earlier_versions_lead_to_the_own_packages_of_a_copy(
+    tmp_path: Path, share: float | None
+) -> None:
+    file = tmp_path / "state" / "deployment.json"
+    packages = [make_package(tmp_path / name, weight=weight) for name, weight in (("first", 1.0), ("second", 2.0))]
+    deploy(packages[0], file)
+    rollout.deploy(
+        packages[1], verdict_of(packages[1]), CONTRACT, ServingProfile(), file, tables=TABLES, at=NOW, share=share
+    )
+    for written in (file, file.with_name("deployments.jsonl")):
+        written.write_text(written.read_text().replace('"deployments/', f'"{file.parent}/deployments/'))
+    copied = Path(shutil.copytree(file.parent, tmp_path / "copied")) / "deployment.json"
+    current = Deployment.loads(copied.read_bytes(), str(copied))
+    assert len(current.loaded(NOW)) == 2
+    every = [*current.loaded(NOW), *(event.deployment for event in DeploymentHistory(copied).read())]
+    assert {Path(deployment.package).parent for deployment in every} == {copied.parent / "deployments"}
+    assert in_force(copied) == current.digest
+    earlier = back(copied, to=package_digest(packages[0])).deployment if share is None else current
+    assert Path(earlier.package).parent == copied.parent / "deployments"
+
+
+def test_a_package_that_only_the_original_has_is_served_from_there(tmp_path: Path) -> None:
+    file = tmp_path / "state" / "deployment.json"
+    deployment = deploy(make_package(tmp_path / "package"), file).deployment
+    file.write_text(file.read_text().replace('"deployments/', f'"{file.parent}/deployments/'))
+    copied = Path(shutil.copy(file, tmp_path))
+    assert Deployment.loads(copied.read_bytes(), str(copied)) == deployment

@@ -70,7 +70,7 @@ def test_each_refusal_of_a_deployment_has_its_sentence(tmp_path: Path) -> None:
     ):
         deployed(package, other)
     deployment = deployed(package, key)
-    assert Deployment.loads(deployment.dumps()) == deployment
+    assert Deployment.loads(deployment.dumps(), str(tmp_path / "deployment.json")) == deployment
     assert deployment.public_key == key
     Model(deployment)
     Model(deployment, key)

@@ -10,11 +10,12 @@ from isthmus.features.files import publish
 from isthmus.features.package.checksums import SIGNATURE
 from isthmus.features.package.manifest import Package, open_package
 from isthmus.features.package.signature import require_signature
+from isthmus.serving.deployment.deployment import CACHE
 
 
 def folder_of(file: Path) -> Path:
     """The cache beside a deployment file."""
-    return file.parent / "deployments"
+    return file.parent / CACHE
 
 
 def fetch(

@@ -1,6 +1,6 @@
 """The deployment: which package answers `/predict`, on whose verdict, in a small file."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +14,9 @@ from isthmus.features.package.manifest import Manifest, Package, open_package, r
 from isthmus.features.package.signature import require_signature
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.verdict import Verdict
+
+CACHE = "deployments"
+"""The folder beside a deployment file that has the deployed packages, by digest."""
 
 _VERIFY = "run `isthmus verify` and deploy again"
 
@@ -30,7 +33,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         model: name by which `/predict` knows it.
-        package: path of the package folder, in the cache beside the file.
+        package: path of the package folder; in a file from the folder of that file: a copy has its own packages.
         contract: hash of the contract the package was exported under.
         service: feature service whose values the model reads.
         precision: variant of the package that runs.
@@ -75,15 +78,48 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def dumps(self) -> bytes:
         """The deployment as a file."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+        return msgspec.json.format(msgspec.json.encode(self.relative()), indent=1) + b"\n"
 
     @classmethod
     def loads(cls, text: bytes, where: str = "deployment.json") -> "Deployment":
-        """The inverse of `dumps`."""
+        """The inverse of `dumps`, for the text of the file at `where`."""
         try:
-            return msgspec.json.decode(text, type=cls)
+            deployment = msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:
             raise PackageError(where, f"is not a deployment ({error})", remedy="run `isthmus deploy`") from error
+        return deployment.beside(Path(where))
+
+    def relative(self) -> "Deployment":
+        """The deployment as files have it: a package of the cache by its path from the folder of the file."""
+
+        def shortened(package: Path, own: str) -> str:
+            return own if package.parts[-2:] == Path(own).parts else str(package)
+
+        return self._with_packages(shortened)
+
+    def beside(self, file: Path) -> "Deployment":
+        """The inverse of `relative`, as read from this file or another in its folder."""
+        folder = file.parent.resolve()
+
+        def found(package: Path, own: str) -> str:
+            # Earlier versions wrote whole paths, which in a copied project lead to the packages of the original.
+            cached = package.parts[-2:] == Path(own).parts and (folder / own).is_dir()
+            return str(folder / (own if cached else package))
+
+        return self._with_packages(found)
+
+    def _with_packages(self, path: Callable[[Path, str], str]) -> "Deployment":
+        """With paths that follow from a package's path and from its place in the cache."""
+        package, candidate, probation = (
+            path(Path(self.package), f"{CACHE}/{self.digest}"),
+            self.candidate,
+            self.probation,
+        )
+        if candidate is not None:
+            candidate = msgspec.structs.replace(candidate, deployment=candidate.deployment._with_packages(path))
+        if probation is not None:
+            probation = msgspec.structs.replace(probation, before=probation.before._with_packages(path))
+        return msgspec.structs.replace(self, package=package, candidate=candidate, probation=probation)
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

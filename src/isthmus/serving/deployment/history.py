@@ -40,6 +40,16 @@ class DeploymentHistory(Journal[Event]):
             remedy="remove that line: the deployment itself is another file",
         )  # fmt: skip
 
+    def add(self, record: Event) -> None:
+        """Adds an event, which is on disk when this returns."""
+        super().add(msgspec.structs.replace(record, deployment=record.deployment.relative()))
+
+    def _records(self, lines: bytes) -> list[Event]:
+        return [
+            msgspec.structs.replace(event, deployment=event.deployment.beside(self._file))
+            for event in super()._records(lines)
+        ]
+
 
 def succession(events: Sequence[Event]) -> list[Deployment]:
     """The deployments that a rollback may go back through, the newest last, without those rolled back from."""
