@@ -405,6 +405,24 @@ def test_contracts_are_forgotten_when_their_time_is_over_and_no_model_needs_them
             assert http.post("/get-online-features", json=LOOKUP).status_code == 200
 
 
+def test_a_package_that_cannot_be_read_for_now_keeps_the_contract_of_its_model(
+    built: Shop, project: Open, tmp_path: Path
+) -> None:
+    opened = project(built)
+    first = opened.applied()
+    deployed(opened, tmp_path / "package", first)
+    built.append("\n[stores]\nkeep_contracts_hours = 0\n", "isthmus.toml")
+    built.replace(*CHANGED)
+    apply(project(built))
+    build(project(built))
+    (tmp_path / "package").rename(tmp_path / "away")
+    materialize(project(built))
+    assert [item.contract for item in project(built).generations().retired] == [first]
+    opened.deployment_file.unlink()
+    materialize(project(built))
+    assert project(built).generations().retired == ()
+
+
 WRITING = """
 import sys
 from pathlib import Path

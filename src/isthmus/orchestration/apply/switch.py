@@ -2,7 +2,7 @@
 
 import fcntl
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,10 +135,12 @@ def _needed(project: Project, generations: Generations) -> set[str]:
     deployed = in_force(project.deployment_file)
     needed = set()
     for deployment in [] if deployed is None else deployed.loaded(clock.now()):
-        # A package that cannot be read runs under no contract.
-        with suppress(IsthmusError, OSError):
+        try:
             package = open_package(Path(deployment.package))
             contract = generations.of_model(read_contract(package), package.manifest.service)
-            if contract is not None:
-                needed.add(contract.hash)
+        except (IsthmusError, OSError):
+            # A server may have loaded it before, under any of them.
+            return {item.contract.hash for item in generations.retired}
+        if contract is not None:
+            needed.add(contract.hash)
     return needed
