@@ -18,7 +18,7 @@ from isthmus.serving.http.shadow import Shadow
 from isthmus.serving.limits import Limits
 from isthmus.serving.lookup.lookup import damage
 from isthmus.serving.metrics.metrics import Metrics
-from isthmus.serving.predict.batches import Outputs
+from isthmus.serving.predict.batches import QUICK_ROWS, Outputs
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.redis.store import Store
 from isthmus.serving.rollout.candidate import TOLERANCE, CandidateRun
@@ -130,10 +130,13 @@ class Predictions:
             stored = await self._stored(tried, inputs)
         except Exception:  # noqa: BLE001 - whatever it is, the standby may read other views, or at a better time
             return standby, await self._predicted(standby, request)
-        attempt = _started(self._run(tried, stored))
+        work = self._run(tried, stored)
+        at_once = tried.batches.quick and stored.rows <= QUICK_ROWS
+        attempt = await _ended(work) if at_once else _started(work)
         try:
-            # The rest of the time is for the standby, if this model hangs.
-            await asyncio.wait({attempt}, timeout=self._limits.deadline_seconds / 2)
+            if not attempt.done():
+                # The rest of the time is for the standby, if this model hangs.
+                await asyncio.wait({attempt}, timeout=self._limits.deadline_seconds / 2)
             outcome = _outcome(attempt)
             if outcome is None or np.isnan(outcome.outputs).any():
                 instead = await self._instead(run, attempt, standby, request)
@@ -218,24 +221,26 @@ class Predictions:
 
     async def _timed(self, run: ProbationRun, deployed: Predictor, former: Predictor, request: PredictCall) -> None:
         """Times a deployed model and the model before it: in turn, each as requests run it, but without their queue."""
-        began = time.monotonic()
+        began, taken = time.monotonic(), {}
         try:
-            new, old = [
-                await self._stored(predictor, await self._read(predictor, request), counted=False)
+            pair = [
+                (predictor, await self._stored(predictor, await self._read(predictor, request), counted=False))
                 for predictor in (deployed, former)
             ]
-            _, seconds = await self._beside(deployed, new, in_thread=not deployed.batches.quick)
-            try:
-                _, other = await self._beside(former, old, in_thread=not former.batches.quick)
-            except Exception:
-                run.standby.count(1, None)
-                self._metrics.count_trial(run, "former", "failed")
-                raise
+            # Either is first as often: to be the first may be slower.
+            for predictor, stored in pair if run.standby.requests % 2 else reversed(pair):
+                try:
+                    _, taken[predictor] = await self._beside(predictor, stored, in_thread=not predictor.batches.quick)
+                except Exception:
+                    if predictor is former:
+                        run.standby.count(1, None)
+                        self._metrics.count_trial(run, "former", "failed")
+                    raise
         finally:
             run.end(time.monotonic() - began)
-        run.counts.seconds.append(seconds)
-        run.standby.count(1, other)
-        self._answered(run, "former", other)
+        run.counts.seconds.append(taken[deployed])
+        run.standby.count(1, taken[former])
+        self._answered(run, "former", taken[former])
 
     async def _beside(self, predictor: Predictor, stored: _Stored, *, in_thread: bool) -> tuple[Outputs, float]:
         """Outputs that nobody waits for, and the seconds of their model."""
@@ -301,6 +306,17 @@ def _started(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
     # Nobody may wait for it any more when it fails, and asyncio would log that with all frames.
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
+
+
+async def _ended(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+    """The same where it is over at once, on the event loop: a task would take as long as that itself."""
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    try:
+        future.set_result(await work)
+    except Exception as error:  # noqa: BLE001 - whoever looks at it gets it
+        future.set_exception(error)
+        future.exception()
+    return future
 
 
 def _outcome(attempt: asyncio.Future[_Predicted]) -> _Predicted | None:

@@ -12,6 +12,9 @@ _SHARE = 0.1
 
 _LEASE_SECONDS = 10.0
 
+_CHI_SQUARED = 15.1
+"""With one degree of freedom, chance alone is beyond it once in 10,000 times."""
+
 
 class ProbationRun(Trial):
     """A deployed model on probation in a worker.
@@ -40,6 +43,17 @@ class ProbationRun(Trial):
         if deployment.undone is None or not isinstance(self.former, Model):
             return None
         return self.former.again(deployment) if self.former.deployment.runs == deployment.runs else None
+
+    def _slower(self, own: float, other: float) -> bool:
+        """As of any trial, unless chance has it: a busy machine holds up a run of either model now and then.
+
+        McNemar's test (Psychometrika 12, 1947) over the pairs of which one run alone was beyond the objective.
+        """
+        objective = self._objective_ms / 1000
+        pairs = list(zip(self.counts.seconds, self.standby.seconds, strict=True))
+        new = sum(after > objective >= before for after, before in pairs)
+        old = sum(before > objective >= after for after, before in pairs)
+        return super()._slower(own, other) and new > old and (new - old) ** 2 > _CHI_SQUARED * (new + old)
 
     def begin(self) -> bool:
         """Whether it is time to run both models for a request, which then is under way."""

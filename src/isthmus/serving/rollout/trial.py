@@ -99,9 +99,13 @@ class Trial:
         return min(len(self.counts.seconds), len(self.standby.seconds)) >= LEAST
 
     def _judge_latency(self) -> None:
-        objective, own, other = self._objective_ms, self.counts.p99_ms, self.standby.p99_ms
-        if own is not None and other is not None and own > objective >= other:
+        own, other = self.counts.p99_ms, self.standby.p99_ms
+        if own is not None and other is not None and self._slower(own, other):
             self.refused = (
-                f"the p99 of its predictions of one row is {own:.3g} ms, above the objective of {objective:g} ms, "
-                f"and that of the {self.standby_role} model is {other:.3g} ms"
+                f"the p99 of its predictions of one row is {own:.3g} ms, above the objective of "
+                f"{self._objective_ms:g} ms, and that of the {self.standby_role} model is {other:.3g} ms"
             )
+
+    def _slower(self, own: float, other: float) -> bool:
+        """Whether the p99 of the model, in milliseconds, is beyond what it may be, and that of the standby is not."""
+        return own > self._objective_ms >= other
