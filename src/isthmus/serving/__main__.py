@@ -1,13 +1,14 @@
-"""`python -m isthmus.serving`: a server with the settings of the environment, or of an open file."""
+"""`python -m isthmus.serving [--settings-fd N] [--parent PID]`: a server.
 
-import argparse
+Its settings are those of the environment, or of an open file; it ends with a parent process, if it is told of one.
+"""
+
+import getopt  # argparse would take a hundredth of the time until a server is ready
 import sys
 
 from isthmus.serving.http.server import main
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m isthmus.serving")
-    parser.add_argument("--settings-fd", type=int, help="an open file that has the settings; else ISTHMUS_SERVER has")
-    parser.add_argument("--parent", type=int, help="the process with which the server ends")
-    arguments = parser.parse_args()
-    sys.exit(main(arguments.settings_fd, arguments.parent))
+    options = dict(getopt.getopt(sys.argv[1:], "", ["settings-fd=", "parent="])[0])
+    settings, parent = options.get("--settings-fd"), options.get("--parent")
+    sys.exit(main(None if settings is None else int(settings), None if parent is None else int(parent)))

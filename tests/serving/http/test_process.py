@@ -179,7 +179,7 @@ def test_every_problem_of_the_settings_is_reported(tmp_path: Path) -> None:
 def test_serve_runs_a_child_and_passes_sigterm_on(tmp_path: Path) -> None:
     port = free_port()
     parent = _parent(settings(tmp_path, port=port))
-    wait(lambda: _up(port), "the server")
+    wait(lambda: _up(port), "the server", 60)
     parent.terminate()
     assert parent.wait(15) == 0
     assert not _up(port)
@@ -207,7 +207,7 @@ def test_a_server_in_its_own_process_has_no_password_in_its_environment(tmp_path
     command = [str(Path(sys.executable).with_name("isthmus")), "serve", "--port", str(port)]
     server = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
     try:
-        wait(lambda: _up(port), "the server")
+        wait(lambda: _up(port), "the server", 60)
         process = psutil.Process(server.pid)
         assert "isthmus.serving" in process.cmdline()
         assert "open-sesame" not in str(process.environ()) + str(process.cmdline())
@@ -220,7 +220,7 @@ def test_a_server_in_its_own_process_has_no_password_in_its_environment(tmp_path
 def test_a_server_and_its_workers_end_with_a_killed_parent(tmp_path: Path, workers: int) -> None:
     port = free_port()
     parent = _parent(settings(tmp_path, port=port, workers=workers))
-    wait(lambda: _up(port), "the server")
+    wait(lambda: _up(port), "the server", 60)
     children = psutil.Process(parent.pid).children(recursive=True)
     parent.kill()
     parent.wait()
@@ -231,7 +231,7 @@ def test_a_server_and_its_workers_end_with_a_killed_parent(tmp_path: Path, worke
 def test_workers_end_with_a_killed_server(tmp_path: Path) -> None:
     port = free_port()
     server = start(settings(tmp_path, port=port, workers=2))
-    wait(lambda: _up(port), "the server")
+    wait(lambda: _up(port), "the server", 60)
     children = psutil.Process(server.pid).children(recursive=True)
     server.kill()
     server.wait()
