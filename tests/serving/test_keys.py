@@ -353,6 +353,11 @@ def test_a_key_file_that_others_may_write_changes_nothing(tmp_path: Path, redis_
                 Keyring.read(keys)
 
 
+def test_a_key_file_that_is_gone_once_it_was_read_is_an_error_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        Keyring.checked(b"{}", str(tmp_path / "keys.json"))
+
+
 def test_a_page_of_another_site_is_refused_where_there_is_no_key(tmp_path: Path, redis_url: str) -> None:
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
     with serving(tmp_path, redis_url) as server:

@@ -102,9 +102,12 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The keys of a file that nobody else may write.
 
         Raises:
-            DataError: others may write it, or it is no key file.
+            DataError: others may write it, it is no key file, or it is gone again.
         """
-        status = Path(where).stat()
+        try:
+            status = Path(where).stat()
+        except OSError as error:
+            raise DataError(where, f"cannot be read ({error.strerror})") from error
         if status.st_uid not in (0, os.geteuid()):
             raise DataError(where, f"belongs to user {status.st_uid}", expected=f"user {os.geteuid()} or root",
                             remedy=f"chown {os.geteuid()} it, if it is yours")  # fmt: skip

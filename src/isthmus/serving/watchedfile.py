@@ -33,7 +33,7 @@ class WatchedFile(Generic[T]):
         # First: a file that changes while it is read is read again.
         self._stamp = _stamp(self.path)
         if self._stamp is None:
-            log.warning("file is gone", path=str(self.path))
+            log.info("file is gone", path=str(self.path))
             self.content = self.problem = None
             return
         try:
