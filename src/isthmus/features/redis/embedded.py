@@ -68,16 +68,27 @@ class EmbeddedRedis:
         return self
 
     def __exit__(self, *_: object) -> None:
+        last = False
         try:
             with self._starting():
                 try:
                     # Turning the shared lock into an exclusive one succeeds for the last user only.
-                    if _claim(self._users):
+                    last = _claim(self._users)
+                    if last:
                         self._stop()
                 finally:
                     os.close(self._users)
         finally:
             os.close(self._present)
+        if last:
+            self._collect()
+
+    def _collect(self) -> None:
+        """Waits for the watcher, if this process has started it: it ends once nobody is present."""
+        for child in _STARTED:
+            if isinstance(child.args, list) and str(self.folder) in child.args:
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(_LEAVE_SECONDS)
 
     def _locked(self, name: str, operation: int) -> int:
         descriptor = os.open(self.folder / f"{name}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
