@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import msgspec
 import numpy as np
@@ -327,6 +327,24 @@ def test_a_run_that_was_killed_is_followed_by_one_that_compares_everything(world
     assert world.store.replace(VIEW, world.store.record_text(VIEW), text)
     _forget(client, 1)
     assert world.publish().written == 1
+
+
+def test_until_when_rows_are_complete_is_known_of_runs_that_were_killed(world: World) -> None:
+    def killed(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    for event in (15, 25):
+        world.now = event
+        world.write(_many(event - 1, count=2000 + event))
+        with pytest.raises(KeyboardInterrupt):
+            publish(world.store, world.url, world.offline, world.offline.history(VIEW), lambda: world.now, send=killed)
+        record = world.store.published(VIEW)
+        assert record is not None
+        assert (record.pending, record.horizon, record.complete_until) == (True, event - 1, 5)
+    world.publish()
+    record = world.store.published(VIEW)
+    assert record is not None
+    assert (record.pending, record.horizon, record.complete_until) == (False, 24, 24)
 
 
 def test_keys_that_redis_has_lost_are_found(world: World, client: Client) -> None:

@@ -72,6 +72,18 @@ def test_every_view_with_rows_has_a_time_before_anybody_asks(tmp_path: Path, own
         assert by_view(server, AGE) == {"punctuality": 30}
 
 
+def test_a_run_that_is_not_complete_makes_no_view_fresher(tmp_path: Path, own: str) -> None:
+    """It may have been killed: a part of its rows is missing."""
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    route = CONTRACT.view("route")
+    with serving(tmp_path, own) as server:
+        materialized(own, PUNCTUALITY, NOW, pending=True, complete=NOW - HOUR)
+        materialized(own, route, NOW, pending=True)  # the first run, or that of an earlier version
+        assert by_view(server, AGE) == {"punctuality": 3600}
+        views = server.http.get("/status").json()["views"]
+        assert [views[name]["age_seconds"] for name in ("punctuality", "route")] == [3600, None]
+
+
 def test_what_was_read_last_holds_while_redis_is_away(tmp_path: Path) -> None:
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
     with ExitStack() as running:

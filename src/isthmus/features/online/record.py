@@ -30,6 +30,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
         servers: name of each Redis process to how many keys it had evicted.
         stamp: the times of the rows that were confirmed at once, if any.
         pending: whether rows are being written, or a run that wrote them was killed.
+        complete: the horizon of the last run that wrote all of its rows, while another is pending.
     """
 
     contract: str
@@ -41,6 +42,12 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     servers: dict[str, int]
     stamp: Stamp | None = None
     pending: bool = False
+    complete: int = NEVER
+
+    @property
+    def complete_until(self) -> int:
+        """The horizon of the last run that wrote all of its rows; NEVER if that is not known."""
+        return self.complete if self.pending else self.horizon
 
 
 _DECODER = msgspec.json.Decoder(Published)

@@ -204,9 +204,11 @@ class _Run:
             return self._counts(state, self._send(state, np.arange(len(state.content)), None), 0)
         horizon = max(state.horizon, before.horizon) if before is not None else state.horizon
         fingerprint = self.history.fingerprint
+        complete = published.NEVER if before is None or before.contract != view.hash else before.complete_until
         record = Published(
             contract=view.hash, version=self.history.version, fingerprint=fingerprint, built=built, at=self.at,
             horizon=horizon, servers=self.servers, stamp=published.stamp_of(view, before), pending=True,
+            complete=complete,
         )  # fmt: skip
         # While the record is pending, the rows are a mixture of the last run's and this run's.
         self._publish(record)
@@ -237,7 +239,7 @@ class _Run:
                     started=started, readable=self.now(), written=counts.written,
                 )
             )  # fmt: skip
-        self._publish(msgspec.structs.replace(record, stamp=stamp, pending=False))
+        self._publish(msgspec.structs.replace(record, stamp=stamp, pending=False, complete=published.NEVER))
         return self._counts(state, counts, removed)
 
     def _all(self, state: Snapshot, record: Published, until: int) -> tuple[WriteCounts, int]:

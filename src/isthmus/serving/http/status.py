@@ -73,7 +73,7 @@ def _published(contract: Contract, name: str, rows: ViewRows, settings: ServerSe
     mismatch = ContractMismatch(f"view {name}", "was materialized under another contract",
                                 remedy="run `isthmus materialize`")  # fmt: skip
     # No row of the table was known yet.
-    known = None if record.horizon == NEVER else record.horizon
+    known = None if record.complete_until == NEVER else record.complete_until
     newest = rows.newest(view)
     return PublishedState(
         materialized_at=record.at,

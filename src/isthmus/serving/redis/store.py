@@ -42,7 +42,7 @@ class ViewRows:
         """When the newest row of the view became known, microseconds since 1970 UTC; None without rows or times."""
         if self.record is None or self.record.contract != view.hash:
             return None
-        newest = max(self.record.horizon, NEVER if self.pushed is None else self.pushed)
+        newest = max(self.record.complete_until, NEVER if self.pushed is None else self.pushed)
         # A view without event times is valid from the beginning of the clock: an age would raise false alarms.
         return None if newest in (NEVER, 0) else newest
 

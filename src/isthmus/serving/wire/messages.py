@@ -246,8 +246,8 @@ class Models(Struct):
 class PublishedState(Struct):
     """The record of a view in the online store; `refused` says why nothing is known of it.
 
-    `materialized_at` is the moment whose answers were written, `known_until` the latest known time among them, each in
-    microseconds since 1970 UTC.
+    `materialized_at` is the moment whose answers were written, `known_until` the known time until which every row was
+    written, each in microseconds since 1970 UTC.
     """
 
     materialized_at: int | None = None
