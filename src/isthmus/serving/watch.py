@@ -17,7 +17,8 @@ from isthmus.features.profiles import BATCH_ROWS
 from isthmus.serving import log
 from isthmus.serving.deployment.deployment import Candidate, Deployment
 from isthmus.serving.predict.model import Model
-from isthmus.serving.rollout.candidate import CandidateRun, Decision, decision_file, read_decision
+from isthmus.serving.rollout.candidate import CandidateRun
+from isthmus.serving.rollout.decision import Decision, decision_file, read_decision
 from isthmus.serving.rollout.probation import ProbationRun
 from isthmus.serving.rollout.rollout import undo
 from isthmus.serving.state import State
@@ -47,7 +48,7 @@ class Watch:
         self._retired = WatchedFile(contract.with_name(RETIRED), loads_retired)
         self._deployment = WatchedFile(deployment, self._loaded)
         self._decision = WatchedFile(decision_file(deployment), Decision.loads)
-        self._reported: CandidateRun | None = None
+        self._reported: CandidateRun | ProbationRun | None = None
         self._undecided: Deployment | None = None
         self._retry = 0.0
         self._public_key = public_key
@@ -69,7 +70,7 @@ class Watch:
         deployed, decision = self._deployment.content, self._decision.content
         loaded = deployed if isinstance(deployed, _Deployed) else _Deployed(deployed)
         run = loaded.trial
-        if isinstance(run, CandidateRun) and isinstance(decision, Decision) and decision.about(run.candidate):
+        if run is not None and isinstance(decision, Decision) and decision.about(run.deployment):
             run.refused = decision.why
         current, following, retired = self._contract.content, self._next.content, self._retired.content
         generations = Generations(
@@ -139,13 +140,13 @@ class Watch:
             log.warning("candidate refused", problem=str(error))
             return CandidateRun(candidate, error)
 
-    def _report(self, run: CandidateRun, why: str) -> None:
-        """Writes down, once, that a candidate was given up here: for all workers, and for the command line."""
+    def _report(self, run: CandidateRun | ProbationRun, why: str) -> None:
+        """Writes down, once, that a model was given up here: for all workers, and for the command line."""
         self._reported = run
-        if read_decision(self._deployment.path, run.candidate) is not None:
+        deployment = run.deployment
+        if read_decision(self._deployment.path, deployment) is not None:
             return
-        deployment = run.candidate.deployment
-        log.warning("candidate given up", package=deployment.digest, problem=why)
+        log.warning(f"{run.role} model given up", package=deployment.digest, problem=why)
         decision = Decision(deployment.digest, deployment.deployed_at, clock.now(), why)
         try:
             write_atomically(decision_file(self._deployment.path), decision.dumps())
@@ -153,8 +154,9 @@ class Watch:
             log.warning("decision not written", problem=error.strerror or str(error))
 
     async def _decide(self) -> None:
-        """Acts on what a trial has come to: a candidate given up, a failed deployment, a probation that is over."""
-        run, probation = self.state.candidate_run, self.state.probation
+        """Acts on what a trial has come to: a model given up, or a probation that is over."""
+        probation = self.state.probation
+        run = self.state.candidate_run or probation
         if run is not None and run.refused is not None and run is not self._reported:
             await asyncio.to_thread(self._report, run, run.refused)
         if probation is None:
@@ -168,12 +170,12 @@ class Watch:
 
     def _undo(self, deployment: Deployment, why: str) -> None:
         """Puts the former deployment in force again. Until that is done, its model answers in this process."""
+        # Most likely, a deployment is under way: it may take a while, and what it does counts.
+        self._retry = time.monotonic() + SLOWEST_POLL_SECONDS
         try:
             if undo(self._deployment.path, deployment, why, at=clock.now()):
                 log.warning("deployment undone", package=deployment.digest, problem=why)
         except Exception as error:  # noqa: BLE001 - whatever it is, the files are followed
-            # Most likely, a deployment is under way: it may take a while, and what it does counts.
-            self._retry = time.monotonic() + SLOWEST_POLL_SECONDS
             if self._undecided != deployment:
                 log.warning("deployment not undone yet", package=deployment.digest, problem=why, because=str(error))
             self._undecided = deployment

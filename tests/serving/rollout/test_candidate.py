@@ -28,7 +28,8 @@ from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.batches import Batches, Columns, Outputs
 from isthmus.serving.predict.model import Model
 from isthmus.serving.redis.store import Store
-from isthmus.serving.rollout.candidate import TOLERANCE, CandidateRun, Decision, decision_file
+from isthmus.serving.rollout.candidate import TOLERANCE, CandidateRun
+from isthmus.serving.rollout.decision import Decision, decision_file
 from isthmus.serving.rollout.rollout import deploy, happened, promote, rollback
 from isthmus.serving.rollout.trial import FAILURES, LEAST, WINDOW
 from isthmus.serving.state import State

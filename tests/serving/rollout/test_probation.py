@@ -15,6 +15,7 @@ import pytest
 from isthmus.features import clock
 from isthmus.features.contract.contract import Column
 from isthmus.features.contract.generations import Generations
+from isthmus.features.errors import GateFailed
 from isthmus.features.files import write_atomically
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
@@ -23,6 +24,7 @@ from isthmus.features.types import Float64, String
 from isthmus.serving.deployment.deployment import Deployment
 from isthmus.serving.deployment.history import DeploymentHistory
 from isthmus.serving.predict.model import Model
+from isthmus.serving.rollout.decision import Decision, decision_file
 from isthmus.serving.rollout.probation import ProbationRun
 from isthmus.serving.rollout.rollout import CACHED, deploy, happened, promote, rollback, undo
 from isthmus.serving.rollout.trial import FAILURES, WINDOW
@@ -153,6 +155,21 @@ def test_a_deployment_is_undone_once_with_its_reason(packages: list[Path], file:
     again = put(packages[1], file, NOW + 4)
     assert not undo(file, second, "it failed", at=NOW + 5), "it is another deployment"
     assert (again.undone, Deployment.loads(file.read_bytes(), str(file))) == (None, again)
+
+
+def test_nothing_goes_back_to_what_is_being_given_up(packages: list[Path], file: Path) -> None:
+    """A server that gives a deployment up while the next deployment is under way can only say so."""
+    first, second = put(packages[0], file, NOW), put(packages[1], file, NOW + 1)
+    write_atomically(decision_file(file), Decision(second.digest, NOW + 1, NOW + 2, "it failed").dumps())
+    with pytest.raises(GateFailed, match="was given up: it failed"):
+        put(packages[2], file, NOW + 3, share=0.5)
+    assert Deployment.loads(file.read_bytes(), str(file)) == second
+    third = put(packages[2], file, NOW + 4)
+    assert third.probation is not None
+    assert third.probation.before == first
+    again = put(packages[1], file, NOW + 5)
+    assert again.probation is not None
+    assert again.probation.before == third.alone, "the decision was about another deployment of it"
 
 
 KILLED = """
@@ -349,15 +366,16 @@ def test_after_probation_errors_are_errors(folder: Path) -> None:
 
 def test_while_a_deployment_is_under_way_the_former_model_answers_and_the_files_follow(folder: Path) -> None:
     good, bad = make_package(folder / "good", inputs=INPUTS), make_package(folder / "bad", inputs=INPUTS, picky=True)
-    with serving(folder, NOWHERE) as server:
+    with serving(folder, NOWHERE, workers=2) as server:
         first, second = swap(server, good, bad)
         with DeploymentHistory(server.deployment).locked():
-            for _ in range(FAILURES):
+            for _ in range(2 * FAILURES):
                 ask(server, "Infinity")
-            assert ask(server, 1).json()["package"] == first
             wait(lambda: any("not undone yet" in line["event"] for line in server.lines()), "the log")
             assert Deployment.loads(server.deployment.read_bytes()).digest == second
+            wait(lambda: everywhere(server, lambda model: model["probation"]["refused"]), "both workers")
             assert f"{FAILURES} of {FAILURES} of its predictions failed" in listed(server)["probation"]["refused"]
+            assert ask(server, 1).json()["package"] == first
         undone(server, first, second)
 
 

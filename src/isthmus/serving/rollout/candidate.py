@@ -2,13 +2,11 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
-from isthmus.features.errors import IsthmusError, PackageError
+from isthmus.features.errors import IsthmusError
 from isthmus.serving.deployment.deployment import Candidate
 from isthmus.serving.predict.model import Float32, Model
 from isthmus.serving.rollout.trial import Trial
@@ -63,44 +61,3 @@ class CandidateRun(Trial):
         self.differing += int(np.count_nonzero(gap > TOLERANCE))
         self.worst = max(self.worst, worst)
         return worst <= TOLERANCE
-
-
-class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Why a candidate was given up, for the other workers and for `isthmus`; times are microseconds since 1970 UTC."""
-
-    digest: str
-    deployed_at: int
-    at: int
-    why: str
-
-    def about(self, candidate: Candidate) -> bool:
-        """Whether it is about this candidate, and not about an earlier candidate."""
-        deployment = candidate.deployment
-        return (self.digest, self.deployed_at) == (deployment.digest, deployment.deployed_at)
-
-    def dumps(self) -> bytes:
-        """The decision as a file."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
-
-    @classmethod
-    def loads(cls, text: bytes, where: str) -> "Decision":
-        """The inverse of `dumps`."""
-        try:
-            return msgspec.json.decode(text, type=cls)
-        except msgspec.DecodeError as error:
-            raise PackageError(where, f"is no decision ({error})", remedy="remove the file") from error
-
-
-def decision_file(deployment: Path) -> Path:
-    """Where the decision about the candidate of a deployment file is."""
-    return deployment.with_name("candidate.refused.json")
-
-
-def read_decision(deployment: Path, candidate: Candidate) -> Decision | None:
-    """The decision about a candidate; None if there is none, or it cannot be read."""
-    file = decision_file(deployment)
-    try:
-        decision = Decision.loads(file.read_bytes(), str(file))
-    except (OSError, PackageError):
-        return None
-    return decision if decision.about(candidate) else None

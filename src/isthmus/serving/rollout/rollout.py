@@ -21,7 +21,7 @@ from isthmus.serving.deployment import cache
 from isthmus.serving.deployment.deployment import Candidate, Deployment, Probation, Undone, approve
 from isthmus.serving.deployment.history import DeploymentHistory, Event, succession
 from isthmus.serving.predict.model import Model
-from isthmus.serving.rollout.candidate import read_decision
+from isthmus.serving.rollout.decision import read_decision
 
 STAGES = ("fetch", "verify", "load", "warm", "switch")
 
@@ -105,7 +105,7 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
             does not reproduce its golden rows here.
         ContractMismatch: what the model reads has changed since the package was exported.
         GateFailed: there is no verdict, or it did not pass, or it is about something else or not about everything; or
-            nothing is deployed that a candidate could be beside.
+            nothing is deployed that a candidate could be beside, or that was given up.
         DependencyError: another deployment is under way.
         DataError: the history cannot be read.
     """
@@ -127,6 +127,10 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
             raise GateFailed(f"package {deployment.model}", f"reads service {deployment.service}",
                              expected=f"{current.service}, as what is in force",
                              remedy="deploy it without --shadow or --canary")  # fmt: skip
+        if decision := read_decision(file, current):
+            raise GateFailed(f"package {current.digest[:12]}", f"was given up: {decision.why}",
+                             expected="a deployment to try a package beside",
+                             remedy="deploy again once the server has gone back, or `isthmus rollback`")  # fmt: skip
         objective = profile.latency_objective_ms
         candidate = Candidate(deployment=deployment, share=share, latency_objective_ms=objective)
         # One trial at a time: the server has one model to stand by.
@@ -151,7 +155,7 @@ def promote(
         if candidate is None:
             raise GateFailed(str(file), "there is no candidate", expected="a candidate to promote",
                              remedy="run `isthmus deploy --shadow` or `isthmus deploy --canary SHARE`")  # fmt: skip
-        if decision := read_decision(file, candidate):
+        if decision := read_decision(file, candidate.deployment):
             where = f"package {candidate.deployment.digest[:12]}"
             raise GateFailed(where, f"was given up: {decision.why}", expected="a candidate that is still running",
                              remedy="run `isthmus rollback`, which drops it")  # fmt: skip
@@ -220,6 +224,9 @@ def _restoration(restored: Deployment, undone: Undone) -> Event:
 def _on_probation(file: Path, deployment: Deployment, seconds: float, objective_ms: float) -> Deployment:
     """A deployment that is about to be in force, with the way back from it."""
     before = in_force(file)
+    if before is not None and before.probation is not None and read_decision(file, before):
+        # A server is about to undo it, and waits for this deployment.
+        before = before.probation.before
     if before is not None and before.runs == deployment.runs:
         # The same again: behind it is still what was there before.
         before = before.probation.before if before.probation else None
@@ -303,7 +310,7 @@ def _unnoted(file: Path, events: list[Event]) -> Iterator[Event]:
         else:
             yield Event(at=alone.deployed_at, action="deploy", deployment=alone, why="found in force")
     # A server that gives a candidate up does not wait for the lock.
-    if candidate is not None and (decision := read_decision(file, candidate)) is not None:
+    if candidate is not None and (decision := read_decision(file, candidate.deployment)) is not None:
         event = Event(at=decision.at, action="refuse", deployment=candidate.deployment, why=decision.why)
         if event not in events:
             yield event
