@@ -5,6 +5,7 @@ Without structlog, whose import is a tenth of the time until a server is ready.
 
 import logging
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -44,8 +45,11 @@ def place(error: BaseException) -> str:
 
 
 def _write(level: str, event: str, fields: dict[str, Any]) -> None:
-    sys.stderr.buffer.write(_line(level, event, fields) + b"\n")
-    sys.stderr.buffer.flush()
+    line = _line(level, event, fields) + b"\n"
+    # On a full disk, or with nobody who reads it any more, the server goes on.
+    with suppress(OSError):
+        sys.stderr.buffer.write(line)
+        sys.stderr.buffer.flush()
 
 
 def _line(level: str, event: str, fields: dict[str, Any]) -> bytes:

@@ -128,6 +128,21 @@ def test_one_that_does_not_end_is_killed_by_who_started_it(tmp_path: Path) -> No
     assert child.returncode == -signal.SIGKILL
 
 
+def test_a_log_that_cannot_be_written_ends_neither_the_server_nor_its_look_at_files(tmp_path: Path) -> None:
+    told = settings(tmp_path, port=free_port())
+
+    def status() -> int:
+        try:
+            return httpx.get(f"http://127.0.0.1:{told.port}/status").status_code
+        except httpx.TransportError:
+            return 0
+
+    with Path("/dev/full").open("wb") as full, running(told, full):
+        wait(lambda: status() == 503, "the server")
+        Path(told.contract).write_bytes(CONTRACT.dumps())
+        wait(lambda: status() == 200, "the contract")
+
+
 def test_workers_share_the_port_and_end_together(tmp_path: Path, redis_url: str) -> None:
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
     with serving(tmp_path, redis_url, workers=2) as server:
