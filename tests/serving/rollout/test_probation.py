@@ -342,6 +342,26 @@ def undone_by_none_of_it(server: Server, first: Path, second: Path, stop: Callab
     assert found["probation"]["deployed"] | {"p99_ms": 0} == {"requests": 1, "failures": 0, "p99_ms": 0}
 
 
+def test_requests_without_what_the_deployed_model_needs_have_an_answer_and_undo_nothing(folder: Path) -> None:
+    """What is in a request is for the model in force to say, and its clients need time to follow."""
+    narrow = make_package(folder / "narrow", inputs=INPUTS[:1])
+    with serving(folder, NOWHERE) as server:
+        first, second = swap(server, narrow, make_package(folder / "wide", inputs=INPUTS))
+        for _ in range(2 * FAILURES):
+            assert server.predict(request={"distance": [1]}).json()["package"] == first
+            assert ask(server, 1).json()["package"] == second
+        assert server.predict(request={"speed": [1]}).status_code == 422
+        found = listed(server)["probation"]
+        assert (found["refused"], found["deployed"]["requests"]) == (None, 2 * FAILURES)
+        outcomes = [line for line in server.http.get("/metrics").text.splitlines() if 'outcome="refused"' in line]
+        assert outcomes == [
+            f'isthmus_trial_predictions_total{{model="late",outcome="refused",role="deployed"}} {2 * FAILURES}.0'
+        ]
+        assert {line["field"] for line in server.lines() if line["event"] == "only the former model takes this"} == {
+            "request.carrier"
+        }
+
+
 def test_probation_goes_on_after_a_restart(folder: Path) -> None:
     good, bad = make_package(folder / "good", inputs=INPUTS), make_package(folder / "bad", inputs=INPUTS, picky=True)
     with serving(folder, NOWHERE) as server:

@@ -124,7 +124,12 @@ class Predictions:
                 if run.in_force:
                     raise error from None
                 raise
-            self._fail(run, len(predicted.outputs), error)
+            if run.in_force:
+                # What is in a request is for this model to say: its clients have the time of probation to follow.
+                self._metrics.count_trial(run, run.role, "refused")
+                log.warning("only the former model takes this", field=error.where)
+            else:
+                self._fail(run, len(predicted.outputs), error)
             return standby, predicted
         try:
             stored = await self._stored(tried, inputs)
