@@ -605,10 +605,10 @@ def test_secrets_of_the_environment_are_in_no_file(tmp_path: Path, monkeypatch: 
 
 
 def placed() -> Iterator[tuple[Any, str, object]]:
-    """Profiles, and their settings that are about machines alone."""
+    """Profiles, and their settings that no student and no package depends on."""
     for name in ("give_way", "framework", "accelerator", "nodes", "per_node", "interconnect", "memory_mb", "script"):
         yield TrainingProfile(), name, "other"
-    for name in ("batch", "replicas_min", "replicas_max", "target_utilization"):
+    for name in ("batch", "probation_seconds", "replicas_min", "replicas_max", "target_utilization"):
         yield ServingProfile(), name, 7
 
 
