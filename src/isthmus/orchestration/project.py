@@ -1,6 +1,7 @@
 """A project: a folder with isthmus.toml, its definitions, and the state that the steps write to `.isthmus`."""
 
 import ast
+import fcntl
 import importlib
 import importlib.util
 import os
@@ -242,6 +243,17 @@ class Project:
             ContractMismatch: a file is damaged.
         """
         return Generations.read(self.contract_file)
+
+    @contextmanager
+    def contracts_locked(self, *, shared: bool = False) -> Iterator[None]:
+        """A lock: within the block no other process changes the contracts.
+
+        It is shared by those who need the contracts to stay, such as deployments, and else for one who changes them.
+        """
+        self.state.mkdir(parents=True, exist_ok=True)
+        with (self.state / "contract.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            yield
 
     def freshness_objectives(self) -> dict[str, float]:
         """View name to the age that its newest row may have, in seconds.

@@ -114,7 +114,8 @@ class StoresTable(_Table):
     Attributes:
         offline: folder (relative to the project) or object-storage URL of the Delta tables.
         online: "embedded", or the URL of a Redis or of a Redis Cluster.
-        keep_contracts_hours: how long the online rows of a contract stay after another has become current.
+        keep_contracts_hours: how long the online rows of a contract stay after another has become current; at least a
+            minute, in which every server learns of that.
     """
 
     offline: str = ".isthmus/offline"

@@ -368,61 +368,6 @@ def test_a_redis_without_room_for_both_keeps_what_is_current(built: Shop, projec
     assert project(built).generations().next is None
 
 
-def test_contracts_are_forgotten_when_their_time_is_over_and_no_model_needs_them(
-    built: Shop, project: Open, tmp_path: Path
-) -> None:
-    opened = project(built)
-    first = opened.applied()
-    deployed(opened, tmp_path / "package", first)
-    built.append("\n[stores]\nkeep_contracts_hours = 0\n", "isthmus.toml")
-    built.replace(*CHANGED)
-    second = apply(project(built)).contract
-    build(project(built))
-    with opened.redis() as url, connect(url) as client:
-
-        def fields() -> set[bytes]:
-            return {field for name in client.scan_iter("shop:*", _type="HASH") for field in client.hkeys(name)}
-
-        materialize(project(built))
-        slot = project(built).applied().views["shelf_demand"].online_name.encode()
-        assert slot != b"shelf_demand"
-        assert {b"shelf_demand", slot} <= fields()
-        assert [item.contract for item in project(built).generations().retired] == [first], "the model needs it"
-        with served(project(built)) as http:
-            answer = http.post("/predict", json=PREDICT)
-            assert (answer.status_code, answer.headers["isthmus-contract"]) == (200, first.hash)
-            assert contract_of(http) == second
-            opened.deployment_file.unlink()
-            wait(lambda: not http.get("/models").json()["models"], "the model to be gone")
-            materialize(project(built))
-            assert (slot in fields(), b"shelf_demand" in fields()) == (True, False)
-            assert project(built).generations().retired == ()
-            deployed(opened, tmp_path / "again", first)
-            wait(lambda: http.get("/models").json()["models"], "the model")
-            refused = http.post("/predict", json=PREDICT)
-            assert (refused.status_code, refused.json()["error"]) == (409, "ContractMismatch")
-            assert "view shelf_demand" in refused.json()["found"]
-            assert http.post("/get-online-features", json=LOOKUP).status_code == 200
-
-
-def test_a_package_that_cannot_be_read_for_now_keeps_the_contract_of_its_model(
-    built: Shop, project: Open, tmp_path: Path
-) -> None:
-    opened = project(built)
-    first = opened.applied()
-    deployed(opened, tmp_path / "package", first)
-    built.append("\n[stores]\nkeep_contracts_hours = 0\n", "isthmus.toml")
-    built.replace(*CHANGED)
-    apply(project(built))
-    build(project(built))
-    (tmp_path / "package").rename(tmp_path / "away")
-    materialize(project(built))
-    assert [item.contract for item in project(built).generations().retired] == [first]
-    opened.deployment_file.unlink()
-    materialize(project(built))
-    assert project(built).generations().retired == ()
-
-
 WRITING = """
 import sys
 from pathlib import Path

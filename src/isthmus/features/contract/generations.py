@@ -3,7 +3,8 @@
 A contract becomes current when all of its rows are in the online store. Until then it is the next one: tables are
 built and rows are written for it, and servers go on with the current one. The rows of different definitions of a view
 lie side by side, each definition in a slot of its own; a view that did not change keeps its slot. A retired contract
-keeps its rows for a while: for the models that were trained for it, and for the way back.
+keeps its rows for a while: for the models that were trained for it, and for the way back. It is forgotten before its
+rows go, which may take a while.
 
 Each is a file in the state folder, replaced as a whole. `contract.json` alone makes a contract current.
 """
@@ -11,6 +12,7 @@ Each is a file in the state folder, replaced as a whole. `contract.json` alone m
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +23,7 @@ from isthmus.features.files import write_atomically
 
 T = TypeVar("T")
 
-NEXT, RETIRED = "contract.next.json", "contract.retired.json"
+NEXT, RETIRED, FORGOTTEN = "contract.next.json", "contract.retired.json", "contract.forgotten.json"
 """The files beside `contract.json`."""
 
 
@@ -39,11 +41,17 @@ class Retired:
 
 @dataclass(frozen=True)
 class Generations:
-    """The contracts of a project; `retired` begins with the latest."""
+    """The contracts of a project.
+
+    Attributes:
+        retired: the latest first.
+        forgotten: nothing is served under them, and some of their rows may still be there.
+    """
 
     current: Contract | None = None
     next: Contract | None = None
     retired: tuple[Retired, ...] = ()
+    forgotten: tuple[Contract, ...] = ()
 
     @classmethod
     def read(cls, current: Path) -> "Generations":
@@ -58,11 +66,20 @@ class Generations:
         if contract is not None and following is not None and following.hash == contract.hash:
             # The process that made it current was killed before it removed the file.
             following = None
-        return cls(contract, following, _read(current.with_name(RETIRED), loads_retired) or ())
+        retired = _read(current.with_name(RETIRED), loads_retired) or ()
+        forgotten = _read(current.with_name(FORGOTTEN), loads_retired) or ()
+        return cls(contract, following, retired, tuple(item.contract for item in forgotten))
 
     def write(self, current: Path) -> None:
         """Writes the files. A process that is killed in between loses no contract that has rows."""
-        # In this order: what is retired is on record before it is no longer current.
+        # In this order: what is forgotten is on record before it is no longer retired, and what is retired before it is
+        # no longer current.
+        if self.forgotten:
+            write_atomically(
+                current.with_name(FORGOTTEN), _dumps_retired(Retired(contract, 0) for contract in self.forgotten)
+            )
+        else:
+            current.with_name(FORGOTTEN).unlink(missing_ok=True)
         write_atomically(current.with_name(RETIRED), _dumps_retired(self.retired))
         if self.next is not None:
             write_atomically(current.with_name(NEXT), self.next.dumps())
@@ -80,7 +97,7 @@ class Generations:
         return (*([self.current] if self.current else ()), *(item.contract for item in self.retired))
 
     def every(self) -> Iterator[Contract]:
-        """All contracts."""
+        """All contracts but the forgotten ones."""
         yield from self.served()
         if self.next is not None:
             yield self.next
@@ -120,8 +137,13 @@ class Generations:
 
         def place(view: ViewContract) -> ViewContract:
             known = self.places(view.name)
-            slots = [item.slot for item in known if item.hash == view.hash]
-            return replace(view, slot=slots[0] if slots else f".{view.hash[:8]}" if known else "")
+            if slots := [item.slot for item in known if item.hash == view.hash]:
+                return replace(view, slot=slots[0])
+            # Rows in the slots of forgotten contracts are being dropped.
+            forgotten = [contract.views[view.name] for contract in self.forgotten if view.name in contract.views]
+            taken = {item.slot for item in (*known, *forgotten)}
+            slot = f".{view.hash[:8]}" if taken else ""
+            return replace(view, slot=next(new for n in count() if (new := f"{slot}.{n}" if n else slot) not in taken))
 
         return replace(contract, views={name: place(view) for name, view in contract.views.items()})
 
@@ -129,17 +151,18 @@ class Generations:
         """With a placed contract as the next one. What was the next one before is retired: it may have rows."""
         left = [self.next] if self.next is not None and self.next.hash != contract.hash else []
         following = None if self.current is not None and self.current.hash == contract.hash else contract
-        return Generations(self.current, following, _retire(self.retired, left, at, [contract, self.current]))
+        retired = _retire(self.retired, left, at, [contract, self.current])
+        return replace(self, next=following, retired=retired)
 
     def switch(self, contract: Contract, at: int) -> "Generations":
         """With a placed contract as the current one."""
         left = [item for item in (self.current, self.next) if item is not None]
-        return Generations(contract, None, _retire(self.retired, left, at, [contract]))
+        return replace(self, current=contract, next=None, retired=_retire(self.retired, left, at, [contract]))
 
-    def abandoned(self, kept: "Generations") -> list[ViewContract]:
-        """The definitions of views whose slots the kept contracts do not use."""
-        used = {(view.name, view.slot) for contract in kept.every() for view in contract.views.values()}
-        views = {(view.name, view.slot): view for contract in self.every() for view in contract.views.values()}
+    def abandoned(self) -> list[ViewContract]:
+        """The definitions of views whose slots only forgotten contracts use."""
+        used = {(view.name, view.slot) for contract in self.every() for view in contract.views.values()}
+        views = {(view.name, view.slot): view for contract in self.forgotten for view in contract.views.values()}
         return [view for place, view in views.items() if place not in used]
 
 

@@ -10,7 +10,7 @@ from isthmus.features.contract.generations import Generations
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError
 from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.store import NEW_VERSION, OfflineStore
-from isthmus.orchestration.apply.switch import changing, register
+from isthmus.orchestration.apply.switch import register
 from isthmus.orchestration.project import Project
 
 
@@ -38,7 +38,7 @@ def apply(project: Project) -> Applied:
     """
     definitions = project.definitions
     project.require_objectives_of(definitions.contract.views)
-    with changing(project):
+    with project.contracts_locked():
         unreadable = False
         try:
             generations = project.generations()

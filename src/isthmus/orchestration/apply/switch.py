@@ -1,38 +1,20 @@
-"""From one contract to the next: current is a contract whose rows are there, and retired ones are forgotten in time."""
+"""From one contract to the next: current is a contract whose rows are there."""
 
-import fcntl
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Mapping
 
 import numpy as np
 
 from isthmus.features import clock
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.contract.generations import Generations
-from isthmus.features.errors import IsthmusError
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.package.manifest import open_package, read_contract
 from isthmus.features.publishing.readback import is_published, read_back
 from isthmus.features.values.columns import Values, from_python
 from isthmus.features.values.entitykey import entity_keys
 from isthmus.features.values.rows import RowCodec
 from isthmus.orchestration.extras import extra
 from isthmus.orchestration.project import Project
-from isthmus.serving.rollout.rollout import in_force
-
-HOUR = 3600 * 1_000_000
-
-
-@contextmanager
-def changing(project: Project) -> Iterator[None]:
-    """A lock: no other process changes the contracts of the project within the block."""
-    project.state.mkdir(parents=True, exist_ok=True)
-    with (project.state / "contract.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def register(project: Project, contract: Contract) -> list[str]:
@@ -69,7 +51,7 @@ def switch(project: Project, store: OnlineStore) -> bool:
     Raises:
         DataError: rows in Redis are not those of their tables; the current contract stays.
     """
-    with changing(project):
+    with project.contracts_locked():
         generations = project.generations()
         contract = generations.next
         if contract is None or contract.hash != store.contract.hash or waiting_for(generations, store):
@@ -83,24 +65,6 @@ def switch(project: Project, store: OnlineStore) -> bool:
         register(project, contract)
         generations.switch(contract, clock.now()).write(project.contract_file)
         return True
-
-
-def forget(project: Project, store: OnlineStore) -> None:
-    """Forgets contracts that were retired long enough ago and that no deployed model needs, with their rows."""
-    keep = project.settings.stores.keep_contracts_hours * HOUR
-    with changing(project):
-        generations = project.generations()
-        needed = _needed(project, generations)
-        retired = tuple(
-            item for item in generations.retired if item.at + keep > clock.now() or item.contract.hash in needed
-        )
-        if retired == generations.retired:
-            return
-        left = replace(generations, retired=retired)
-        # Servers learn of it first.
-        left.write(project.contract_file)
-        for view in generations.abandoned(left):
-            store.drop(view)
 
 
 def _changed(generations: Generations, contract: Contract) -> list[ViewContract]:
@@ -128,19 +92,3 @@ def _carry(store: OnlineStore, before: ViewContract, view: ViewContract) -> None
         }
         chosen = {name: [values[place] for place in places] for name, values in keys.items()}
         store.write(view, chosen, rows.event[places], rows.known[places], columns)
-
-
-def _needed(project: Project, generations: Generations) -> set[str]:
-    """The hashes of the contracts that deployed models run under."""
-    deployed = in_force(project.deployment_file)
-    needed = set()
-    for deployment in [] if deployed is None else deployed.loaded(clock.now()):
-        try:
-            package = open_package(Path(deployment.package))
-            contract = generations.of_model(read_contract(package), package.manifest.service)
-        except (IsthmusError, OSError):
-            # A server may have loaded it before, under any of them.
-            return {item.contract.hash for item in generations.retired}
-        if contract is not None:
-            needed.add(contract.hash)
-    return needed

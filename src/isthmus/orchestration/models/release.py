@@ -6,7 +6,8 @@ A running server takes up the change by itself.
 import http.client
 import json
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,15 +62,14 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
     require_release(project, declared)
     contract, store = project.applied(), OfflineStore(project.offline)
     package = artifacts.last_package()
-    project.generations().require_model(
-        f"package of {declared.name}", read_contract(open_package(package)), declared.student.name
-    )
     views = {view for view, _ in contract.read(declared.student.name)}
     file = verdict_file(project, declared)
     verdict = Verdict.loads(file.read_bytes(), str(file)) if file.exists() else None
-    return _released(
-        project,
-        rollout.deploy(
+    with _contracts(project) as contracts:
+        contracts.require_model(
+            f"package of {declared.name}", read_contract(open_package(package)), declared.student.name
+        )
+        done = rollout.deploy(
             package,
             verdict,
             contract,
@@ -79,8 +79,8 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
             at=clock.now(),
             public_key=project.public_key,
             share=share,
-        ),
-    )
+        )
+    return _released(project, done)
 
 
 def promote(project: Project) -> Released:
@@ -92,13 +92,14 @@ def promote(project: Project) -> Released:
         ContractMismatch: nothing is applied, or what its model reads has changed since.
         DependencyError: another deployment is under way.
     """
-    done = rollout.promote(
-        project.deployment_file,
-        _contracts(project),
-        at=clock.now(),
-        probation_seconds=project.settings.profiles.serving.probation_seconds,
-        public_key=project.public_key,
-    )
+    with _contracts(project) as contracts:
+        done = rollout.promote(
+            project.deployment_file,
+            contracts,
+            at=clock.now(),
+            probation_seconds=project.settings.profiles.serving.probation_seconds,
+            public_key=project.public_key,
+        )
     return _released(project, done)
 
 
@@ -109,15 +110,21 @@ def rollback(project: Project, to: str | None = None) -> Released:
 
     Errors: see `promote`; and a GateFailed if there is nothing to go back to.
     """
-    contracts = _contracts(project)
-    done = rollout.rollback(project.deployment_file, contracts, at=clock.now(), to=to, public_key=project.public_key)
+    key = project.public_key
+    with _contracts(project) as contracts:
+        done = rollout.rollback(project.deployment_file, contracts, at=clock.now(), to=to, public_key=key)
     return _released(project, done)
 
 
-def _contracts(project: Project) -> Generations:
-    """Those of the project. Not that of the definitions: neither promotion nor rollback waits for a new apply."""
+@contextmanager
+def _contracts(project: Project) -> Iterator[Generations]:
+    """Those of the project, of which none is forgotten within the block.
+
+    Not that of the definitions: neither promotion nor rollback waits for a new apply.
+    """
     project.last_applied()
-    return project.generations()
+    with project.contracts_locked(shared=True):
+        yield project.generations()
 
 
 def history(project: Project) -> list[dict[str, Any]]:
