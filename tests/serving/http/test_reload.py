@@ -71,7 +71,7 @@ def test_contracts_may_be_read_while_they_change_again_and_again(tmp_path: Path)
 
     def change() -> None:
         after = generations
-        for contract in [OTHER, CONTRACT] * 1000:
+        for contract in [OTHER, CONTRACT] * 200:
             after.prepare(contract, NOW).write(current)
             after = after.switch(contract, NOW)
             after.write(current)
