@@ -156,7 +156,7 @@ def deployed(project: Project, folder: Path, contract: Contract) -> None:
         folder, contract, inputs=[("shelf_demand__sold_1d", Int64)], weight=0.1, service="late_order_device"
     )
     deployment = unapproved(open_package(package), project.settings.profiles.serving, project.now(), None)
-    write_atomically(project.deployment_file, deployment.dumps())
+    write_atomically(project.deployment_file, deployment.dumps(project.deployment_file))
 
 
 @contextmanager

@@ -279,3 +279,7 @@ def test_a_package_that_only_the_original_has_is_served_from_there(tmp_path: Pat
     file.write_text(file.read_text().replace('"deployments/', f'"{file.parent}/deployments/'))
     copied = Path(shutil.copy(file, tmp_path))
     assert Deployment.loads(copied.read_bytes(), str(copied)) == deployment
+    second = make_package(tmp_path / "second", weight=2.0)
+    rollout.deploy(second, verdict_of(second), CONTRACT, ServingProfile(), copied, tables=TABLES, at=NOW, share=0.5)
+    assert Deployment.loads(copied.read_bytes(), str(copied)).alone == deployment
+    assert {event.deployment.package for event in DeploymentHistory(copied).read()} >= {deployment.package}

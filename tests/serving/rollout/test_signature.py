@@ -70,7 +70,8 @@ def test_each_refusal_of_a_deployment_has_its_sentence(tmp_path: Path) -> None:
     ):
         deployed(package, other)
     deployment = deployed(package, key)
-    assert Deployment.loads(deployment.dumps(), str(tmp_path / "deployment.json")) == deployment
+    file = tmp_path / "deployment.json"
+    assert Deployment.loads(deployment.dumps(file), str(file)) == deployment
     assert deployment.public_key == key
     Model(deployment)
     Model(deployment, key)

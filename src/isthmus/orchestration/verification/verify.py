@@ -73,7 +73,7 @@ def verify(
             if project.public_key is not None:
                 require_signature(package.files, project.public_key)
             profile = serving_profile(project, package.files.folder)
-            write_atomically(deployment, unapproved(package, profile, at, project.public_key).dumps())
+            write_atomically(deployment, unapproved(package, profile, at, project.public_key).dumps(deployment))
         with private_api(project, contract, url, at, deployment) as api:
             online = OnlineSide(OnlineStore(client, contract), url, api, at)
             run = _Verification(project, contract, declared, package, online, all_keys, progress)

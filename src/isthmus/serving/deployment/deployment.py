@@ -76,9 +76,9 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Digest of the package, precision and threads: the same for deployments that run the same."""
         return self.digest, self.precision, self.threads
 
-    def dumps(self) -> bytes:
-        """The deployment as a file."""
-        return msgspec.json.format(msgspec.json.encode(self.relative()), indent=1) + b"\n"
+    def dumps(self, file: Path) -> bytes:
+        """The text of the deployment in this file."""
+        return msgspec.json.format(msgspec.json.encode(self.relative(file)), indent=1) + b"\n"
 
     @classmethod
     def loads(cls, text: bytes, where: str = "deployment.json") -> "Deployment":
@@ -89,16 +89,13 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise PackageError(where, f"is not a deployment ({error})", remedy="run `isthmus deploy`") from error
         return deployment.beside(Path(where))
 
-    def relative(self) -> "Deployment":
-        """The deployment as files have it: a package of the cache by its path from the folder of the file."""
-
-        def shortened(package: Path, own: str) -> str:
-            return own if package.parts[-2:] == Path(own).parts else str(package)
-
-        return self._with_packages(shortened)
+    def relative(self, file: Path) -> "Deployment":
+        """The deployment as this file, or another in its folder, has it: a package of the cache there by its path."""
+        folder = file.parent.resolve()
+        return self._with_packages(lambda package, own: own if package == folder / own else str(package))
 
     def beside(self, file: Path) -> "Deployment":
-        """The inverse of `relative`, as read from this file or another in its folder."""
+        """The inverse of `relative`."""
         folder = file.parent.resolve()
 
         def found(package: Path, own: str) -> str:

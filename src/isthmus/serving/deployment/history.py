@@ -42,7 +42,7 @@ class DeploymentHistory(Journal[Event]):
 
     def add(self, record: Event) -> None:
         """Adds an event, which is on disk when this returns."""
-        super().add(msgspec.structs.replace(record, deployment=record.deployment.relative()))
+        super().add(msgspec.structs.replace(record, deployment=record.deployment.relative(self._file)))
 
     def _records(self, lines: bytes) -> list[Event]:
         return [

@@ -59,7 +59,7 @@ class Rollout:
 
     def switch(self, file: Path, deployment: Deployment) -> None:
         """Puts a deployment in force."""
-        write_atomically(file, deployment.dumps())
+        write_atomically(file, deployment.dumps(file))
         self.done("switch")
         self._deployment = deployment
 
@@ -212,7 +212,7 @@ def undo(file: Path, deployment: Deployment, why: str, *, at: int) -> bool:
             return False
         undone = Undone(digest=current.digest, why=f"{current.digest[:12]} was undone: {why}")
         restored = msgspec.structs.replace(current.probation.before, deployed_at=at, undone=undone)
-        write_atomically(file, restored.dumps())
+        write_atomically(file, restored.dumps(file))
         history.add(_restoration(restored, undone))
         return True
 
