@@ -1,5 +1,6 @@
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,34 @@ from isthmus.features.redis.embedded import EmbeddedRedis
 with EmbeddedRedis(Path(sys.argv[1])) as server:
     print(server.url, flush=True)
     sys.stdin.readline()
+"""
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from isthmus.features.redis import embedded
+start = embedded._start_alone
+def killed(command, log, *descriptors):
+    start(command, log, *descriptors)
+    if descriptors:
+        os.kill(os.getpid(), signal.SIGKILL)
+embedded._start_alone = killed
+embedded.EmbeddedRedis(Path(sys.argv[1])).__enter__()
+"""
+
+FORKING = """
+import os, sys
+from pathlib import Path
+from isthmus.features.redis.embedded import EmbeddedRedis
+reader, writer = os.pipe()
+with EmbeddedRedis(Path(sys.argv[1])):
+    if os.fork() == 0:
+        os.close(writer)
+        os.read(reader, 1)  # until its parent ends
+        os._exit(0)
+with EmbeddedRedis(Path(sys.argv[1])):
+    os.close(writer)
 """
 
 
@@ -149,6 +178,32 @@ def test_users_come_while_a_server_stops_that_a_killed_user_left(tmp_path: Path)
             time.sleep(n / 200)
         with EmbeddedRedis(tmp_path) as server, _client(server) as client:
             assert client.incr("n") == n + 1
+    assert not processes.orphans(tmp_path, 30)
+
+
+def test_a_starter_that_is_killed_before_the_server_runs_leaves_none(tmp_path: Path) -> None:
+    try:
+        for _ in range(3):
+            killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, timeout=60)
+            assert killed.returncode == -signal.SIGKILL
+            assert not processes.orphans(tmp_path, 30)
+    finally:
+        processes.end(tmp_path)
+
+
+def test_a_server_whose_folder_is_deleted_stops_after_its_last_user(tmp_path: Path) -> None:
+    try:
+        with _other_user(tmp_path / "redis") as user:
+            shutil.rmtree(tmp_path / "redis")
+            user.kill()
+            user.wait()
+        assert not processes.orphans(tmp_path, 30)
+    finally:
+        processes.end(tmp_path)
+
+
+def test_a_forked_child_that_stays_holds_up_nobody(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", FORKING, str(tmp_path)], check=True, timeout=60)
     assert not processes.orphans(tmp_path, 30)
 
 

@@ -31,6 +31,8 @@ from isthmus.features.redis import watcher
 
 _START_SECONDS = 10.0
 _LEAVE_SECONDS = 2.0
+# The server's process notes itself who it is: whoever starts it may be killed at any moment.
+_NOTING = 'printf "%s %s" $$ "$1" > "$0" && shift && exec "$@"'
 # What this process started and has not collected: a Popen must not be dropped while it runs.
 _STARTED: list[subprocess.Popen[bytes]] = []
 
@@ -77,9 +79,9 @@ class EmbeddedRedis:
                     if last:
                         self._stop()
                 finally:
-                    os.close(self._users)
+                    _release(self._users)
         finally:
-            os.close(self._present)
+            _release(self._present)
         if last:
             self._collect()
 
@@ -101,7 +103,7 @@ class EmbeddedRedis:
         try:
             yield
         finally:
-            os.close(descriptor)
+            _release(descriptor)
 
     def _client(self) -> redis.Redis:
         # No retries: the client would wait seconds for a server that is known to be gone. No timeout: it may be saving.
@@ -141,15 +143,15 @@ class EmbeddedRedis:
     def _start(self, owner: int) -> None:
         self._socket = _socket_folder(self.folder) / "redis.sock"
         log = self.folder / "redis.log"
+        noting = ["/bin/sh", "-c", _NOTING, str(self.folder / "server.lock"), str(self._socket)]
         command = [
-            binary(), "--port", "0", "--unixsocket", str(self._socket), "--unixsocketperm", "600",
+            *noting, binary(), "--port", "0", "--unixsocket", str(self._socket), "--unixsocketperm", "600",
             "--dir", str(self.folder), "--appendonly", "yes", "--save", "", "--loglevel", "warning",
         ]  # fmt: skip
         os.truncate(owner, 0)
         with log.open("ab") as output:
             _start_alone([sys.executable, "-I", "-S", watcher.__file__, str(self.folder)], output)
             server = _start_alone(command, output, owner)
-        os.pwrite(owner, f"{server.pid} {self._socket}".encode(), 0)
         self._await(server)
 
     def _await(self, server: subprocess.Popen[bytes] | None) -> None:
@@ -198,6 +200,12 @@ def _claim(lock: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _release(lock: int) -> None:
+    # A child that was forked meanwhile has it, too: closing it here would not be enough.
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
 
 
 def _running(process: int) -> bool:

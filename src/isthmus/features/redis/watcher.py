@@ -7,28 +7,39 @@ import fcntl
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
 
 def main(folder: Path) -> None:
     """Waits until no process uses the server, and stops it if it still runs."""
+    # At once: the folder may be deleted while this waits.
+    present, start, server = (
+        os.open(folder / f"{lock}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        for lock in ("present", "start", "server")
+    )
     # In the order in which users take them, so that nobody waits for somebody who waits for him.
-    for name in ("present", "start"):
-        fcntl.flock(_opened(folder, name), fcntl.LOCK_EX)
-    server = _opened(folder, "server")
+    for lock in (present, start):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    while not _stopped(server):
+        process, _, socket = os.pread(server, 4096, 0).decode().partition(" ")
+        # A server that has just been started has not noted yet who it is.
+        if socket:
+            os.kill(int(process), signal.SIGTERM)
+            fcntl.flock(server, fcntl.LOCK_EX)
+            with suppress(OSError):
+                Path(socket).parent.rmdir()
+            return
+        time.sleep(0.01)
+
+
+def _stopped(server: int) -> bool:
     try:
         fcntl.flock(server, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:  # it runs
-        process, _, socket = os.pread(server, 4096, 0).decode().partition(" ")
-        os.kill(int(process), signal.SIGTERM)
-        fcntl.flock(server, fcntl.LOCK_EX)
-        with suppress(OSError):
-            Path(socket).parent.rmdir()
-
-
-def _opened(folder: Path, lock: str) -> int:
-    return os.open(folder / f"{lock}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+    except BlockingIOError:
+        return False
+    return True
 
 
 if __name__ == "__main__":
