@@ -107,11 +107,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def _with_packages(self, path: Callable[[Path, str], str]) -> "Deployment":
         """With paths that follow from a package's path and from its place in the cache."""
-        package, candidate, probation = (
-            path(Path(self.package), f"{CACHE}/{self.digest}"),
-            self.candidate,
-            self.probation,
-        )
+        package = path(Path(self.package), f"{CACHE}/{self.digest}")
+        candidate, probation = self.candidate, self.probation
         if candidate is not None:
             candidate = msgspec.structs.replace(candidate, deployment=candidate.deployment._with_packages(path))
         if probation is not None:
