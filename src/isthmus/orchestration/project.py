@@ -245,13 +245,13 @@ class Project:
         return Generations.read(self.contract_file)
 
     @contextmanager
-    def contracts_locked(self, *, shared: bool = False) -> Iterator[None]:
-        """A lock: within the block no other process changes the contracts.
+    def locked(self, name: str, *, shared: bool = False) -> Iterator[None]:
+        """A lock by its name: `contract` to change contracts, `retirement` to forget them, `keys` to change API keys.
 
-        It is shared by those who need the contracts to stay, such as deployments, and else for one who changes them.
+        Whoever needs the contracts to stay, such as a deployment, shares `retirement`: it does not wait for a switch.
         """
         self.state.mkdir(parents=True, exist_ok=True)
-        with (self.state / "contract.lock").open("w") as lock:
+        with (self.state / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
             yield
 

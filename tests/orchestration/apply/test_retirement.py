@@ -152,9 +152,9 @@ def test_a_model_is_not_put_back_under_a_contract_that_is_being_forgotten(
         deployed(opened, tmp_path / "package", first)
         digest = rollout_of(opened)
         opened.deployment_file.unlink()
-        with opened.contracts_locked():
+        with opened.locked("contract"), opened.locked("retirement"):
             back = thread.submit(rollback, opened, digest)
-            wait(lambda: back.done() or waits_for(opened.state / "contract.lock"), "the rollback", 60)
+            wait(lambda: back.done() or waits_for(opened.state / "retirement.lock"), "the rollback", 60)
             generations = opened.generations()
             replace(generations, retired=(), forgotten=(first,)).write(opened.contract_file)
         with pytest.raises(ContractMismatch, match="view shelf_demand"):

@@ -1,7 +1,7 @@
 """ONNX Runtime's kernels for single values, in Python: the same bits, except that any NaN stands for a NaN.
 
-Only what IEEE 754, two's complement and ONNX fix to the last bit is here, so it holds on every machine; powers, sines and
-cosines are not. Values are Python's bool, int, float and str; those of 32 bits are within that range or precision.
+Only what IEEE 754, two's complement and ONNX fix to the last bit is here, so it holds on every machine; powers
+and sines are not. Values are Python's bool, int, float and str; those of 32 bits are within that range or precision.
 """
 
 import math

@@ -1,8 +1,6 @@
 """`keys create`, `keys list` and `keys revoke`: who may ask the API. A running server follows at once."""
 
-import fcntl
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from isthmus.features import clock
@@ -24,7 +22,7 @@ def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]
     """
     if wrong := problems(name, scopes):
         raise ConfigurationError("API key", wrong)
-    with _changing(project):
+    with project.locked("keys"):
         ring = Keyring.read(project.keys_file)
         if any(key.name == name for key in ring.keys):
             raise RequestError(f"API key {name}", "is there already", remedy="revoke it first, or choose another name")
@@ -47,7 +45,7 @@ def describe(project: Project) -> dict[str, Any]:
 
 def revoke(project: Project, name: str) -> dict[str, Any]:
     """Removes a key: from its next request on it is not known. RequestError if there is no key of this name."""
-    with _changing(project):
+    with project.locked("keys"):
         ring = Keyring.read(project.keys_file)
         left = tuple(key for key in ring.keys if key.name != name)
         if len(left) == len(ring.keys):
@@ -67,19 +65,10 @@ def open_to_all(project: Project) -> dict[str, Any]:
         RequestError: there are keys left.
         DataError: the key file is broken.
     """
-    with _changing(project):
+    with project.locked("keys"):
         ring = Keyring.read(project.keys_file)
         if ring.keys:
             names = ", ".join(key.name for key in ring.keys)
             raise RequestError("API keys", f"{names} are valid", expected="none", remedy="revoke them first")
         write_atomically(project.keys_file, Keyring(open=True).dumps(), mode=0o600)
     return {"open": "to every program of this machine, on loopback"}
-
-
-@contextmanager
-def _changing(project: Project) -> Iterator[None]:
-    """A lock: of two changes at once, the last would undo the first."""
-    project.state.mkdir(parents=True, exist_ok=True)
-    with (project.state / "keys.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

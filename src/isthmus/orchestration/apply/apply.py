@@ -38,7 +38,7 @@ def apply(project: Project) -> Applied:
     """
     definitions = project.definitions
     project.require_objectives_of(definitions.contract.views)
-    with project.contracts_locked():
+    with project.locked("contract"):
         unreadable = False
         try:
             generations = project.generations()

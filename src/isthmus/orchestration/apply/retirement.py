@@ -28,7 +28,7 @@ def forget(project: Project, store: OnlineStore) -> None:
     with _alone(project) as alone:
         if not alone:
             return
-        with project.contracts_locked():
+        with project.locked("contract"), project.locked("retirement"):
             before = project.generations()
             left = _without_old(project, before)
             if left != before:
@@ -39,7 +39,7 @@ def forget(project: Project, store: OnlineStore) -> None:
         # This may take a while, and other commands change contracts meanwhile: no other contract uses these slots.
         for view in left.abandoned():
             store.drop(view)
-        with project.contracts_locked():
+        with project.locked("contract"):
             replace(project.generations(), forgotten=()).write(project.contract_file)
 
 

@@ -51,7 +51,7 @@ def switch(project: Project, store: OnlineStore) -> bool:
     Raises:
         DataError: rows in Redis are not those of their tables; the current contract stays.
     """
-    with project.contracts_locked():
+    with project.locked("contract"):
         generations = project.generations()
         contract = generations.next
         if contract is None or contract.hash != store.contract.hash or waiting_for(generations, store):

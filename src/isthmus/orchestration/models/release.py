@@ -123,7 +123,7 @@ def _contracts(project: Project) -> Iterator[Generations]:
     Not that of the definitions: neither promotion nor rollback waits for a new apply.
     """
     project.last_applied()
-    with project.contracts_locked(shared=True):
+    with project.locked("retirement", shared=True):
         yield project.generations()
 
 
