@@ -363,6 +363,22 @@ def test_requests_without_what_the_deployed_model_needs_have_an_answer_and_undo_
         }
 
 
+def test_a_request_that_the_former_model_refuses_compares_nothing(folder: Path) -> None:
+    narrow = make_package(folder / "narrow", inputs=INPUTS[:1])
+    with serving(folder, NOWHERE) as server:
+        _, second = swap(server, make_package(folder / "wide", inputs=INPUTS), narrow)
+        for _ in range(20):
+            assert server.predict(request={"distance": [1]}).json()["package"] == second
+
+        def compared() -> bool:
+            assert ask(server, 1).json()["package"] == second
+            return bool(listed(server)["probation"]["former"]["requests"])
+
+        wait(compared, "a request for both")
+        assert listed(server)["probation"]["former"]["failures"] == 0
+        assert not [line for line in server.lines() if line["event"] == "former failed"]
+
+
 def test_probation_goes_on_after_a_restart(folder: Path) -> None:
     good, bad = make_package(folder / "good", inputs=INPUTS), make_package(folder / "bad", inputs=INPUTS, picky=True)
     with serving(folder, NOWHERE) as server:

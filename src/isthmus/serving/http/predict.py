@@ -241,6 +241,9 @@ class Predictions:
                         run.standby.count(1, None)
                         self._metrics.count_trial(run, "former", "failed")
                     raise
+        except RequestError:
+            # The former model need not take what the deployed model takes.
+            return
         finally:
             run.end(time.monotonic() - began)
         run.counts.seconds.append(taken[deployed])
