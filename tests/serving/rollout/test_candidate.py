@@ -267,6 +267,17 @@ def test_a_shadow_is_compared_and_never_returned(packages: list[Path], folder: P
         assert 'isthmus_trial_predictions_total{model="late",outcome="differing",role="shadow"} 1.0' in lines
 
 
+def test_a_request_that_a_shadow_refuses_is_its_failure(packages: list[Path], folder: Path) -> None:
+    narrow = make_package(folder / "narrow", inputs=INPUTS[:1])
+    with serving(folder, "redis://127.0.0.1:1") as server:
+        server.deploy(narrow)
+        server.deploy(packages[1], share=0.0)
+        wait(lambda: bool(candidate(server)), "the shadow")
+        for _ in range(5):
+            assert server.predict(request={"distance": [1.0]}).json()["package"] == package_digest(narrow)
+        wait(lambda: candidate(server)["tried"] == {"requests": 5, "failures": 5, "p99_ms": None}, "the failures")
+
+
 def test_a_canary_answers_its_keys_and_one_that_fails_is_given_up_without_a_lost_request(
     redis_url: str, folder: Path
 ) -> None:

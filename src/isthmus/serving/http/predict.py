@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from isthmus.features.errors import DamagedRowError, DataError, IsthmusError, RequestError
+from isthmus.features.errors import DamagedRowError, DataError, DependencyError, IsthmusError, RequestError
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.values.columns import Values
 from isthmus.serving import log
@@ -213,14 +213,18 @@ class Predictions:
 
     async def _shadowed(self, run: CandidateRun, candidate: Predictor, request: PredictCall, answer: Outputs) -> None:
         """Compares the outputs of a shadow, computed in a thread: requests do not wait for it."""
-        stored = await self._stored(candidate, await self._read(candidate, request), counted=False)
+        rows = len(answer)
         try:
+            stored = await self._stored(candidate, await self._read(candidate, request), counted=False)
             outputs, seconds = await self._beside(candidate, stored, in_thread=True)
+        except (DataError, DependencyError):
+            # Of the store.
+            raise
         except Exception:
-            run.counts.count(stored.rows, None)
+            run.counts.count(rows, None)
             self._metrics.count_trial(run, "shadow", "failed")
             raise
-        run.counts.count(stored.rows, seconds)
+        run.counts.count(rows, seconds)
         self._metrics.time_trial(run, "shadow", seconds)
         self._metrics.count_trial(run, "shadow", "answered" if run.compare(answer, outputs) else "differing")
 
