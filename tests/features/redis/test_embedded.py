@@ -194,12 +194,21 @@ def test_a_starter_that_is_killed_before_the_server_runs_leaves_none(tmp_path: P
 def test_a_server_whose_folder_is_deleted_stops_after_its_last_user(tmp_path: Path) -> None:
     try:
         with _other_user(tmp_path / "redis") as user:
-            shutil.rmtree(tmp_path / "redis")
+            _delete(tmp_path / "redis")
             user.kill()
             user.wait()
         assert not processes.orphans(tmp_path, 30)
+        with EmbeddedRedis(tmp_path / "redis"):
+            _delete(tmp_path / "redis")
+        assert not processes.orphans(tmp_path, 30)
     finally:
         processes.end(tmp_path)
+
+
+def _delete(folder: Path) -> None:
+    """Deletes a folder to which a server may write."""
+    while folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_a_forked_child_that_stays_holds_up_nobody(tmp_path: Path) -> None:

@@ -80,6 +80,9 @@ class EmbeddedRedis:
                         self._stop()
                 finally:
                     _release(self._users)
+        except FileNotFoundError:
+            # The folder was deleted: nobody else comes to use this server, and its watcher stops it.
+            _release(self._users)
         finally:
             _release(self._present)
         if last:
@@ -92,8 +95,11 @@ class EmbeddedRedis:
                 with suppress(subprocess.TimeoutExpired):
                     child.wait(_LEAVE_SECONDS)
 
+    def _opened(self, lock: str) -> int:
+        return os.open(self.folder / f"{lock}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+
     def _locked(self, name: str, operation: int) -> int:
-        descriptor = os.open(self.folder / f"{name}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        descriptor = self._opened(name)
         fcntl.flock(descriptor, operation)
         return descriptor
 
@@ -122,7 +128,7 @@ class EmbeddedRedis:
             return False
 
     def _start_or_join(self) -> None:
-        owner = os.open(self.folder / "server.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        owner = self._opened("server")
         deadline = time.monotonic() + _LEAVE_SECONDS
         try:
             while not _claim(owner):
@@ -150,9 +156,19 @@ class EmbeddedRedis:
         ]  # fmt: skip
         os.truncate(owner, 0)
         with log.open("ab") as output:
-            _start_alone([sys.executable, "-I", "-S", watcher.__file__, str(self.folder)], output)
+            self._watch(output)
             server = _start_alone(command, output, owner)
         self._await(server)
+
+    def _watch(self, output: IO[bytes]) -> None:
+        # It gets the files open: the folder may be deleted before it could open them.
+        locks = [self._opened(name) for name in ("present", "start", "server")]
+        command = [sys.executable, "-I", "-S", watcher.__file__, str(self.folder), *map(str, locks)]
+        try:
+            _start_alone(command, output, *locks)
+        finally:
+            for lock in locks:
+                os.close(lock)
 
     def _await(self, server: subprocess.Popen[bytes] | None) -> None:
         deadline = time.monotonic() + _START_SECONDS

@@ -1,6 +1,7 @@
-"""Stops the server of a folder when its users are gone: `python -I -S watcher.py folder`, started beside the server.
+"""Stops the server of a folder when its users are gone: `python -I -S watcher.py folder present start server`.
 
-Users stop the server themselves. A killed user cannot, but the lock that it holds on `present.lock` ends with it.
+It is started beside the server. Users stop that themselves. A killed user cannot, but the lock that it holds on
+`present.lock` ends with it.
 """
 
 import fcntl
@@ -12,13 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def main(folder: Path) -> None:
-    """Waits until no process uses the server, and stops it if it still runs."""
-    # At once: the folder may be deleted while this waits.
-    present, start, server = (
-        os.open(folder / f"{lock}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
-        for lock in ("present", "start", "server")
-    )
+def main(present: int, start: int, server: int) -> None:
+    """Waits until no process uses the server, and stops it if it still runs; the arguments are open lock files."""
     # In the order in which users take them, so that nobody waits for somebody who waits for him.
     for lock in (present, start):
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -43,4 +39,4 @@ def _stopped(server: int) -> bool:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*map(int, sys.argv[2:]))
