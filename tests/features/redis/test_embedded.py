@@ -7,7 +7,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from isthmus.features.errors import DependencyError
+from isthmus.features.redis import embedded
 from isthmus.features.redis.embedded import EmbeddedRedis, binary
 from tests import processes
 
@@ -137,6 +138,20 @@ def test_the_last_of_two_users_stops_the_server(tmp_path: Path) -> None:
             other.communicate(timeout=30)
             assert _pid(server) == pid
     assert _gone(pid, 0)
+
+
+def test_the_last_user_does_not_wait_for_a_watcher_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "_LEAVE_SECONDS", 60.0)
+    with ExitStack() as entering:
+        began = time.monotonic()
+        with EmbeddedRedis(tmp_path):
+            # As of a user who has come as far as that, and waits for the last to have stopped the server.
+            coming = entering.enter_context((tmp_path / "present.lock").open())
+            fcntl.flock(coming, fcntl.LOCK_SH)
+        assert time.monotonic() - began < 40
+    assert not processes.orphans(tmp_path, 30)
 
 
 def test_two_users_in_one_process(tmp_path: Path) -> None:

@@ -84,8 +84,10 @@ class EmbeddedRedis:
             # The folder was deleted: nobody else comes to use this server, and its watcher stops it.
             _release(self._users)
         finally:
+            # Somebody who has come meanwhile needs the watcher.
+            ended = last and _claim(self._present)
             _release(self._present)
-        if last:
+        if ended:
             self._collect()
 
     def _collect(self) -> None:
