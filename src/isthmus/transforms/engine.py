@@ -152,8 +152,10 @@ def _token(value: str | None) -> Iterator[None]:
 
 @contextmanager
 def _sail() -> Iterator[str]:
-    # Sail reads its log level when it is loaded. Its progress lines are not for the users of a step.
+    # Sail reads these when it is loaded. Its progress lines are not for the users of a step, and the server ends with
+    # the session: one that waits for some minutes, while its rows are joined here, must not be gone.
     os.environ.setdefault("RUST_LOG", "off")
+    os.environ.setdefault("SAIL_SPARK__SESSION_TIMEOUT_SECS", str(7 * 86_400))
     try:
         from pysail.spark import SparkConnectServer
     except ImportError as error:
