@@ -1,9 +1,11 @@
 """Serving with a training beside it on one machine: one that gives way, and one that does not.
 
 A server answers predictions at a steady rate, well below what it can: each request is sent when it is due, whatever
-became of those before, and its latency counts from then on. Rounds of serving alone, with a training beside it that
-gives way, and with one that does not take turns, another one first each time. The server's objective is 1.25 times the
-p99 that it says of itself alone. What counts is the median of the rounds' p99, and of their ratios to the round alone.
+became of those before, and its latency counts from then on. Rounds of serving alone, alone again, with a training
+beside it that gives way, and with one that does not take turns, another one first each time. The server's objective is
+1.25 times the p99 that it says of itself alone. What counts is the median of the rounds' p99, and of their ratios to
+the round alone. The ratio of being alone twice is what the machine's own noise makes of nothing: its range says how far
+a ratio may be from 1 without any training.
 
 The training has as many threads as there are cores, so it takes all that it gets. It begins before a round is measured,
 and its steps are counted while it is; alone, too. That it ends with the same weights is the tests' part.
@@ -45,7 +47,8 @@ BAR = 1.5
 """p99 with a training that gives way over p99 alone."""
 ROOM = 1.25
 """The objective over the p99 that the server says of itself alone."""
-SIDES = ("alone", "giving way", "not giving way")
+SIDES = ("alone", "alone again", "giving way", "not giving way")
+IDLE, TRAINED = SIDES[:2], SIDES[2:]
 
 
 def load(server: Server, rate: float, seconds: float) -> np.ndarray[Any, Any]:
@@ -149,7 +152,7 @@ def measured(folder: Path, redis: str, rate: float, seconds: float, rounds: int)
         objective = ROOM * said(server, package, rate, max(seconds, 3 * WINDOW_SECONDS), told)
     sys.stderr.write(f"objective: {objective:.2f} ms\n")
     p99: dict[str, list[float]] = {side: [] for side in SIDES}
-    speed: dict[str, list[float]] = {side: [] for side in ("training alone", *SIDES[1:])}
+    speed: dict[str, list[float]] = {side: [] for side in ("training alone", *TRAINED)}
     order = list(SIDES)
     with serving(root, redis, latency=str(told), latency_objective_ms=objective) as server:
         ready(server, package)
@@ -158,11 +161,11 @@ def measured(folder: Path, redis: str, rate: float, seconds: float, rounds: int)
                 speed["training alone"].append(steps_of(folder, seconds / 2))
             for side in order:
                 heard = str(told) if side == "giving way" else "-"
-                with nullcontext() if side == "alone" else training(folder, heard, folder / f"{side} {number}.log"):
+                with nullcontext() if side in IDLE else training(folder, heard, folder / f"{side} {number}.log"):
                     load(server, rate, 3 * WINDOW_SECONDS)  # until the training has found its degree
                     before, began = counted(folder), time.perf_counter()
                     p99[side].append(float(np.percentile(load(server, rate, seconds), 99)))
-                    if side != "alone":
+                    if side in TRAINED:
                         speed[side].append((counted(folder) - before) / (time.perf_counter() - began))
             order.append(order.pop(0))
             sys.stderr.write(f"round {number + 1}: p99 {last(p99)} ms; steps a second {last(speed)}\n")
@@ -178,14 +181,18 @@ def compared(
     alone = p99["alone"]
     middle = {side: statistics.median(times) for side, times in p99.items()}
     rates = {side: statistics.median(found) for side, found in speed.items()}
-    ratio = {
-        side: statistics.median(one / other for one, other in zip(p99[side], alone, strict=True)) for side in SIDES[1:]
-    }
+    pairs = {side: [one / other for one, other in zip(p99[side], alone, strict=True)] for side in SIDES[1:]}
+    ratio = {side: statistics.median(ratios) for side, ratios in pairs.items()}
+    noise = pairs["alone again"]
     return [
         Comparison(
             f"{case}: p99 alone, objective {objective:.3g} ms", "ms", middle["alone"], None, None, None, None, None
         ),
-        *(less(f"p99, training beside it {side}", "ms", middle[side], middle["alone"], "alone") for side in SIDES[1:]),
+        *(less(f"p99, training beside it {side}", "ms", middle[side], middle["alone"], "alone") for side in TRAINED),
+        Comparison(
+            f"p99 alone again over alone, {min(noise):.2f} to {max(noise):.2f}", "times", ratio["alone again"],
+            None, None, None, None, None,
+        ),
         at_most("p99 with training that gives way over alone", "times", ratio["giving way"], BAR),
         Comparison(
             "p99 with training that does not over alone", "times", ratio["not giving way"], None, None, None, None, None
