@@ -407,6 +407,16 @@ def test_a_function_without_source_is_an_os_error() -> None:
             digest(function)
 
 
+def test_a_compiled_module_counts_by_its_name(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = types.ModuleType("compiled")
+    compiled.__file__ = str(tmp_path / "compiled.so")
+    Path(compiled.__file__).write_bytes(b"\x7fELF\x80")
+    vars(compiled)["limit"] = object()
+    monkeypatch.setitem(sys.modules, "compiled", compiled)
+    source = "import compiled\n\n\ndef late(flights):\n    return flights + compiled.limit\n"
+    assert digest(load(source).late) == digest(load(source).late)
+
+
 def test_location_names_file_and_line(load: Load) -> None:
     assert location(load(BASE).late) == "definitions.py:19"
     assert location(len) == "len"

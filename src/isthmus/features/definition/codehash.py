@@ -179,10 +179,11 @@ def _assigned(value: Any, names: Mapping[str, Any], reference: str, seen: list[o
     for attribute in attributes:
         if _is_users_module(names[head]):
             names, head = vars(names[head]), attribute
-    if not _is_users(names.get("__file__")):
+    file = str(names.get("__file__"))
+    if not _is_users(names.get("__file__")) or not file.endswith(".py"):  # a compiled module has no statements
         return None
     assignments: list[Any] = []
-    for statement in ast.parse(Path(names["__file__"]).read_text()).body:
+    for statement in ast.parse(Path(file).read_text()).body:
         if isinstance(statement, ast.ImportFrom):
             module = sys.modules.get(_origin(statement, names.get("__package__")))
             for alias in statement.names:
