@@ -305,7 +305,7 @@ def test_a_deployment_that_fails_is_undone_without_a_lost_request(folder: Path, 
 
 @pytest.mark.accept
 def test_a_deployment_that_alone_is_slow_is_undone(folder: Path) -> None:
-    slow = make_package(folder / "slow", inputs=INPUTS, weight=2.0, ballast=4)
+    slow = make_package(folder / "slow", inputs=INPUTS, weight=2.0, ballast=16)
     with serving(folder, NOWHERE) as server:
         first, second = swap(server, make_package(folder / "quick", inputs=INPUTS), slow)
         asked = {"distance": [1.0], "carrier": ["AA"]}
