@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 import redis
 
+from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import ContractMismatch, DependencyError
 from isthmus.features.files import write_atomically
 from isthmus.features.online.store import OnlineStore
@@ -170,6 +171,17 @@ def rollout_of(project: Project) -> str:
     return deployment.digest
 
 
+def changed_since(opened: Project, shop: Shop, project: Open, package: Path) -> tuple[Contract, str]:
+    """Deploys a package under the contract in force, then applies and builds another: that contract, and the hash of the other."""
+    first = opened.applied()
+    deployed(opened, package, first)
+    shop.append("\n[stores]\nkeep_contracts_hours = 0\n", "isthmus.toml")
+    shop.replace(*CHANGED)
+    second = apply(project(shop)).contract
+    build(project(shop))
+    return first, second
+
+
 def waits_for(file: Path) -> bool:
     """Whether somebody waits for the lock on a file."""
     locks = Path("/proc/locks").read_text().splitlines()
@@ -180,12 +192,7 @@ def test_contracts_are_forgotten_when_their_time_is_over_and_no_model_needs_them
     built: Shop, project: Open, tmp_path: Path
 ) -> None:
     opened = project(built)
-    first = opened.applied()
-    deployed(opened, tmp_path / "package", first)
-    built.append("\n[stores]\nkeep_contracts_hours = 0\n", "isthmus.toml")
-    built.replace(*CHANGED)
-    second = apply(project(built)).contract
-    build(project(built))
+    first, second = changed_since(opened, built, project, tmp_path / "package")
     with opened.redis() as url, connect(url) as client:
         materialize(project(built))
         long_ago(opened)
@@ -215,12 +222,7 @@ def test_a_package_that_cannot_be_read_for_now_keeps_the_contract_of_its_model(
     built: Shop, project: Open, tmp_path: Path
 ) -> None:
     opened = project(built)
-    first = opened.applied()
-    deployed(opened, tmp_path / "package", first)
-    built.append("\n[stores]\nkeep_contracts_hours = 0\n", "isthmus.toml")
-    built.replace(*CHANGED)
-    apply(project(built))
-    build(project(built))
+    first, _ = changed_since(opened, built, project, tmp_path / "package")
     (tmp_path / "package").rename(tmp_path / "away")
     materialize(project(built))
     long_ago(opened)
