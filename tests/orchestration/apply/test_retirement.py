@@ -172,7 +172,7 @@ def rollout_of(project: Project) -> str:
 
 
 def changed_since(opened: Project, shop: Shop, project: Open, package: Path) -> tuple[Contract, str]:
-    """Deploys a package under the contract in force, then applies and builds another: that contract, and the hash of the other."""
+    """Deploys a package under the contract in force, then builds for another: that contract, and the other's hash."""
     first = opened.applied()
     deployed(opened, package, first)
     shop.append("\n[stores]\nkeep_contracts_hours = 0\n", "isthmus.toml")
