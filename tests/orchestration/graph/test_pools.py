@@ -1,5 +1,9 @@
 """Which steps may run beside each other, and which of those that wait goes first: what Dagster is told of it."""
 
+import signal
+import subprocess
+import sys
+
 import dagster as dg
 import yaml
 
@@ -47,3 +51,44 @@ def test_an_instance_of_ours_has_the_limits_of_the_project(shop: Shop) -> None:
     assert (settings.pool_granularity.value, settings.default_pool_limit) == ("op", 1)
     told = yaml.safe_load((home / "dagster.yaml").read_text())
     assert told["run_monitoring"]["enabled"]
+
+
+RUN = """
+import os, signal, sys
+import dagster as dg
+
+@dg.op(pool="engine")
+def build():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@dg.job(executor_def=dg.in_process_executor)
+def everything():
+    build()
+
+with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
+    everything.execute_in_process(instance=instance)
+"""
+
+
+def test_a_killed_run_has_failed_and_gives_back_its_place_in_a_pool(shop: Shop) -> None:
+    project = Project(shop.root)
+    home = str(dagster_home(project))
+    killed = subprocess.run([sys.executable, "-c", RUN, home], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+
+    @dg.op(pool="engine")
+    def build() -> None:
+        # This run lives, whoever starts beside it.
+        dagster_home(project)
+
+    @dg.job(executor_def=dg.in_process_executor)
+    def everything() -> None:
+        build()
+
+    with dg.DagsterInstance.from_config(home) as instance:
+        assert instance.event_log_storage.get_concurrency_info("engine").active_slot_count == 1
+        dagster_home(project)
+        (run,) = instance.get_runs()
+        assert run.status == dg.DagsterRunStatus.FAILURE
+        assert everything.execute_in_process(instance=instance).success
+        assert instance.event_log_storage.get_concurrency_info("engine").active_slot_count == 0

@@ -1,5 +1,7 @@
 """The project's own Dagster instance in `.isthmus/dagster`: runs, events and settings."""
 
+import os
+import time
 from pathlib import Path
 
 import dagster as dg
@@ -33,16 +35,46 @@ run_monitoring:
   start_timeout_seconds: 180
   cancel_timeout_seconds: 120
   poll_interval_seconds: 20
+  free_slots_after_run_end_seconds: 1
 """
 """The content of dagster.yaml."""
 
+_CLOCKS = 2.0
+"""Seconds by which the clocks of processes and events may disagree."""
+
 
 def dagster_home(project: Project) -> Path:
-    """Writes the instance's settings and observes the sources; returns the instance's folder."""
+    """Writes the instance's settings, ends what a kill has left, and observes the sources; returns the folder."""
     home = project.state / "dagster"
     write_atomically(home / "dagster.yaml", INSTANCE)
     with dg.DagsterInstance.from_config(str(home)) as instance:
         for pool, limit in project.settings.orchestration.pools.model_dump().items():
             instance.event_log_storage.set_concurrency_slots(pool, limit)
+        _end_killed_runs(instance)
         observe(instance, project.root)
     return home
+
+
+def _end_killed_runs(instance: dg.DagsterInstance) -> None:
+    """Fails the runs whose process is gone, and gives back their places in pools and queue.
+
+    Dagster learns of a killed run from the code server that started it. If that was killed too, every later run would
+    wait for these places.
+    """
+    for run in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING])):
+        starts = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_START)
+        event = starts[-1].dagster_event if starts else None
+        if event is None or event.pid is None or _lives(event.pid, starts[-1].timestamp):
+            continue
+        instance.report_run_failed(run, "The process of this run is gone, most likely because it was killed.")
+        instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+
+
+def _lives(pid: int, moment: float) -> bool:
+    """Whether the process that had a number at a moment, seconds since 1970 UTC, still has it."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return fields[0] != "Z" and time.time() - age < moment + _CLOCKS

@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -50,6 +51,7 @@ class Guarded:
     ) -> None:
         self._app = app
         self._file = None if file is None else WatchedFile(file, Keyring.checked)
+        self._required = None if file is None else str(required(file))
         self._unguarded = unguarded
         self._hosts = frozenset(hosts)
         self._had_keys = False
@@ -90,7 +92,14 @@ class Guarded:
 
     def _never_had_keys(self) -> bool:
         """Whoever once had keys stays closed: a lost file opens nothing."""
-        return not self._had_keys and (self._file is None or not required(self._file.path).exists())
+        if self._had_keys:
+            return False
+        if self._required is not None:
+            try:
+                os.stat(self._required)  # noqa: PTH116 - a path object costs each request twice as much
+            except FileNotFoundError:
+                return True
+        return self._required is None
 
     def _require_local(self, scope: Scope) -> None:
         """Refuses a browser on this machine that a page from elsewhere has sent, also by a name for this machine."""
