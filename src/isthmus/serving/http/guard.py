@@ -1,6 +1,5 @@
 """What a request must pass before it is answered: the check of its API key, and the limits of the server."""
 
-import asyncio
 import ipaddress
 import os
 import re
@@ -18,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from isthmus.features.errors import IsthmusError
 from isthmus.serving.keys import EVERYTHING, Grants, Keyring, required
 from isthmus.serving.limits import Limits
-from isthmus.serving.waits import REFUSAL
+from isthmus.serving.waits import REFUSAL, Deadline, Deadlines
 from isthmus.serving.watchedfile import WatchedFile
 from isthmus.serving.wire import errors
 
@@ -138,13 +137,14 @@ class Guarded:
             )
 
 
-@dataclass(eq=False)
 class Limited:
     """An ASGI application that bounds the number of requests under way, the time of each, and its body."""
 
-    _app: ASGIApp
-    _limits: Limits
-    _under_way: int = 0
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+        self._app = app
+        self._limits = limits
+        self._deadlines = Deadlines(limits.deadline_seconds)
+        self._under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on unless the server is busy."""
@@ -164,20 +164,20 @@ class Limited:
             self._under_way -= counted
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        seconds = self._limits.deadline_seconds
         announced = int(_header(scope, b"content-length") or 0)
         if announced > self._limits.body_bytes:
             error = _too_long(f"has {announced:,} bytes", self._limits.body_bytes)
             await refused(error, scope)(scope, receive, send)
             return
         exchange = _Exchange(receive, send, self._limits.body_bytes)
-        deadline = asyncio.timeout(seconds)
+        deadline = Deadline(self._deadlines)
         try:
-            async with deadline:
+            with deadline:
                 await self._app(scope, exchange.receive, exchange.send)
         except TimeoutError:
-            if not deadline.expired():
+            if not deadline.expired:
                 raise
+            seconds = self._limits.deadline_seconds
             if exchange.started:
                 return  # to a connection that is closed: half an answer is none
             if exchange.reading:

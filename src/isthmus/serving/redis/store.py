@@ -1,6 +1,5 @@
 """The connection to the online store: a single pipelined round trip per request, every wait bounded."""
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from isthmus.serving.redis.cluster import Cluster
 from isthmus.serving.redis.node import KEYS, Node
 from isthmus.serving.redis.stamps import Stamps
 from isthmus.serving.threads import VALUES, offload
-from isthmus.serving.waits import Waiting
+from isthmus.serving.waits import Deadline, Deadlines, Waiting
 
 TIMEOUT_SECONDS = 2.0
 
@@ -56,7 +55,7 @@ class Store:
 
     def __init__(self, url: str, limits: Limits, check_share: float = 0.0) -> None:
         self._url = url
-        self._seconds = min(TIMEOUT_SECONDS, limits.deadline_seconds / 2)
+        self._deadlines = Deadlines(min(TIMEOUT_SECONDS, limits.deadline_seconds / 2))
         address = Address.of(url)
         self._redis = Cluster(address) if address.cluster else Node(url)
         self._stamps = Stamps(self._redis)
@@ -67,10 +66,9 @@ class Store:
     ) -> dict[str, ViewAnswer]:
         """The answers of a plan's views for `rows` rows of keys at time `at`; `check` compares contents in any case."""
         commands = await offload(rows > KEYS, plan.commands, keys)
-        with Waiting(), answering(self._url):
-            async with asyncio.timeout(self._seconds):
-                stamps = await self._stamps.of(plan.contract)
-                replies, foreign = await self._replies(commands)
+        with Waiting(), answering(self._url), Deadline(self._deadlines):
+            stamps = await self._stamps.of(plan.contract)
+            replies, foreign = await self._replies(commands)
         size = rows * sum(len(view.fields) for view in plan.views)
         self._due += self._share
         if self._due >= 1:
@@ -146,6 +144,5 @@ class Store:
     @asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
         # A lookup does without this generator: it is the hot path.
-        with Waiting(), answering(self._url):
-            async with asyncio.timeout(self._seconds):
-                yield
+        with Waiting(), answering(self._url), Deadline(self._deadlines):
+            yield
