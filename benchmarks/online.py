@@ -37,7 +37,7 @@ from isthmus.orchestration.project import Project
 SCRIPT = Path(__file__).with_name("lookup.lua")
 FEAST, OURS = "Feast, best settings", "Isthmus"
 CONNECTIONS = 8
-READY_SECONDS, RESIDENT_MB, WRITE_BAR = 1.5, 150.0, 10.0
+READY_SECONDS, RESIDENT_MB, WRITE_BAR = 1.2, 150.0, 10.0
 
 
 @dataclass(frozen=True)
