@@ -35,6 +35,7 @@ def isthmus(url: str, **more: str) -> str:
 
 
 OFFLINE = "{type: isthmus.features.feast.IsthmusOfflineStore}"
+STRICT = OFFLINE.replace("}", ", known_at: created, types: declared}")
 ENGINE = "isthmus.features.feast.IsthmusComputeEngine"
 FEASTS_ENGINE = "local"
 SQLITE = '{{registry_type: sql, path: "sqlite:///{folder}/registry.db", cache_ttl_seconds: 0}}'
@@ -97,7 +98,12 @@ def view(
     **more: Any,
 ) -> feast.FeatureView:
     keys = {ValueType.INT64: ft.Int64, ValueType.STRING: ft.String}
-    schema = [feast.Field(name=entity.join_key, dtype=keys[entity.value_type]) for entity in entities]
+    # An entity without a type has no field: Feast is left to find one.
+    schema = [
+        feast.Field(name=entity.join_key, dtype=keys[entity.value_type])
+        for entity in entities
+        if entity.value_type in keys
+    ]
     schema += [feast.Field(name=field, dtype=dtype) for field, dtype in fields.items()]
     table = source(folder, f"{name}_rows", created=created)
     return feast.FeatureView(name=name, entities=list(entities), schema=schema, ttl=ttl, source=table, **more)

@@ -153,4 +153,7 @@ def first_line(error: Exception) -> str:
 
 def one_of(names: Iterable[str]) -> str:
     """The accepted names, for a message."""
-    return "one of " + (", ".join(sorted(names)) or "none: nothing is declared")
+    known = sorted(names)
+    if len(known) > 1:
+        return f"one of {', '.join(known)}"
+    return known[0] if known else "none: nothing is declared"

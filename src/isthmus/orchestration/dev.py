@@ -21,8 +21,10 @@ from isthmus.orchestration.graph.outline import outline
 from isthmus.orchestration.project import Project
 
 
-def dev(project: Project) -> int:
+def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -> int:
     """Runs Dagster and the API until Ctrl-C or SIGTERM, then ends both; returns the exit code.
+
+    `host` and `port` are those of Dagster's page, by default a port of the settings.
 
     Raises:
         DependencyError: dagster is not installed, or a part of it ended by itself.
@@ -32,15 +34,15 @@ def dev(project: Project) -> int:
     outline(project.root)
     home = dagster_home(project)
     settings = project.settings
-    url = f"http://127.0.0.1:{settings.dev.port}"
+    page = settings.dev.port if port is None else port
+    url = f"http://{_browsed(host)}:{page}"
     starting = {f"Dagster is ready: {url}/asset-groups": f"{url}/server_info"}
     if settings.server.port:
-        host = f"[{settings.server.host}]" if ":" in settings.server.host else settings.server.host
-        url = f"http://{host}:{settings.server.port}"
+        url = f"http://{_browsed(settings.server.host)}:{settings.server.port}"
         starting[f"the API is ready: {url}/docs, and /status"] = f"{url}/healthz"
     command = [
-        dagster, "dev", "--module-name", "isthmus.orchestration.definitions", "--host", "127.0.0.1",
-        "--port", str(settings.dev.port), "--log-level", settings.dev.log_level,
+        dagster, "dev", "--module-name", "isthmus.orchestration.definitions", "--host", host,
+        "--port", str(page), "--log-level", settings.dev.log_level,
     ]  # fmt: skip
     environment = {**os.environ, "DAGSTER_HOME": str(home), "ISTHMUS_ROOT": str(project.root)}
     logs = project.state / "logs"
@@ -76,6 +78,13 @@ def dev(project: Project) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     return 0
+
+
+def _browsed(host: str) -> str:
+    """An address in a URL for this machine."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
 
 
 def _say(text: str) -> None:

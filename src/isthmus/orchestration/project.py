@@ -171,8 +171,8 @@ class Project:
         if name is None or name not in known:
             problem = "none is named" if name is None else f"{name!r} is not declared"
             if not known:
-                raise RequestError("distillation", f"{problem}, and the definitions declare none",
-                                   remedy="declare one; `isthmus training-set --spine` needs none")  # fmt: skip
+                remedy = f"declare a Distillation in {self.settings.project.definitions}.py"
+                raise RequestError("distillation", f"{problem}, and the definitions declare none", remedy=remedy)
             raise RequestError("distillation", problem, expected=one_of(known))
         return known[name]
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from isthmus.features.contract.contract import Column, Contract
 from isthmus.features.contract.generations import Generations
-from isthmus.features.errors import ContractMismatch, IsthmusError
+from isthmus.features.errors import ContractMismatch, IsthmusError, one_of
 from isthmus.features.profiles import BATCH_ROWS
 from isthmus.features.request.graph import RowGraph
 from isthmus.serving.lookup.lookup import Lookup, resolve, service_features
@@ -15,7 +15,7 @@ from isthmus.serving.predict.model import Model
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.rollout.candidate import CandidateRun
 from isthmus.serving.rollout.probation import ProbationRun
-from isthmus.serving.wire.errors import NotFoundError, NotReadyError, any_of
+from isthmus.serving.wire.errors import NotFoundError, NotReadyError
 
 T = TypeVar("T")
 
@@ -178,7 +178,7 @@ class State:
         contract, following = self.contract, self._generations.next
         declared = [c.views[view] for c in (contract, following) if c is not None and view in c.views]
         if not declared:
-            raise NotFoundError(form.view, f"no view {view!r}", expected=any_of(contract.views))
+            raise NotFoundError(form.view, f"no view {view!r}", expected=one_of(contract.views))
         pushed = {place.slot: PushedView(contract.project, place, form) for place in self._generations.places(view)}
         now = [pushed.pop(slot) for slot in dict.fromkeys(place.slot for place in declared)]
         return now, list(pushed.values())

@@ -400,7 +400,7 @@ def undeclared(contract: Any) -> None:
 FORGED: dict[str, tuple[Corruption, str]] = {
     "version": (changed(format_version=3), "format version 3; expected 2"),
     "another contract": (changed(contract="0" * 64), "expected 000000000000, as in the manifest"),
-    "another service": (changed(service="others"), "no service others; expected one of features"),
+    "another service": (changed(service="others"), "no service others; expected features"),
     "no model": (changed(variants=[]), "names no model file"),
     "no input": (changed(inputs=[]), "golden.json: an input carrier; expected the inputs of the manifest"),
     "no tensor": (changed(tensors=[]), "incomplete case"),

@@ -177,7 +177,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     assert [problem.where for problem in raised.value.problems] == [
         f"training: {name}" for name in ("batch", "steps", "learning_rate", "warm_up", "patience")
     ]
-    with pytest.raises(ConfigurationError, match="gate: 'auc'; expected one of error"):
+    with pytest.raises(ConfigurationError, match="gate: 'auc'; expected error"):
         train(replace(SETTINGS, gate="auc"))
 
 

@@ -26,7 +26,7 @@ from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.types import Bool, Float32, Int64, String
-from tests.features.feast_project import CITY, DRIVER, OFFLINE, repository, source, view
+from tests.features.feast_project import CITY, DRIVER, OFFLINE, STRICT, repository, source, view
 from tests.features.support import join_naively, make_view, same_bits, table, times, values_of
 
 with warnings.catch_warnings():
@@ -68,6 +68,12 @@ def store(tmp_path: Path) -> feast.FeatureStore:
     return repository(tmp_path, ONLINE, offline=OFFLINE)
 
 
+@pytest.fixture
+def strict(tmp_path: Path) -> feast.FeatureStore:
+    """Rows are visible once they are created, and values have the declared types."""
+    return repository(tmp_path, ONLINE, offline=STRICT)
+
+
 def rows(folder: Path, name: str = "stats", /, **columns: Any) -> pd.DataFrame:
     """Writes the source of a view; true and created in the hours that are given."""
     events = columns.pop("event")
@@ -98,11 +104,13 @@ MOMENTS = st.integers(-4, 4)
 NAMES = st.sampled_from(["1", "11", "", "é"])
 
 
-@pytest.fixture(scope="module")
-def joined(tmp_path_factory: pytest.TempPathFactory) -> tuple[feast.FeatureStore, Path]:
+@pytest.fixture(scope="module", params=[OFFLINE, STRICT], ids=["event", "created"])
+def joined(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> tuple[feast.FeatureStore, Path, bool]:
     """Three views: one key and a ttl; two keys; two keys and no created timestamp."""
     folder = tmp_path_factory.mktemp("joined")
-    store = repository(folder, ONLINE, offline=OFFLINE)
+    store = repository(folder, ONLINE, offline=request.param)
     for name, keys in (("one", {"driver": Int64}), ("two", {"left": String, "right": String})):
         pq.write_table(table(make_view(FIELDS, keys), []), folder / f"{name}_rows.parquet")
     pq.write_table(table(make_view(FIELDS, {"left": String, "right": String}), []), folder / "three_rows.parquet")
@@ -110,7 +118,7 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> tuple[feast.FeatureStore
         [DRIVER, *PAIR, _view(folder, "one", [DRIVER], timedelta(microseconds=3)), _view(folder, "two", PAIR),
          _view(folder, "three", PAIR, created=False)]
     )  # fmt: skip
-    return store, folder
+    return store, folder, request.param == OFFLINE
 
 
 def _view(folder: Path, name: str, entities: list[feast.Entity], ttl: timedelta = timedelta(0), *,
@@ -137,13 +145,13 @@ def _rows(keys: Mapping[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[list[
     spine=st.lists(st.tuples(MOMENTS, st.integers(0, 2) | st.none(), NAMES, NAMES | st.none()), max_size=8),
 )
 def test_the_join_through_feasts_api_is_the_time_rule(
-    joined: tuple[feast.FeatureStore, Path],
+    joined: tuple[feast.FeatureStore, Path, bool],
     one: list[dict[str, Any]],
     two: list[dict[str, Any]],
     three: list[dict[str, Any]],
     spine: list[tuple[Any, ...]],
 ) -> None:
-    store, folder = joined
+    store, folder, by_event = joined
     for row in three:
         row["_known"] = row["_event"]
     questions = pa.table(
@@ -160,6 +168,8 @@ def test_the_join_through_feasts_api_is_the_time_rule(
         contract = make_view(FIELDS, keys, 3 if name == "one" else None, name)
         history = table(contract, found)
         pq.write_table(history.drop(["content_hash"]), folder / f"{name}_rows.parquet")
+        if by_event:
+            history = _visible_at_once(history)
         expected = join_naively(expected, ViewHistory(contract, history, 0)).drop([f"{name}__status"])
     features = [f"{name}:{feature}" for name in ("one", "two", "three") for feature in FIELDS]
     result = store.get_historical_features(questions, features, full_feature_names=True).to_arrow()
@@ -167,6 +177,18 @@ def test_the_join_through_feasts_api_is_the_time_rule(
     # A feature asked for alone is of the same row as all of them together.
     alone = store.get_historical_features(questions, ["two:b"], full_feature_names=True).to_arrow()
     assert alone["two__b"].to_pylist() == expected["two__b"].to_pylist()
+
+
+def _visible_at_once(history: pa.Table) -> pa.Table:
+    """Rows that are visible at their event; those of one event in the order of created time and content."""
+    order = history.append_column("n", pa.array(np.arange(len(history)))).sort_by(
+        [("known_at", "ascending"), ("content_hash", "ascending")]
+    )["n"]
+    ranks = np.empty(len(order), np.int64)
+    ranks[order.to_numpy()] = np.arange(len(order))
+    for name, column in (("known_at", history["event_timestamp"]), ("content_hash", pa.array(ranks))):
+        history = history.set_column(history.column_names.index(name), name, column)
+    return history
 
 
 # --- what Feast's stores do wrong
@@ -212,28 +234,41 @@ def test_ties_multiply_nothing_and_depend_on_no_order(store: feast.FeatureStore,
     assert found < {(1, 0.1), (2, 0.2), (3, 0.3)}
 
 
-def test_a_row_that_was_created_late_does_not_leak(store: feast.FeatureStore, tmp_path: Path) -> None:
+def test_a_row_that_was_created_late_does_not_leak(strict: feast.FeatureStore, tmp_path: Path) -> None:
     rows(tmp_path, driver=[1, 1], event=[0, 1], created=[0, 5], trips=[1, 2])
-    store.apply([DRIVER, view(tmp_path, {"trips": ft.Int64})])
+    strict.apply([DRIVER, view(tmp_path, {"trips": ft.Int64})])
     spine = asked(0.5, 4.9, 5, driver=[1, 1, 1])
-    assert answer(store, spine, ["stats:trips"]) == {"trips": [1, 1, 2]}
+    assert answer(strict, spine, ["stats:trips"]) == {"trips": [1, 1, 2]}
 
 
-def test_of_one_event_the_correction_counts(store: feast.FeatureStore, tmp_path: Path) -> None:
+def test_of_one_event_the_correction_counts(strict: feast.FeatureStore, tmp_path: Path) -> None:
     rows(tmp_path, driver=[1, 1], event=[0, 0], created=[3, 0], trips=[2, 1])
-    store.apply([DRIVER, view(tmp_path, {"trips": ft.Int64})])
-    assert answer(store, asked(2, 3, driver=[1, 1]), ["stats:trips"]) == {"trips": [1, 2]}
+    strict.apply([DRIVER, view(tmp_path, {"trips": ft.Int64})])
+    assert answer(strict, asked(2, 3, driver=[1, 1]), ["stats:trips"]) == {"trips": [1, 2]}
 
 
-def test_a_backfilled_source_can_be_read_as_feast_does(tmp_path: Path) -> None:
-    config = OFFLINE.replace("}", ", known_at: event}")
-    store = repository(tmp_path, ONLINE, offline=config)
+def test_a_backfilled_source_is_read_as_feast_reads_it(store: feast.FeatureStore, tmp_path: Path) -> None:
     rows(tmp_path, driver=[1, 1, 1], event=[0, 1, 1], created=[99, 98, 97], trips=[1, 2, 3])
     store.apply([DRIVER, view(tmp_path, {"trips": ft.Int64})])
     spine = asked(0.5, 1, 98, driver=[1, 1, 1])
     assert answer(store, spine, ["stats:trips"]) == {"trips": [1, 2, 2]}
     cut = answer(store, spine, ["stats:trips"], filter_by_created_timestamp=True)
     assert cut == {"trips": [None, None, 2]}
+
+
+def test_rows_that_nobody_sees_are_counted(
+    store: feast.FeatureStore, strict: feast.FeatureStore, tmp_path: Path
+) -> None:
+    rows(tmp_path, driver=[1, 1, 1, 1], event=[0, 1, 1, 9], created=[99, 98, 2, 100], trips=[1, 2, 3, 4])
+    store.apply([DRIVER, view(tmp_path, {"trips": ft.Int64})])
+    said = r"view stats: 2 of \d rows are hidden: they were created after .* 2024-01-01 08:00:00.*known_at: event"
+    for asks, more in ((strict, {}), (store, {"filter_by_created_timestamp": True})):
+        with pytest.warns(UserWarning, match=said):
+            assert answer(asks, asked(3, 8, driver=[1, 1]), ["stats:trips"], **more) == {"trips": [3, 3]}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "view stats")
+        assert answer(store, asked(3, driver=[1]), ["stats:trips"]) == {"trips": [2]}
+        assert answer(strict, asked(100, driver=[1]), ["stats:trips"]) == {"trips": [4]}
 
 
 def test_the_values_are_those_of_feasts_duckdb_rule_where_it_is_right(tmp_path: Path) -> None:
@@ -336,15 +371,15 @@ def test_the_spine_may_be_a_query(store: feast.FeatureStore, tmp_path: Path) -> 
             store.get_historical_features(wrong, ["stats:trips"])
 
 
-def test_without_a_spine_every_moment_of_every_key_answers_once(store: feast.FeatureStore, tmp_path: Path) -> None:
+def test_without_a_spine_every_moment_of_every_key_answers_once(strict: feast.FeatureStore, tmp_path: Path) -> None:
     rows(tmp_path, driver=[1, 1, 1, 2, 1], event=[1, 2, 3, 2, 1.5], created=[1, 2, 3, 2, 4], trips=[1, 2, 3, 4, 5])
     rows(tmp_path, "other", driver=[1, 1], event=[0, 2], score=[0.5, 0.75])
     rows(tmp_path, "world", event=[0], day=["monday"])
     world = view(tmp_path, {"day": ft.String}, [], name="world")
     other = view(tmp_path, {"score": ft.Float64}, name="other")
-    store.apply([DRIVER, view(tmp_path, {"trips": ft.Int64}), other, world])
+    strict.apply([DRIVER, view(tmp_path, {"trips": ft.Int64}), other, world])
     features = ["stats:trips", "other:score", "world:day"]
-    found = store.get_historical_features(None, features, start_date=at(1), end_date=at(4)).to_df()
+    found = strict.get_historical_features(None, features, start_date=at(1), end_date=at(4)).to_df()
     assert found.values.tolist() == [
         [1, pd.Timestamp(at(1)), 1, 0.5, "monday"],
         [1, pd.Timestamp(at(2)), 2, 0.75, "monday"],
@@ -353,12 +388,12 @@ def test_without_a_spine_every_moment_of_every_key_answers_once(store: feast.Fea
         [1, pd.Timestamp(at(4)), 3, 0.75, "monday"],
     ]
     rows(tmp_path, "place", city=["x"], event=[0], sun=[1.5])
-    store.apply([CITY, view(tmp_path, {"sun": ft.Float64}, [CITY], name="place")])
+    strict.apply([CITY, view(tmp_path, {"sun": ft.Float64}, [CITY], name="place")])
     with pytest.raises(RequestError, match="views of different keys"):
-        store.get_historical_features(None, ["stats:trips", "place:sun"], start_date=at(0), end_date=at(1))
+        strict.get_historical_features(None, ["stats:trips", "place:sun"], start_date=at(0), end_date=at(1))
 
 
-def test_values_have_the_types_that_the_view_declares(store: feast.FeatureStore, tmp_path: Path) -> None:
+def test_values_have_the_types_of_the_source_or_those_that_the_view_declares(tmp_path: Path) -> None:
     fields = {
         "f": ft.Float32,
         "i": ft.Int32,
@@ -381,9 +416,14 @@ def test_values_have_the_types_that_the_view_declares(store: feast.FeatureStore,
         }
     )
     pq.write_table(pa_rows, tmp_path / "stats_rows.parquet")
+    store, declared = (repository(tmp_path, ONLINE, offline=offline) for offline in (OFFLINE, STRICT))
     store.apply([DRIVER, view(tmp_path, fields)])
     spine = pd.DataFrame({"driver": [1.0, np.nan], "event_timestamp": [pd.Timestamp("1970-01-01")] * 2})
-    found = store.get_historical_features(spine, [f"stats:{name}" for name in fields]).to_arrow()
+    as_stored = store.get_historical_features(spine, [f"stats:{name}" for name in fields]).to_arrow()
+    stored = pq.read_table(tmp_path / "stats_rows.parquet")
+    assert {name: as_stored[name].type for name in fields} == {name: stored[name].type for name in fields}
+    assert as_stored["f"].to_pylist() == [0.1, None]
+    found = declared.get_historical_features(spine, [f"stats:{name}" for name in fields]).to_arrow()
     assert found["f"].to_pylist() == [float(np.float32(0.1)), None]
     assert found["i"].type == pa.int32()
     assert found["t"].to_pylist() == [datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), None]
@@ -576,7 +616,7 @@ def test_bad_spines(store: feast.FeatureStore, tmp_path: Path) -> None:
         with pytest.raises(Exception, match="nope"):
             ask(spine, wrong)
     provider, stats = store._get_provider(), store.get_feature_view("stats")
-    with pytest.raises(RequestError, match=r"view stats: no feature 'nope'; expected one of trips"):
+    with pytest.raises(RequestError, match=r"view stats: no feature 'nope'; expected trips"):
         provider.offline_store.get_historical_features(
             store.config, [stats], ["stats:nope"], spine, store.registry, store.project
         )
@@ -611,11 +651,11 @@ def test_a_microsecond_is_one_time(store: feast.FeatureStore, tmp_path: Path) ->
     assert answer(store, spine, ["stats:trips"]) == {"trips": [1, None, 2, None, 3, 3, 4]}
 
 
-def test_bad_sources(store: feast.FeatureStore, tmp_path: Path) -> None:
+def test_bad_sources(strict: feast.FeatureStore, tmp_path: Path) -> None:
     good = rows(tmp_path, driver=[1], event=[0], trips=[10])
-    store.apply([DRIVER, view(tmp_path, {"trips": ft.Int64})])
+    strict.apply([DRIVER, view(tmp_path, {"trips": ft.Int64})])
     path, spine = tmp_path / "stats_rows.parquet", asked(1, driver=[1])
-    ask: Callable[[], Any] = lambda: answer(store, spine, ["stats:trips"])  # noqa: E731
+    ask: Callable[[], Any] = lambda: answer(strict, spine, ["stats:trips"])  # noqa: E731
     for changed, message in (
         (good.rename(columns={"trips": "n"}), "has no column trips; expected one of .*field_mapping"),
         (good.rename(columns={"driver": "n"}), "has no column driver"),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx
+import numpy as np
 import pandas as pd
 import pytest
 import redis
@@ -22,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, DependencyError, RequestError
-from isthmus.features.types import KEY_TYPES, TYPES, DataType
+from isthmus.features.types import KEY_TYPES, TYPES, DataType, Float32, Int64
 from tests.features.feast_project import (
     CITY,
     DRIVER,
@@ -48,7 +49,7 @@ with warnings.catch_warnings():
     import feast.types as ft
     from feast.on_demand_feature_view import on_demand_feature_view
     from feast.protos.feast.types.EntityKey_pb2 import EntityKey
-    from feast.protos.feast.types.Value_pb2 import Value
+    from feast.protos.feast.types.Value_pb2 import DoubleList, Int64List, Value
     from feast.value_type import ValueType
 
     from isthmus.features.feast import values as _feast_values
@@ -110,6 +111,21 @@ def test_a_value_of_another_type_is_refused() -> None:
         _feast_values.column([Value(float_val=1), Value(string_val="1")], FORMS["Float32"], "here")
     with pytest.raises(DataError, match="9223372036855 seconds"):
         _feast_values.column([Value(unix_timestamp_val=9223372036855)], FORMS["UnixTimestamp"], "here")
+
+
+def test_a_number_of_another_width_is_taken() -> None:
+    """As Feast takes it; its own store returns what was written, ours the declared type."""
+    numbers = [Value(double_val=0.1), Value(int64_val=3), Value(), Value(float_val=0.5), Value(int32_val=-2)]
+    found = _feast_values.column(numbers, FORMS["Float32"], "here")
+    assert found.tolist(Float32) == [float(np.float32(0.1)), 3.0, None, 0.5, -2.0]
+    whole = _feast_values.column([Value(double_val=3), Value(int32_val=7)], FORMS["Int64"], "here")
+    assert whole.tolist(Int64) == [3, 7]
+    lists = [Value(double_list_val=DoubleList(val=[0.1, 2])), Value(int64_list_val=Int64List(val=[1]))]
+    found = _feast_values.column(lists, FORMS["Array(Float32)"], "here")
+    assert [[*array] for array in found.data] == [[np.float32(0.1), 2], [1]]
+    for value, dtype in ((Value(double_val=0.5), "Int64"), (Value(int64_val=2**31), "Int32")):
+        with pytest.raises(DataError, match=f"here: has a value that does not fit .*; expected {dtype}, as declared"):
+            _feast_values.column([value], FORMS[dtype], "here")
 
 
 SAMPLES: dict[str, list[Any]] = {

@@ -62,7 +62,7 @@ def test_wrong_usage_is_one_sentence(shop: Shop) -> None:
     keys.create(project, "owner", ["read:*"])
     for arguments, found in (
         (["create", "owner", "--scope", "read:*"], "API key owner: is there already. Revoke it first"),
-        (["revoke", "nobody"], "API key nobody: is not there; expected one of owner"),
+        (["revoke", "nobody"], "API key nobody: is not there; expected owner"),
         (["create", "x"], "Missing option '--scope'"),
         (["create", "x y", "--scope", "write:*"], "API key: 2 problems\n  - name: 'x y'"),
     ):

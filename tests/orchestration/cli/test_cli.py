@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ VERBS = [
     "apply",
     "build",
     "materialize",
+    "lookup",
     "quality",
     "training-set",
     "distill",
@@ -110,6 +112,19 @@ def test_every_verb_that_ends_has_one_document_for_programs() -> None:
 )
 def test_help_says_what_an_argument_is(verb: list[str], argument: str) -> None:
     assert argument in run(*verb, "--help").stdout
+
+
+def test_the_version_and_a_short_way_to_help() -> None:
+    assert run("--version").stdout.strip() == version("isthmus")
+    assert run("-h").stdout == run("--help").stdout
+    assert run("keys", "create", "-h").stdout == run("keys", "create", "--help").stdout
+
+
+def test_the_project_may_stand_before_the_verb(shop: Shop) -> None:
+    after = run("history", "--json", "--project", str(shop.root))
+    assert (after.returncode, after.stderr) == (0, "")
+    for before in (["--project", str(shop.root)], [f"--project={shop.root}"]):
+        assert run(*before, "history", "--json").stdout == after.stdout
 
 
 def test_help_loads_nothing_heavy() -> None:

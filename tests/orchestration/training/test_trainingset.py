@@ -85,10 +85,10 @@ def test_a_training_set_that_is_damaged(built: Shop, project: Open) -> None:
 
 
 def test_unknown_distillation(built: Shop, project: Open) -> None:
-    with pytest.raises(RequestError, match="distillation: 'early' is not declared; expected one of late_order"):
+    with pytest.raises(RequestError, match="distillation: 'early' is not declared; expected late_order"):
         training_set(project(built), "early")
     text = (built.root / "definitions.py").read_text()
     (built.root / "definitions.py").write_text(text + "\ndel late_order\n")
     apply(project(built))
-    with pytest.raises(RequestError, match=r"the definitions declare none.*`isthmus training-set --spine`"):
+    with pytest.raises(RequestError, match=r"the definitions declare none. Declare a Distillation in definitions.py"):
         training_set(project(built))

@@ -108,7 +108,7 @@ class Lookup:
                 by_view.update({id(view): answers[view.layout.view.name] for view in group})
         except IsthmusError as error:
             # The remedies that a Feast user has.
-            remedy = "write the view's rows again, with `feast materialize` or `isthmus materialize`"
+            remedy = "write the view's rows again, with `feast materialize` or `isthmus materialize --full`"
             raise type(error)(error.where, error.found, expected=error.expected, remedy=remedy) from None
         return [by_view[id(view)] for view in self._views]
 

@@ -4,8 +4,8 @@
       type: isthmus.features.feast.IsthmusOfflineStore
 
 It reads Feast's file sources, Parquet and Delta, and the tables of views that `isthmus apply` has registered. The
-result has a row for each row of the entity dataframe, in its order, duplicates included. A source row with a created
-timestamp is invisible before it was created. Times without a time zone are UTC, as everywhere in Feast.
+result has a row for each row of the entity dataframe, in its order, duplicates included. Times without a time zone are
+UTC, as everywhere in Feast.
 """
 
 import fcntl
@@ -38,7 +38,7 @@ from isthmus.features.errors import DataError, RequestError
 from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import retrieval
 from isthmus.features.feast.retrieval import IsthmusRetrievalJob
-from isthmus.features.feast.sources import FIRST, LAST, KnownAt, Rows, Source, micros
+from isthmus.features.feast.sources import FIRST, LAST, KnownAt, Rows, Source, ValueTypes, micros
 from isthmus.features.feast.values import moments
 from isthmus.features.feast.views import is_registered
 from isthmus.features.files import write_atomically
@@ -50,16 +50,19 @@ class IsthmusOfflineStoreConfig(FeastConfigBaseModel):
     """The `offline_store` section of a `feature_store.yaml`.
 
     Attributes:
-        known_at: from when on a row is visible, if its source has a created timestamp: `created`, so that no row is
-            visible before it was created; or `event`, as in Feast's own stores, for sources whose created timestamp
-            is the time of a backfill. With `event`, the created timestamp only decides between rows of the same event
-            time, and each call chooses with `filter_by_created_timestamp`.
+        known_at: from when on a row is visible, if its source has a created timestamp: `event`, as in Feast's own
+            stores, where the created timestamp only decides between rows of the same event time; or `created`, so that
+            no row is visible before it was created. Each call may ask for that with `filter_by_created_timestamp`.
+            Rows of views that `isthmus apply` has registered are visible from when they were known in any case.
+        types: of the values: `source`, as in Feast's own stores; or `declared`, those that the view declares, which
+            the online store serves.
     """
 
     type: Literal[
         "isthmus.features.feast.IsthmusOfflineStore", "isthmus.features.feast_offline.IsthmusOfflineStore"
     ] = "isthmus.features.feast.IsthmusOfflineStore"
-    known_at: KnownAt = "created"
+    known_at: KnownAt = "event"
+    types: ValueTypes = "source"
 
 
 class IsthmusOfflineStore(OfflineStore):
@@ -84,7 +87,7 @@ class IsthmusOfflineStore(OfflineStore):
 
         `entity_df` is a table with the join keys and a time, a DuckDB SQL query for such a table, whose relative paths
         start from the repository, or None for every key and moment of the views between `start_date` and `end_date`.
-        `filter_by_created_timestamp` hides rows before they were created, also if `known_at` is `event`.
+        `filter_by_created_timestamp` hides rows before they were created, whatever `known_at` says.
 
         Raises:
             EntityTimestampInferenceException: `entity_df` has no column `event_timestamp`, nor exactly one time column.
@@ -96,10 +99,13 @@ class IsthmusOfflineStore(OfflineStore):
         known_at: KnownAt = "created" if filter_by_created_timestamp else config.offline_store.known_at
         on_demand = utils._get_requested_on_demand_feature_views(feature_refs, project, registry)
         wanted, _ = utils._get_requested_feature_views_to_features_dict(feature_refs, feature_views, on_demand)
-        parts = [retrieval.ViewJoin.of(config, view, features, full_feature_names) for view, features in wanted.items()]
+        parts = [
+            retrieval.ViewJoin.of(config, view, features, full_feature_names, known_at)
+            for view, features in wanted.items()
+        ]
         if entity_df is None:
             interval = utils.compute_non_entity_date_range(feature_views, start_date, end_date)
-            spine = retrieval.known_moments(parts, known_at, *interval)
+            spine = retrieval.known_moments(parts, *interval)
         else:
             spine = retrieval.entity_table(entity_df, config)
         time = retrieval.time_column(spine)
@@ -112,7 +118,7 @@ class IsthmusOfflineStore(OfflineStore):
         def compute() -> pa.Table:
             result = spine
             for part in parts:
-                result = part.joined(result, at, known_at)
+                result = part.joined(result, at)
             return result
 
         metadata = RetrievalMetadata(
@@ -233,19 +239,20 @@ class IsthmusOfflineStore(OfflineStore):
 def newest(source: Source, known_at: KnownAt, start: datetime | None, end: datetime | None) -> tuple[Rows, Ints]:
     """The rows of a source, and the places of those to materialize for an interval: the newest of each key.
 
-    A row belongs to the interval in which its event lies, and to the interval in which it became known if its event
+    A row belongs to the interval in which its event lies, and to the interval in which it was created if its event
     lies before the end: successive runs miss nothing that was created late. A row with a created time in the future
     belongs to the run after that time. None means no bound.
     """
     first, last = _bounds(start, end)
-    late = known_at == "created" and bool(source.created)
-    condition = source.within(None if late else first, last)
+    condition = source.within(first, last)
+    if source.created and condition is not None:
+        created_within = source.within(first, last, source.created)
+        condition = None if created_within is None else condition | created_within
     rows = source.rows([feature.name for feature in source.features], known_at, condition)
-    event, known = (columnar.micros(rows.history.table()[name]) for name in ("event_timestamp", "known_at"))
-    inside = event >= first
-    if late:
-        inside |= (known >= first) & (known <= last)
-        inside &= known <= clock.now()
+    event = columnar.micros(rows.history.table()["event_timestamp"])
+    inside = (event >= first) | ((rows.created >= first) & (rows.created <= last))
+    if source.created:
+        inside &= rows.created <= clock.now()
     places = np.flatnonzero(inside & (event <= last))
     return rows, rows.latest(places)
 

@@ -51,7 +51,7 @@ def register(
         "project": contract.project.replace("-", "_"),
         "provider": "local",
         "registry": {"registry_type": "sql", "path": f"sqlite:///{folder / 'registry.db'}", "cache_ttl_seconds": 0},
-        "offline_store": {"type": "isthmus.features.feast.IsthmusOfflineStore"},
+        "offline_store": {"type": "isthmus.features.feast.IsthmusOfflineStore", "known_at": "created"},
         "online_store": {"type": "remote", "path": server},
         "entity_key_serialization_version": 3,
         "telemetry": False,

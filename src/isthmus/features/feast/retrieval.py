@@ -1,6 +1,7 @@
 """A retrieval by Feast's offline store: the entity dataframe, and the columns that each view adds to it."""
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,10 +18,11 @@ from feast.infra.offline_stores.offline_store import RetrievalJob, RetrievalMeta
 from feast.repo_config import RepoConfig
 from feast.saved_dataset import SavedDatasetStorage
 
+from isthmus.features import clock
 from isthmus.features.errors import DataError, RequestError, one_of
 from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import values as feast_values
-from isthmus.features.feast.sources import FIRST, KnownAt, Source, micros
+from isthmus.features.feast.sources import FIRST, KnownAt, Rows, Source, ValueTypes, micros
 from isthmus.features.offline.history import connection
 from isthmus.features.values import columns
 
@@ -80,15 +82,21 @@ class ViewJoin:
         source: of its rows.
         keys: the columns of the spine that hold its keys.
         columns: feature name to the name of its column in the result.
+        known_at: the timestamp from which a row is visible.
+        types: of the values.
     """
 
     name: str
     source: Source
     keys: tuple[str, ...]
     columns: Mapping[str, str]
+    known_at: KnownAt
+    types: ValueTypes
 
     @classmethod
-    def of(cls, config: RepoConfig, view: FeatureView, features: Sequence[str], full_names: bool) -> "ViewJoin":
+    def of(
+        cls, config: RepoConfig, view: FeatureView, features: Sequence[str], full_names: bool, known_at: KnownAt
+    ) -> "ViewJoin":
         """The join of a view's features, which the view must have."""
         source, name = Source.of(config, view), view.projection.name_alias or view.name
         known = [column.name for column in source.features]
@@ -97,12 +105,15 @@ class ViewJoin:
                 raise RequestError(f"view {view.name}", f"no feature {feature!r}", expected=one_of(known))
         key_map = view.projection.join_key_map
         keys = tuple(key_map.get(key.name, key.name) for key in source.keys)
-        return cls(name, source, keys, {f: f"{name}__{f}" if full_names else f for f in features})
+        columns = {feature: f"{name}__{feature}" if full_names else feature for feature in features}
+        if source.contract is not None:
+            known_at = "created"
+        return cls(name, source, keys, columns, known_at, config.offline_store.types)
 
-    def joined(self, spine: pa.Table, at: pa.ChunkedArray, known_at: KnownAt) -> pa.Table:
+    def joined(self, spine: pa.Table, at: pa.ChunkedArray) -> pa.Table:
         """The spine with the columns of this view."""
         keys = [
-            feast_values.typed(spine[name], key.dtype, f"entity_df, join key {name}")
+            feast_values.typed(spine[name], self.source.key_type(key), f"entity_df, join key {name}")
             for name, key in zip(self.keys, self.source.keys, strict=True)
         ]
         # Events after the last moment of the spine, or expired before its first moment, cannot match.
@@ -111,11 +122,24 @@ class ViewJoin:
             first, last = (int(bound.value) for bound in pc.min_max(at).values())
             ttl = self.source.ttl
             condition = self.source.within(None if ttl is None else max(first - ttl, FIRST), last)
-        rows = self.source.rows(list(self.columns), known_at, condition)
+        rows = self.source.rows(list(self.columns), self.known_at, condition)
+        if len(at) and self.source.contract is None:
+            self._warn_of_hidden(rows, last)
         places = rows.answer(at, keys, os.cpu_count() or 1)
         for feature, column in self.columns.items():
-            spine = spine.append_column(column, rows.values[feature].take(places))
+            spine = spine.append_column(column, rows.values(feature, self.types).take(places))
         return spine
+
+    def _warn_of_hidden(self, rows: Rows, last: int) -> None:
+        """Says how many rows nobody sees who asks for moments up to `last`, microseconds since 1970 UTC."""
+        event, known = (columns.micros(rows.history.table()[name]) for name in (TIMESTAMP, "known_at"))
+        if hidden := np.count_nonzero((event <= last) & (known > last)):
+            warnings.warn(
+                f"view {self.name}: {hidden:,} of {len(event):,} rows are hidden: they were created after the last "
+                f"moment asked for, {clock.moment(last)}. If that is when history was loaded, ask without "
+                "filter_by_created_timestamp, and with `known_at: event` in `offline_store`",
+                stacklevel=2,
+            )
 
 
 def entity_table(entity_df: pd.DataFrame | pa.Table | str, config: RepoConfig) -> pa.Table:
@@ -168,7 +192,7 @@ def check_columns(spine: pa.Table, views: Sequence[ViewJoin]) -> None:
             names.add(column)
 
 
-def known_moments(views: Sequence[ViewJoin], known_at: KnownAt, start: datetime, end: datetime) -> pa.Table:
+def known_moments(views: Sequence[ViewJoin], start: datetime, end: datetime) -> pa.Table:
     """Each key of the views with each moment in a closed interval at which a row of that key became visible.
 
     The views with the most keys determine the moments; views with fewer keys are only joined to them.
@@ -184,7 +208,7 @@ def known_moments(views: Sequence[ViewJoin], known_at: KnownAt, start: datetime,
     for view in views:
         if {*view.keys} != {*names}:
             continue
-        history = view.source.rows([], known_at, view.source.within(None, last)).history.table()
+        history = view.source.rows([], view.known_at, view.source.within(None, last)).history.table()
         since = np.maximum(columns.micros(history["event_timestamp"]), columns.micros(history["known_at"]))
         keys = [history[f"key_{view.keys.index(name)}"] for name in names]
         times = pa.array(since).cast(feast_values.TIME)

@@ -1,7 +1,6 @@
 """Feast's file sources as histories, whatever the names and types of their columns.
 
-The join sees keys, times and the place of a row. Values come from those places in the types that the view declares, so
-training and serving see the same types.
+The join sees keys, times and the place of a row. Values come from those places, in any type.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +27,7 @@ from feast.repo_config import RepoConfig
 
 from isthmus.features import clock
 from isthmus.features.contract.contract import Column, ViewContract
-from isthmus.features.errors import ConfigurationError, DataError, first_line, one_of
+from isthmus.features.errors import ConfigurationError, DataError, Problem, first_line, one_of
 from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.views import is_registered, key_problems, registered
@@ -36,11 +35,13 @@ from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.snapshot import Snapshot
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import point_in_time
-from isthmus.features.types import KEY_TYPES, TYPES, Bool, Bytes, DataType, Int32, Int64, String, UnixTimestamp
+from isthmus.features.types import TYPES, DataType, Int64, String
+from isthmus.features.values import columns as columnar
 from isthmus.features.values.columns import ARROW, Ints, from_arrow, from_python
 from isthmus.features.values.rows import RowCodec
 
 KnownAt = Literal["created", "event"]
+ValueTypes = Literal["source", "declared"]
 
 _NO_DATA = [".", "_SUCCESS", "_metadata", "_common_metadata", "_committed", "_started", "_temporary"]
 """Files that are no data. Arrow's default also ignores `__log_date=…`, the folders of Feast's logs."""
@@ -102,7 +103,11 @@ class Source:
         source = feast_files.file_source(view.batch_source, f"view {view.name}")
         columns = {name: column for column, name in source.field_mapping.items()}
         key_fields = [field for field in view.entity_columns if field.name != DUMMY_ENTITY_ID]
-        if problems := key_problems(view.name, tuple((field.name, str(field.dtype)) for field in key_fields)):
+        problems = key_problems(view.name, tuple((field.name, str(field.dtype)) for field in key_fields))
+        if not view.entity_columns and view.entities:
+            found = f"has entity {', '.join(view.entities)}, and no field for its key"
+            problems.append(Problem(view.name, found, "one in its schema, or an entity with a value_type"))
+        if problems:
             raise ConfigurationError("feature views", problems)
         keys, features = (
             tuple(SourceColumn(f.name, columns.get(f.name, f.name), TYPES.get(str(f.dtype))) for f in fields)
@@ -191,20 +196,20 @@ class Source:
             raise DataError(self.where, f"{self.path} cannot be read ({first_line(error)})",
                             expected="Parquet, or Delta where its file_format says so") from error  # fmt: skip
 
-    def within(self, first: int | None, last: int | None) -> pc.Expression | None:
-        """The condition that an event time lies in a closed interval of microseconds.
+    def within(self, first: int | None, last: int | None, column: str = "") -> pc.Expression | None:
+        """The condition that the time in a column (the event time) lies in a closed interval of microseconds.
 
         It only saves reading: where Arrow cannot compare exactly, more rows pass.
         """
-        schema = self.data.schema
-        if self.event not in schema.names or not pa.types.is_timestamp(schema.field(self.event).type):
+        schema, name = self.data.schema, column or self.event
+        if name not in schema.names or not pa.types.is_timestamp(schema.field(name).type):
             return None
-        kind = schema.field(self.event).type
+        kind = schema.field(name).type
         bounds = [bound for bound in (first, last) if bound is not None]
         if not bounds or (kind.unit == "ns" and max(map(abs, bounds)) >= _NANOSECONDS):
             return None
         # All thousand nanoseconds of a microsecond are the same time to us.
-        field = ds.field(self.event)
+        field = ds.field(name)
         low = None if first is None else field >= _as(first, kind)
         high = None if last is None else field <= _as(min(last, LAST - 1) + 1, kind)
         return high if low is None else low if high is None else low & high
@@ -220,29 +225,63 @@ class Source:
         """
         for features in ([column for column in self.features if column.name in names], list(self.features)):
             table = self.columns(self.names(features), condition)
-            places, history = self._history(table, known_at)
+            history = self._history(table, known_at)
             identity = [name for name in history.column_names if name != "place"]
             tied = len(history.group_by(identity, use_threads=False).aggregate([])) < len(history)
             # Ties are decided by the content of the rows, which needs all features.
             if not tied or features == list(self.features):
                 break
-        if len(places) < len(table):
-            table = table.take(places)
-        values = pa.table({
-            feature.name: feast_values.typed(
-                table[feature.column], feature.dtype, f"{self.where}, column {feature.column}"
+        if len(history) < len(table):
+            table = table.take(history["place"])
+            history = history.set_column(
+                history.column_names.index("place"), "place", pa.array(np.arange(len(history)))
             )
-            for feature in features
-        })  # fmt: skip
+        created = columnar.micros(history["content_hash" if known_at == "event" else "known_at"])
         if tied:
-            history = _decided(history, _content(values))
+            history = _decided(history, self._content(table))
         names = [f"key_{n}" for n in range(max(len(self.keys), 1))]
-        keys = tuple(Column(name, _key_type(history.schema.field(name).type, name)) for name in names)
+        keys = tuple(Column(name, feast_values.arrow_key_type(history.schema.field(name).type, name)) for name in names)
         view = ViewContract("source", (), keys, (Column("place", Int64),), self.ttl, 0, (), "feast")
-        return Rows(ViewHistory(view, history, 0), values, table)
+        return Rows(self, ViewHistory(view, history, 0), created, table)
 
-    def _history(self, table: pa.Table, known_at: KnownAt) -> tuple[pa.Array, pa.Table]:
-        """The places of the rows with a time and a complete key, and the keys and times of those rows.
+    def values(self, table: pa.Table, name: str, types: ValueTypes) -> pa.ChunkedArray:
+        """A feature, by Feast's name, of rows with the columns of the source."""
+        feature = next(feature for feature in self.features if feature.name == name)
+        column = table[feature.column]
+        if types == "source":
+            return column
+        return feast_values.typed(column, feature.dtype, f"{self.where}, column {feature.column}")
+
+    def key_type(self, key: SourceColumn) -> DataType:
+        """The type of a join key. Feast says String of a key for which it has none, where the source has another."""
+        where = f"{self.where}, join key {key.column}"
+        if key.column not in self.data.schema.names:
+            return key.dtype or String  # reading says what is missing
+        kind = self.data.schema.field(key.column).type
+        if key.dtype is None or (key.dtype == String and not feast_values.is_text(kind)):
+            return feast_values.arrow_key_type(kind, where)
+        return key.dtype
+
+    def _content(self, table: pa.Table) -> Ints:
+        """The content hashes of rows with all columns, equal to those of online rows with the same values."""
+        columns, by_name = [], {}
+        for name in sorted(feature.name for feature in self.features):
+            try:
+                column = self.values(table, name, "declared")
+            except DataError:
+                column = self.values(table, name, "source")  # which no online row holds
+            dtype = next((dtype for dtype in TYPES.values() if ARROW[dtype.name] == column.type), None)
+            if dtype is None:
+                dtype, texts = String, [None if value is None else repr(value) for value in column.to_pylist()]
+                by_name[name] = from_python(texts, String)
+            else:
+                by_name[name] = from_arrow(column, dtype)
+            columns.append(Column(name, dtype))
+        view = ViewContract("source", (), (), tuple(columns), None, 0, (), "feast")
+        return RowCodec(view).content(by_name, len(table))
+
+    def _history(self, table: pa.Table, known_at: KnownAt) -> pa.Table:
+        """Keys, times and places of the rows with a time and a complete key.
 
         The column `content_hash` holds the created time if `known_at` does not, else 0.
         """
@@ -254,20 +293,18 @@ class Source:
         keys = {}
         for n, key in enumerate(self.keys):
             column, where = table[key.column], f"{self.where}, join key {key.column}"
-            keys[f"key_{n}"] = feast_values.typed(column, key.dtype or _key_type(column.type, where), where)
+            keys[f"key_{n}"] = feast_values.typed(column, self.key_type(key), where)
         if not keys:
             keys["key_0"] = pa.array(np.zeros(len(table), np.int64))
         by_event = known_at == "event"
         # Nothing but a key or a time can be null, and where the event is not, the other times are not either.
-        rows = pa.table({
+        return pa.table({
             **keys,
             "event_timestamp": event,
             "known_at": event if by_event else created,
             "place": pa.array(np.arange(len(table))),
             "content_hash": created.cast(pa.int64()) if by_event else pa.array(np.zeros(len(table), np.int64)),
         }).drop_null()  # fmt: skip
-        places = rows["place"]
-        return places, rows.set_column(rows.column_names.index("place"), "place", pa.array(np.arange(len(rows))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,14 +312,20 @@ class Rows:
     """Rows of a source.
 
     Attributes:
+        source: of the rows.
         history: keys (`key_0` and so on), times and places.
-        values: features by Feast's names, in declared types.
+        created: shape (n,), microseconds since 1970 UTC; of the event where there is no created timestamp.
         table: the columns that were read, by the source's names.
     """
 
+    source: Source
     history: ViewHistory
-    values: pa.Table
+    created: Ints
     table: pa.Table
+
+    def values(self, feature: str, types: ValueTypes) -> pa.ChunkedArray:
+        """A feature, by Feast's name."""
+        return self.source.values(self.table, feature, types)
 
     def answer(self, at: pa.ChunkedArray, keys: Sequence[pa.ChunkedArray], threads: int) -> pa.ChunkedArray:
         """The place of the row for each key and time, shape (n,) each; null if there is none, or it has expired."""
@@ -306,22 +349,6 @@ def _as(at: int, kind: pa.DataType) -> pa.Scalar:
     return pa.scalar(at, pa.int64()).cast(pa.timestamp("us")).cast(kind, safe=False)
 
 
-def _key_type(kind: pa.DataType, where: str) -> DataType:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    for fits, dtype in (
-        (pa.types.is_boolean(kind), Bool),
-        (pa.types.is_int32(kind), Int32),
-        (pa.types.is_integer(kind), Int64),
-        (pa.types.is_timestamp(kind), UnixTimestamp),
-        (pa.types.is_string(kind) or pa.types.is_large_string(kind), String),
-        (pa.types.is_binary(kind) or pa.types.is_large_binary(kind), Bytes),
-    ):
-        if fits:
-            return dtype
-    raise DataError(where, f"has type {kind}", expected=one_of(dtype.name for dtype in KEY_TYPES))
-
-
 def _decided(history: pa.Table, content: Ints) -> pa.Table:
     """The rows with a `content_hash` that breaks ties: the content hash, or the rank by (created, content)."""
     created = history["content_hash"].to_numpy()
@@ -330,19 +357,3 @@ def _decided(history: pa.Table, content: Ints) -> pa.Table:
         content = np.empty(len(order), np.int64)
         content[order] = np.arange(len(order))
     return history.set_column(history.column_names.index("content_hash"), "content_hash", pa.array(content))
-
-
-def _content(values: pa.Table) -> Ints:
-    """The content hashes, equal to those of online rows with the same values."""
-    columns, by_name = [], {}
-    for name in sorted(values.column_names):
-        column = values[name]
-        dtype = next((dtype for dtype in TYPES.values() if ARROW[dtype.name] == column.type), None)
-        if dtype is None:
-            dtype, texts = String, [None if value is None else repr(value) for value in column.to_pylist()]
-            by_name[name] = from_python(texts, String)
-        else:
-            by_name[name] = from_arrow(column, dtype)
-        columns.append(Column(name, dtype))
-    view = ViewContract("source", (), (), tuple(columns), None, 0, (), "feast")
-    return RowCodec(view).content(by_name, len(values))

@@ -20,7 +20,7 @@ from feast.types import FeastType
 from isthmus.features import clock
 from isthmus.features.contract.contract import Column
 from isthmus.features.errors import DataError, RequestError, one_of
-from isthmus.features.types import TYPES, Bytes, DataType
+from isthmus.features.types import KEY_TYPES, TYPES, Bool, Bytes, DataType, Int32, Int64, String, UnixTimestamp
 from isthmus.features.values.columns import ARROW, Ints, Values, from_arrow, from_python, objects
 from isthmus.features.values.entitykey import KeyValue
 
@@ -67,6 +67,9 @@ _ALIASES = {  # Feast types that are text or bytes by a different name.
     "Decimal": ("String", "decimal"),
 }
 
+_NUMBERS = ("int32_val", "int64_val", "float_val", "double_val")
+_LISTS = ("int32_list_val", "int64_list_val", "float_list_val", "double_list_val")
+
 FORMS: Mapping[str, Form] = {
     **{name: Form(TYPES[name], f"{kind}_val") for name, kind in _KINDS.items()},
     **{name: Form(TYPES[ours], f"{kind}_val") for name, (ours, kind) in _ALIASES.items()},
@@ -84,10 +87,13 @@ def form_of(dtype: FeastType) -> Form | None:
 
 
 def column(protos: Sequence[Value], form: Form, where: str) -> Values:
-    """The NumPy form of n protos; an empty proto is null."""
+    """The NumPy form of n protos; an empty proto is null. Numbers may have another width, and are rounded to ours."""
     kinds = _kinds(protos)
-    if unexpected := {*kinds} - {form.kind, "null_val", ""}:
+    numbers = next((numbers for numbers in (_NUMBERS, _LISTS) if form.kind in numbers), (form.kind,))
+    if unexpected := {*kinds} - {*numbers, "null_val", ""}:
         raise DataError(where, f"a value is a {min(unexpected)}", expected=f"{form.kind}, or none")
+    if {*kinds} - {form.kind, "null_val", ""}:
+        return _converted(protos, kinds, form, where)
     valid = np.array([kind == form.kind for kind in kinds], bool)
     if form.dtype.element is not None:
         lists = [list(getattr(proto, form.kind).val) if kind == form.kind else None
@@ -148,7 +154,9 @@ def key_columns(keys: Sequence[EntityKey], columns: Sequence[Column], where: str
 
 
 def plain_keys(values: pa.ChunkedArray, column: Column, where: str) -> list[KeyValue]:
-    """The values of a join key, in the form of `key_columns`."""
+    """The values of a join key, in the form of `key_columns`; numbers in a key of text are text."""
+    if column.dtype == String and pa.types.is_integer(values.type):
+        values = values.cast(pa.string())
     keys = typed(values, column.dtype, f"{where}, join key {column.name}")
     if keys.null_count:
         raise DataError(f"{where}, join key {column.name}", f"{keys.null_count} nulls", expected="no null")
@@ -160,6 +168,23 @@ def key_type(value: Value) -> str:
     """Feast's name of the type of an entity key's value."""
     kind = str(value.WhichOneof("val")).removesuffix("_val")
     return next((name for name, known in _KINDS.items() if known == kind), kind)
+
+
+def arrow_key_type(kind: pa.DataType, where: str) -> DataType:
+    """The type of a join key whose column is of an Arrow type."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    for fits, dtype in (
+        (pa.types.is_boolean(kind), Bool),
+        (pa.types.is_int32(kind), Int32),
+        (pa.types.is_integer(kind), Int64),
+        (pa.types.is_timestamp(kind), UnixTimestamp),
+        (pa.types.is_string(kind) or pa.types.is_large_string(kind), String),
+        (pa.types.is_binary(kind) or pa.types.is_large_binary(kind), Bytes),
+    ):
+        if fits:
+            return dtype
+    raise DataError(where, f"has type {kind}", expected=one_of(dtype.name for dtype in KEY_TYPES))
 
 
 def micros(times: Sequence[datetime], where: str) -> Ints:
@@ -212,6 +237,13 @@ def is_time(time: datetime | None) -> bool:
     return time is not None and time == time
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column holds text, as it is or by a dictionary."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind))
+
+
 def _alike(actual: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether a column of type `actual` may hold values of type `wanted`; text never holds numbers."""
     if pa.types.is_list(wanted):
@@ -225,9 +257,24 @@ def _alike(actual: pa.DataType, wanted: pa.DataType) -> bool:
         return numbers
     if pa.types.is_timestamp(wanted):
         return bool(pa.types.is_timestamp(actual))
-    texts = pa.types.is_string(actual) or pa.types.is_large_string(actual)
+    texts = is_text(actual)
     blobs = pa.types.is_binary(actual) or pa.types.is_large_binary(actual) or pa.types.is_fixed_size_binary(actual)
     return bool((texts and pa.types.is_string(wanted)) or (blobs and pa.types.is_binary(wanted)) or actual == wanted)
+
+
+def _converted(protos: Sequence[Value], kinds: Sequence[str], form: Form, where: str) -> Values:
+    """Numbers of several widths in the type of a feature: whole numbers exactly, others to the nearest."""
+    items: list[Any] = [
+        None if kind in ("null_val", "") else getattr(proto, kind) for proto, kind in zip(protos, kinds, strict=True)
+    ]
+    if form.dtype.element is not None:
+        items = [None if item is None else list(item.val) for item in items]
+    try:
+        return from_arrow(pa.array(items).cast(ARROW[form.dtype.name]), form.dtype)
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            where, f"has a value that does not fit ({error})", expected=f"{form.dtype}, as declared"
+        ) from None
 
 
 def _kinds(protos: Sequence[Value]) -> list[str]:

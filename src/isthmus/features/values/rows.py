@@ -334,7 +334,7 @@ class RowCodec:
     def refuse(self, rows: Sequence[bytes | None]) -> NoReturn:
         """Raises the error that names the first bad row's defect."""
         where = f"online rows of view {self.view.name}"
-        remedy = "run `isthmus materialize` to write them again"
+        remedy = "run `isthmus materialize --full` to write them again"
         for row in rows:
             if row is None:
                 continue

@@ -29,6 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # importing the rich help costs more than everything else together
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for part in (project, features, models, releases):
     app.add_typer(part.verbs)
@@ -37,8 +38,21 @@ app.add_typer(contracts.verbs, name="contract")
 app.add_typer(packages.verbs, name="package")
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(version("isthmus"))
+        raise typer.Exit
+
+
 @app.callback()
-def _options(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version.")
+    ] = False,
+) -> None:
     """A feature store and distillation framework: one definition, one contract, one verdict."""
 
 
@@ -57,9 +71,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Runs a command; turns errors into a sentence and the exit code."""
     try:
-        # `--debug` counts anywhere: people add it to the end of the command that failed.
-        command = [argument for argument in arguments if argument != "--debug"]
-        code = app(command, prog_name="isthmus", standalone_mode=False)
+        code = app(_ordered(arguments), prog_name="isthmus", standalone_mode=False)
         if code == _INTERRUPTED:
             say("stopped; what was not finished was not written")
     except IsthmusError as error:
@@ -81,6 +93,16 @@ def run(arguments: Sequence[str]) -> int:
         )  # fmt: skip
         code = _failed(arguments, trouble)
     return code if isinstance(code, int) else 0
+
+
+def _ordered(arguments: Sequence[str]) -> list[str]:
+    """The arguments as typer wants them: `--debug` counts anywhere, and `--project` also before the verb."""
+    command = [argument for argument in arguments if argument != "--debug"]
+    if command[:1] == ["--project"] and len(command) > 2:
+        return [*command[2:], *command[:2]]
+    if command and command[0].startswith("--project="):
+        return [*command[1:], command[0]]
+    return command
 
 
 def _failed(arguments: Sequence[str], error: IsthmusError) -> int:

@@ -77,6 +77,25 @@ def materialize(
 
 
 @verbs.command()
+def lookup(
+    name: Annotated[str, typer.Argument(help="A feature service; or features, as view:feature,…")],
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(help="Join keys and request fields, as key=value; a key that stands twice asks for two rows."),
+    ] = None,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the features of a service for some keys, as the API answers them; no server is needed."""
+    from isthmus.features.document.blocks import Table
+    from isthmus.orchestration.api.lookup import lookup as run
+    from isthmus.orchestration.api.lookup import table
+
+    answer = run(open_project(project), name, keys or [])
+    present(answer, lambda: [Table(*table(answer, keys or []))], as_json=as_json)
+
+
+@verbs.command()
 def quality(
     views: ViewsArgument = None,
     since: Annotated[

@@ -53,11 +53,17 @@ def status(
 
 
 @verbs.command()
-def dev(project: ProjectOption = None) -> None:
+def dev(
+    host: Annotated[str, typer.Option(help="Address of the Dagster UI, which asks nobody who they are.")] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the Dagster UI; by default [dev] port.")
+    ] = None,
+    project: ProjectOption = None,
+) -> None:
     """Run the Dagster UI over the project, and the API beside it."""
     from isthmus.orchestration.dev import dev as run
 
-    raise typer.Exit(run(open_project(project)))
+    raise typer.Exit(run(open_project(project), host=host, port=port))
 
 
 @verbs.command()

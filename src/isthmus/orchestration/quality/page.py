@@ -63,7 +63,8 @@ def _drift(drift: ViewDrift) -> Iterator[Block]:
     if not drift.rows:
         return
     if not drift.judged:
-        yield Paragraph("These are too few rows to judge.")
+        yield Paragraph("These are too few rows to judge: what they differ by may be chance.")
+        return
     rows: list[list[Text]] = []
     for name, feature in drift.features.items():
         unseen = f" unseen: {', '.join(feature.unseen)}" if feature.unseen else ""

@@ -3,12 +3,12 @@
 import asyncio
 import gc
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import orjson
@@ -24,7 +24,6 @@ from isthmus.features.contract.contract import Column
 from isthmus.features.errors import DamagedRowError, IsthmusError, RequestError
 from isthmus.features.latency import WRITE_SECONDS, LatencyWriter
 from isthmus.features.online.plan import ViewAnswer
-from isthmus.features.values.columns import Values
 from isthmus.serving import log
 from isthmus.serving.http import push, status, statuspage
 from isthmus.serving.http.guard import Guarded, Limited, granted, refused
@@ -32,8 +31,8 @@ from isthmus.serving.http.middleware import Observed
 from isthmus.serving.http.predict import PredictCall, Predictions, candidate_state, probation_state
 from isthmus.serving.lookup import compact
 from isthmus.serving.lookup.lookup import Lookup, TransformOutputs
+from isthmus.serving.lookup.request import LookupInputs
 from isthmus.serving.metrics.metrics import Metrics
-from isthmus.serving.predict.predictor import require_keys
 from isthmus.serving.redis.store import Store
 from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 from isthmus.serving.state import State
@@ -127,15 +126,7 @@ class Handlers:
         keys, fields = await offload(
             len(body) > BYTES, decode.entities, wanted.entities, state.join_keys, lookup.request, lookup.optional
         )
-        require_keys(lookup.plan, keys)
-        lookup.require_no_clash(keys)
-        rows = decode.rows("entities", {**fields, **keys}, self._limits.rows)
-        self._limits.require_values("entities and features", rows, len(lookup.names))
-        absent = [None] * rows if lookup.computes else []
-        inputs = {
-            name: decode.values(fields.get(name, absent), column, "entities") for name, column in lookup.request.items()
-        }
-        asked = _Asked(lookup, keys, inputs, rows, state.join_keys, answer_format)
+        asked = _Asked(lookup, LookupInputs.of(lookup, keys, fields, self._limits), state.join_keys, answer_format)
         try:
             answer = await self._encoded(asked)
         except DamagedRowError:
@@ -145,7 +136,7 @@ class Handlers:
 
     async def _encoded(self, asked: "_Asked", *, check: bool = False) -> bytes:
         """The body of the answer to a lookup; `check` looks at the content of every row."""
-        lookup, keys, rows = asked.lookup, asked.keys, asked.rows
+        lookup, keys, rows = asked.lookup, asked.inputs.keys, asked.inputs.rows
         answers: Mapping[str, ViewAnswer] = {}
         if lookup.plan.views:
             answers = await self._store.read(lookup.plan, keys, rows, self._at(), check=check)
@@ -153,7 +144,7 @@ class Handlers:
         large = rows * len(lookup.names) > VALUES
         computed: TransformOutputs = {}
         if lookup.computes:
-            computed = await offload(large, lookup.compute, asked.inputs, answers)
+            computed = await offload(large, lookup.compute, asked.inputs.request, answers)
         match asked.format:
             case Format.JSON:
                 return await offload(large, lookup.encode, keys, rows, answers, computed)
@@ -265,9 +256,7 @@ class _Asked:
     """A lookup whose request has been read."""
 
     lookup: Lookup
-    keys: Mapping[str, Sequence[Any]]
-    inputs: Mapping[str, Values]
-    rows: int
+    inputs: LookupInputs
     join_keys: Mapping[str, Column]
     format: Format
 

@@ -9,7 +9,7 @@ import orjson
 
 from isthmus.features.clock import Status
 from isthmus.features.contract.contract import SEPARATOR, Column, Contract, optional
-from isthmus.features.errors import RequestError
+from isthmus.features.errors import RequestError, one_of
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.types import Bytes, DataType
@@ -24,7 +24,7 @@ from isthmus.serving.wire.encode import (
     repeated,
     status_words,
 )
-from isthmus.serving.wire.errors import NotFoundError, any_of
+from isthmus.serving.wire.errors import NotFoundError
 
 TransformOutputs = Mapping[str, Mapping[str, Values]]
 """Request transform to its fields."""
@@ -255,11 +255,11 @@ def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, st
             raise RequestError(f"features, {reference!r}", "is no feature reference", expected="view:feature")
         known = contract.views.get(view) or contract.transforms.get(view)
         if known is None:
-            expected = any_of([*contract.views, *contract.transforms])
+            expected = one_of([*contract.views, *contract.transforms])
             raise NotFoundError(f"features, {reference!r}", f"no view {view!r}", expected=expected)
         names = [column.name for column in known.fields]
         if feature not in names:
-            raise NotFoundError(f"features, {reference!r}", f"no feature {feature!r}", expected=any_of(names))
+            raise NotFoundError(f"features, {reference!r}", f"no feature {feature!r}", expected=one_of(names))
         pairs.append((view, feature))
     return pairs
 
@@ -268,7 +268,7 @@ def service_features(contract: Contract, name: str) -> list[tuple[str, str]]:
     """(view, feature) pairs of a feature service; of request transforms as well."""
     service = contract.services.get(name)
     if service is None:
-        raise NotFoundError("feature_service", f"no service {name!r}", expected=any_of(contract.services))
+        raise NotFoundError("feature_service", f"no service {name!r}", expected=one_of(contract.services))
     if not service.features and not service.computed:
         raise RequestError("feature_service", f"{name} has request fields only", expected="a service with features")
     return [*service.features, *service.computed]

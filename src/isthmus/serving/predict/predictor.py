@@ -82,7 +82,7 @@ class Predictor:
         request = {**{name: entities[name] for name in self._needed if name in entities}, **request}
         keys = decode.keys(entities, self._join_keys)
         fields = {name: decode.field(raw, self._fields[name]) for name, raw in request.items()}
-        require_keys(self.plan, keys)
+        decode.require_keys(self.plan.keys, keys)
         for name in self._needed:
             if name not in fields and name not in self._optional:
                 raise RequestError(f"request.{name}", "is missing", expected=f"{self._fields[name].dtype}, one per row")
@@ -123,10 +123,3 @@ class Predictor:
             },
             option=OPTIONS,
         )
-
-
-def require_keys(plan: LookupPlan, keys: Mapping[str, object]) -> None:
-    """Raises a RequestError if a join key of the plan is missing."""
-    for name, column in plan.keys.items():
-        if name not in keys:
-            raise RequestError(f"entities.{name}", "is missing", expected=f"a list of {column.dtype} values")

@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 
 from isthmus.features.contract.contract import Column
-from isthmus.features.errors import RequestError
+from isthmus.features.errors import RequestError, one_of
 from isthmus.features.types import SCALARS, Array
 from isthmus.features.values.columns import Values, from_python, other_size
 from isthmus.serving.wire.body import FAILURES, unreadable
-from isthmus.serving.wire.errors import TooLargeError, any_of
+from isthmus.serving.wire.errors import TooLargeError
 
 _Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -43,7 +43,7 @@ def keys(raws: Mapping[str, msgspec.Raw], join_keys: Mapping[str, Column]) -> di
     for name, raw in raws.items():
         column = join_keys.get(name)
         if column is None:
-            raise RequestError(f"entities.{name}", "is no join key", expected=any_of(join_keys))
+            raise RequestError(f"entities.{name}", "is no join key", expected=one_of(join_keys))
         columns[name] = _decode(f"entities.{name}", raw, column, _KEYS)
     return columns
 
@@ -62,7 +62,7 @@ def entities(
     for name in raws:
         if request and name not in join_keys and name not in request:
             raise RequestError(f"entities.{name}", "is no join key, and no request field of these features",
-                               expected=any_of({*join_keys, *request}))  # fmt: skip
+                               expected=one_of({*join_keys, *request}))  # fmt: skip
     columns = keys({name: raw for name, raw in raws.items() if name in join_keys or name not in request}, join_keys)
     fields = {name: columns[name] if name in columns else field(raws[name], column, "entities")
               for name, column in request.items() if name in raws}  # fmt: skip
@@ -86,6 +86,13 @@ def require_size(where: str, arrays: list[Any], column: Column) -> None:
     if column.size is not None and (wrong := other_size(arrays, column.size)):
         raise RequestError(where, f"an array of {wrong[1]} elements at `list[{wrong[0]}]`",
                            expected=f"arrays of {column.size} elements")  # fmt: skip
+
+
+def require_keys(needed: Mapping[str, Column], keys: Mapping[str, object]) -> None:
+    """Raises a RequestError if a join key is missing."""
+    for name, column in needed.items():
+        if name not in keys:
+            raise RequestError(f"entities.{name}", "is missing", expected=f"a list of {column.dtype} values")
 
 
 def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:

@@ -1,6 +1,6 @@
 """The errors of the API, and the HTTP status of each."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from isthmus.features.errors import ContractMismatch, DependencyError, IsthmusError, Problem, RequestError
 
@@ -93,11 +93,6 @@ _STATUS: tuple[tuple[type[IsthmusError], int], ...] = (
     (RequestError, 422),
     (DependencyError, 503),
 )
-
-
-def any_of(names: Iterable[str]) -> str:
-    """The names that would be accepted, in words."""
-    return "one of " + (", ".join(sorted(names)) or "none")
 
 
 def status(error: IsthmusError) -> int:
