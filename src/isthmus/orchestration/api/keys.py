@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from isthmus.features import clock
-from isthmus.features.errors import ConfigurationError, RequestError
+from isthmus.features.errors import ConfigurationError, RequestError, one_of
 from isthmus.features.files import write_atomically
 from isthmus.orchestration.project import Project
 from isthmus.serving.keys import Keyring, make, problems, required
@@ -49,8 +49,7 @@ def revoke(project: Project, name: str) -> dict[str, Any]:
         ring = Keyring.read(project.keys_file)
         left = tuple(key for key in ring.keys if key.name != name)
         if len(left) == len(ring.keys):
-            known = ", ".join(key.name for key in ring.keys) or "none"
-            raise RequestError(f"API key {name}", "is not there", expected=f"one of {known}")
+            raise RequestError(f"API key {name}", "is not there", expected=one_of(key.name for key in ring.keys))
         write_atomically(project.keys_file, Keyring(keys=left).dumps(), mode=0o600)
     report: dict[str, Any] = {"revoked": name, "left": len(left)}
     if not left:
