@@ -1,6 +1,10 @@
 """The steps on a real project: Sail, Delta tables, the embedded Redis, Feast's registry."""
 
+import json
 import shutil
+import sqlite3
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -74,6 +78,44 @@ def test_apply_again_changes_nothing(built: Shop, project: Open) -> None:
     assert applied.changes == []
     assert (built.state / "contract.json").read_bytes() == contract
     assert registry(built) == before
+
+
+def test_apply_registers_again_what_somebody_else_has_changed(built: Shop, project: Open) -> None:
+    first = apply(project(built)).registered
+    note = built.state / "feast" / "registered.json"
+    assert json.loads(note.read_bytes())["objects"] == first
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from feast import FeatureStore
+
+        FeatureStore(repo_path=str(built.state / "feast")).delete_feature_service("late_order_device")
+    assert apply(project(built)).registered == first
+    assert "late_order_device" in registry(built)["services"]
+    built.replace('description="What a phone has"', 'description="What a phone knows"')
+    apply(project(built))
+    with sqlite3.connect(built.state / "feast" / "registry.db") as db:
+        services = [proto for (proto,) in db.execute("SELECT feature_service_proto FROM feature_services")]
+    assert any(b"What a phone knows" in proto for proto in services)
+    note.write_text("damaged")
+    assert apply(project(built)).registered == first
+    copied = Shop(shutil.copytree(built.root, built.root.with_name("copied")))
+    assert apply(project(copied)).registered == first
+    assert str(copied.state) in (copied.state / "feast" / "feature_store.yaml").read_text()
+
+
+def test_apply_of_what_is_registered_does_not_load_feast(built: Shop, project: Open) -> None:
+    apply(project(built))
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from isthmus.orchestration.apply.apply import apply\n"
+        "from isthmus.orchestration.project import Project\n"
+        f"print(len(apply(Project(Path({str(built.root)!r}))).registered), 'feast' in sys.modules)\n"
+        "import isthmus.features.feast.registry\n"
+        "from feast.online_response import get_torch\n"
+        "print('torch' in sys.modules, get_torch().__name__)\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert done.stdout.split()[1:] == ["False", "False", "torch"], done.stderr
 
 
 def test_apply_removes_what_is_gone(built: Shop, project: Open) -> None:

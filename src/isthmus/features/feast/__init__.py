@@ -3,14 +3,27 @@
 Each class is loaded on access: a feature server that needs the online store does not load the offline one.
 """
 
+import sys
 import warnings
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import typeguard
 
+
 # Half of the time of importing Feast goes into compiling its classes anew, with checks of the types of arguments. This
 # room has checked them. This import comes before those of all modules of the room.
+class _TorchOnDemand(ModuleType):
+    """In place of Feast's module, which imports torch at once: 1.4 s, for answers as tensors that few ask for."""
+
+    @staticmethod
+    def get_torch() -> ModuleType:
+        return import_module("torch")
+
+
+if "feast" not in sys.modules:
+    sys.modules["feast.torch_wrapper"] = _TorchOnDemand("feast.torch_wrapper")
 _typechecked = typeguard.typechecked
 typeguard.typechecked = lambda target: target  # type: ignore[assignment]  # its overloads are for other uses
 try:

@@ -1,12 +1,17 @@
 """From one contract to the next: current is a contract whose rows are there."""
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import Contract, ViewContract
+from isthmus.features.contract.contract import Contract, ViewContract, sha256
 from isthmus.features.contract.generations import Generations
+from isthmus.features.files import write_atomically
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.publishing.readback import is_published, read_back
@@ -23,17 +28,47 @@ def register(project: Project, contract: Contract) -> list[str]:
     Raises:
         DependencyError: feast is not installed, or its registry cannot be used.
     """
+    folder, note = project.state / "feast", project.state / "feast" / "registered.json"
+    server = f"http://{project.settings.server.host}:{project.settings.server.port}"
+    with extra("orchestration"):
+        digest = _registration(project, contract, server)
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        # Importing Feast takes longer than all else that `apply` does.
+        before = json.loads(note.read_bytes())
+        if before["digest"] == digest and before["files"] == _files(folder):
+            names: list[str] = before["objects"]
+            return names
     with extra("orchestration"):
         from isthmus.features.feast import registry
-    definitions, server = project.definitions, project.settings.server
-    return registry.register(
-        contract,
-        definitions.views,
-        definitions.services,
-        folder=project.state / "feast",
-        offline=project.offline,
-        server=f"http://{server.host}:{server.port}",
+    definitions = project.definitions
+    names = registry.register(
+        contract, definitions.views, definitions.services, folder=folder, offline=project.offline, server=server
     )
+    text = json.dumps({"digest": digest, "files": _files(folder), "objects": names}, indent=1)
+    write_atomically(note, text.encode() + b"\n")
+    return names
+
+
+def _registration(project: Project, contract: Contract, server: str) -> str:
+    """The digest of all that Feast is told of a contract."""
+    views = {
+        name: [
+            view.description, contract.views[name].slot, [(field.name, field.description) for field in view.schema],
+            [(entity.name, entity.description) for entity in view.entities],
+        ]
+        for name, view in project.definitions.views.items()
+    }  # fmt: skip
+    services = {name: service.description for name, service in project.definitions.services.items()}
+    versions = {package: version(package) for package in ("isthmus", "feast")}
+    places = [str(project.state), str(project.offline), server]
+    return sha256({"contract": contract.hash, "places": places, "views": views, "services": services,
+                   "versions": versions})  # fmt: skip
+
+
+def _files(folder: Path) -> list[list[int]]:
+    """What changes with Feast's registry and configuration: whoever writes there makes the next `apply` write again."""
+    stats = [(folder / name).stat() for name in ("registry.db", "feature_store.yaml")]
+    return [[stat.st_mtime_ns, stat.st_size] for stat in stats]
 
 
 def waiting_for(generations: Generations, store: OnlineStore) -> list[str]:
