@@ -387,6 +387,15 @@ def test_without_a_spine_every_moment_of_every_key_answers_once(strict: feast.Fe
         [1, pd.Timestamp(at(3)), 3, 0.75, "monday"],
         [1, pd.Timestamp(at(4)), 3, 0.75, "monday"],
     ]
+    job = strict.get_historical_features(None, features, start_date=at(1), end_date=at(4))
+    assert (job.metadata.min_event_timestamp, job.metadata.max_event_timestamp) == (at(1), at(4))
+    assert job.metadata.keys == ["driver"]
+    # Whoever asks has not read anything yet.
+    (tmp_path / "stats_rows.parquet").unlink()
+    job = strict.get_historical_features(None, features, start_date=at(1), end_date=at(4))
+    with pytest.raises(DataError, match="source stats_rows: nothing at"):
+        job.to_df()
+    rows(tmp_path, driver=[1], event=[1], trips=[1])
     rows(tmp_path, "place", city=["x"], event=[0], sun=[1.5])
     strict.apply([CITY, view(tmp_path, {"sun": ft.Float64}, [CITY], name="place")])
     with pytest.raises(RequestError, match="views of different keys"):

@@ -39,7 +39,7 @@ from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import retrieval
 from isthmus.features.feast.retrieval import IsthmusRetrievalJob
 from isthmus.features.feast.sources import FIRST, LAST, KnownAt, Rows, Source, ValueTypes, micros
-from isthmus.features.feast.values import moments
+from isthmus.features.feast.values import TIME, moments
 from isthmus.features.feast.views import is_registered
 from isthmus.features.files import write_atomically
 from isthmus.features.values import columns as columnar
@@ -105,25 +105,28 @@ class IsthmusOfflineStore(OfflineStore):
         ]
         if entity_df is None:
             interval = utils.compute_non_entity_date_range(feature_views, start_date, end_date)
-            spine = retrieval.known_moments(parts, *interval)
+            names, time = [*retrieval.spine_keys(parts), retrieval.TIMESTAMP], retrieval.TIMESTAMP
+            first, last = (pa.scalar(bound, TIME) for bound in interval)
         else:
-            spine = retrieval.entity_table(entity_df, config)
-        time = retrieval.time_column(spine)
-        at = moments(spine[time], f"entity_df, {time}")
-        if at.null_count:
-            raise DataError(f"entity_df, {time}", f"{at.null_count} nulls", expected="a time in every row")
-        retrieval.check_columns(spine, parts)
-        first, last = pc.min_max(at).values() if len(at) else (None, None)
+            given = retrieval.entity_table(entity_df, config)
+            names, time = given.column_names, retrieval.time_column(given)
+            at = moments(given[time], f"entity_df, {time}")
+            if at.null_count:
+                raise DataError(f"entity_df, {time}", f"{at.null_count} nulls", expected="a time in every row")
+            first, last = pc.min_max(at).values() if len(at) else (None, None)
+        retrieval.check_columns(names, parts)
 
         def compute() -> pa.Table:
-            result = spine
+            # Only now is a source read, as in Feast's own stores.
+            spine = retrieval.known_moments(parts, *interval) if entity_df is None else given
+            at = moments(spine[time], f"entity_df, {time}")
             for part in parts:
-                result = part.joined(result, at)
-            return result
+                spine = part.joined(spine, at)
+            return spine
 
         metadata = RetrievalMetadata(
             features=feature_refs,
-            keys=[name for name in spine.column_names if name != time],
+            keys=[name for name in names if name != time],
             min_event_timestamp=first and first.as_py(),
             max_event_timestamp=last and last.as_py(),
         )

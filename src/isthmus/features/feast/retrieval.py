@@ -176,15 +176,15 @@ def time_column(spine: pa.Table) -> str:
     return str(times[0])
 
 
-def check_columns(spine: pa.Table, views: Sequence[ViewJoin]) -> None:
-    """Rejects a spine that lacks a join key, and two columns of the same name."""
+def check_columns(spine: Sequence[str], views: Sequence[ViewJoin]) -> None:
+    """Rejects a spine whose columns lack a join key, and two columns of the same name."""
     wanted = {key for view in views for key in view.keys}
-    if missing := wanted - {*spine.column_names}:
+    if missing := wanted - {*spine}:
         raise feast_errors.FeastEntityDFMissingColumnsError(wanted, missing)  # type: ignore[no-untyped-call]  # so in Feast
-    names = {*spine.column_names}
+    names = {*spine}
     for view in views:
         for column in view.columns.values():
-            if column in spine.column_names:
+            if column in spine:
                 raise DataError("entity_df", f"has a column {column}, which is a feature of view {view.name}, too",
                                 remedy="rename it, or ask with full_feature_names=True")  # fmt: skip
             if column in names:
@@ -192,17 +192,23 @@ def check_columns(spine: pa.Table, views: Sequence[ViewJoin]) -> None:
             names.add(column)
 
 
-def known_moments(views: Sequence[ViewJoin], start: datetime, end: datetime) -> pa.Table:
-    """Each key of the views with each moment in a closed interval at which a row of that key became visible.
-
-    The views with the most keys determine the moments; views with fewer keys are only joined to them.
-    """
+def spine_keys(views: Sequence[ViewJoin]) -> tuple[str, ...]:
+    """The join keys of the view with the most: without an entity dataframe, its moments are asked for."""
     names = max((view.keys for view in views), key=len, default=())
     extra = {key for view in views for key in view.keys} - {*names}
     if extra:
         raise RequestError("get_historical_features", f"without an entity_df, views of different keys: {min(extra)}",
                            expected=f"views that are joined by {', '.join(names)}",
                            remedy="ask for them one after the other, or give an entity_df")  # fmt: skip
+    return names
+
+
+def known_moments(views: Sequence[ViewJoin], start: datetime, end: datetime) -> pa.Table:
+    """Each key of the views with each moment in a closed interval at which a row of that key became visible.
+
+    The views with the most keys determine the moments; views with fewer keys are only joined to them.
+    """
+    names = spine_keys(views)
     first, last = micros(start), micros(end)
     tables = []
     for view in views:
