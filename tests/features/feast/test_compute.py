@@ -291,6 +291,7 @@ def test_a_join_key_that_is_declared_as_text_over_numbers(tmp_path: Path, client
     spine = pd.DataFrame({"driver": [2, 1], "event_timestamp": [now()] * 2})
     for fields in ({"trips": ft.Int64}, {"driver": ft.String, "trips": ft.Int64}):
         stats = view(tmp_path, fields, [driver])
+        assert stats.batch_source is not None
         stats.batch_source.field_mapping = {"who": "driver"}
         store.apply([driver, stats])
         if "driver" not in fields:

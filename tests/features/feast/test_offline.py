@@ -388,6 +388,7 @@ def test_without_a_spine_every_moment_of_every_key_answers_once(strict: feast.Fe
         [1, pd.Timestamp(at(4)), 3, 0.75, "monday"],
     ]
     job = strict.get_historical_features(None, features, start_date=at(1), end_date=at(4))
+    assert job.metadata is not None
     assert (job.metadata.min_event_timestamp, job.metadata.max_event_timestamp) == (at(1), at(4))
     assert job.metadata.keys == ["driver"]
     # Whoever asks has not read anything yet.

@@ -271,6 +271,20 @@ def test_statuses_are_true(prod: feast.FeatureStore, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_expired_values_and_keys_as_with_feasts_own_store(tmp_path: Path, client: redis.Redis, url: str) -> None:
+    options = {"serve_expired": "true", "key_ttl_seconds": "100"}
+    store, plain = (repository(tmp_path, isthmus(url, **more)) for more in (options, {}))
+    store.apply([DRIVER, view(tmp_path, {"trips": ft.Int64}, ttl=HOUR)])
+    old = now() - 3 * HOUR
+    rows = pd.DataFrame({"driver": [1], "event_timestamp": [old], "created": [old], "trips": [7]})
+    for writer, forgotten in ((plain, False), (store, True)):
+        writer.write_to_online_store("stats", rows)
+        assert read(store, ["stats:trips"], driver=[1, 2]) == {"trips": [(7, "PRESENT"), (None, "NOT_FOUND")]}
+        assert read(plain, ["stats:trips"], driver=[1]) == {"trips": [(None, "OUTSIDE_MAX_AGE")]}
+        (name,) = (key for key in client.scan_iter(_type="HASH") if not key.endswith(b":tables"))
+        assert (0 < client.ttl(name) <= 100) == forgotten
+
+
 def test_reading_directly(prod: feast.FeatureStore, tmp_path: Path) -> None:
     prod.apply([DRIVER, CITY, view(tmp_path, {"a": ft.Int32, "b": ft.Int32}, [DRIVER, CITY])])
     prod.write_to_online_store("stats", frame(driver=[1], city=["x"], a=[2], b=[3]))

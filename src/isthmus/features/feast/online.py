@@ -28,7 +28,7 @@ from feast.infra.supported_async_methods import SupportedAsyncMethods
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from feast.protos.feast.types.Value_pb2 import Value
 from feast.repo_config import FeastConfigBaseModel, RepoConfig
-from pydantic import Field, StrictStr
+from pydantic import Field, PositiveInt, StrictStr
 
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import ConfigurationError, DataError, Problem
@@ -43,7 +43,7 @@ from isthmus.features.redis.connection import answering, connect
 from isthmus.features.redis.pipeline import Client
 from isthmus.features.values import columns
 from isthmus.features.values.columns import Ints, Values
-from isthmus.features.values.entitykey import KeyValue
+from isthmus.features.values.entitykey import KeyValue, entity_keys
 
 TIMEOUT_SECONDS = 5.0
 SETTING = "online_store.url in feature_store.yaml"
@@ -62,6 +62,9 @@ class IsthmusOnlineStoreConfig(FeastConfigBaseModel):
     Attributes:
         url: `redis://`, `rediss://` or `unix://`.
         project: Isthmus's name of the project, if Feast's differs: Isthmus registers `my-shop` as `my_shop`.
+        serve_expired: whether values older than the ttl of their view are read, as from Feast's own stores: training
+            sees none. Registered views keep their ttl.
+        key_ttl_seconds: after so many seconds without a write, Redis forgets an entity, as with Feast's own store.
     """
 
     type: Literal["isthmus.features.feast.IsthmusOnlineStore", "isthmus.features.feast_store.IsthmusOnlineStore"] = (
@@ -69,6 +72,8 @@ class IsthmusOnlineStoreConfig(FeastConfigBaseModel):
     )
     url: StrictStr = Field(repr=False)
     project: StrictStr | None = None
+    serve_expired: bool = False
+    key_ttl_seconds: PositiveInt | None = None
 
 
 class IsthmusOnlineStore(FeastOnlineStore):
@@ -273,8 +278,13 @@ class IsthmusOnlineStore(FeastOnlineStore):
         values: Mapping[str, Values],
     ) -> None:
         with answering(config.online_store.url, SETTING):
-            store = OnlineStore(self._connected(config), contract_of(project_of(config), [view]))
-            store.write(view, keys, event, known, values)
+            client, project = self._connected(config), project_of(config)
+            OnlineStore(client, contract_of(project, [view])).write(view, keys, event, known, values)
+            if (seconds := config.online_store.key_ttl_seconds) is not None:
+                pipeline = client.pipeline(transaction=False)
+                for name in entity_keys(project, view.keys, keys):
+                    pipeline.expire(name, seconds)
+                pipeline.execute()
 
     def _remove(self, config: RepoConfig, tables: Sequence[FeatureView]) -> None:
         """Removes the views' table records, then their fields from every hash of the project.

@@ -100,7 +100,7 @@ def layout_of(config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] 
     if is_registered(table.tags):
         types = tuple((field.name, str(field.dtype)) for field in table.features)
         return _registered(project_of(config), table.name, key_types, types, tuple(sorted(table.tags.items())))
-    ttl = getattr(table, "ttl", None)
+    ttl = None if config.online_store.serve_expired else getattr(table, "ttl", None)
     fields = tuple((field.name, field.dtype) for field in table.features)
     return _derived(table.name, key_types, fields, ttl // clock.MICROSECOND if ttl else None)
 
