@@ -173,7 +173,7 @@ def test_inputs_are_the_stored_features_in_order_then_the_request() -> None:
         Column("distance", Float32, "request"),
         Column("seats", Int32, "request"),
     )
-    with pytest.raises(RequestError, match=r"service 'nothing'.*one of late"):
+    with pytest.raises(RequestError, match=r"service 'nothing'.*expected late"):
         BASE.inputs("nothing")
     with pytest.raises(RequestError, match=r"view 'nothing'.*one of delays, sky"):
         BASE.view("nothing")
