@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import version
+from importlib.metadata import distributions
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +30,7 @@ def register(project: Project, contract: Contract) -> list[str]:
     """
     folder, note = project.state / "feast", project.state / "feast" / "registered.json"
     server = f"http://{project.settings.server.host}:{project.settings.server.port}"
-    with extra("orchestration"):
-        digest = _registration(project, contract, server)
+    digest = _registration(project, contract, server)
     with suppress(OSError, ValueError, KeyError, TypeError):
         # Importing Feast takes longer than all else that `apply` does.
         before = json.loads(note.read_bytes())
@@ -59,7 +58,7 @@ def _registration(project: Project, contract: Contract, server: str) -> str:
         for name, view in project.definitions.views.items()
     }  # fmt: skip
     services = {name: service.description for name, service in project.definitions.services.items()}
-    versions = {package: version(package) for package in ("isthmus", "feast")}
+    versions = [found.version for package in ("isthmus", "feast") for found in distributions(name=package)]
     places = [str(project.state), str(project.offline), server]
     return sha256({"contract": contract.hash, "places": places, "views": views, "services": services,
                    "versions": versions})  # fmt: skip
