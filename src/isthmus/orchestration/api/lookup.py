@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 import orjson
 
-from isthmus.features import clock
 from isthmus.features.contract.contract import Column
 from isthmus.features.errors import RequestError
 from isthmus.features.redis.connection import answering, connect
@@ -43,7 +42,7 @@ def lookup(project: Project, name: str, arguments: Sequence[str]) -> dict[str, A
     inputs = LookupInputs.of(wanted, keys, fields, Limits())
     with project.redis() as url, answering(url):
         client = connect(url)
-        answers = wanted.plan.read(client, inputs.keys, project.now() if project.fixed_now else clock.now())
+        answers = wanted.plan.read(client, inputs.keys, project.now())
         client.close()
     computed = wanted.compute(inputs.request, answers) if wanted.computes else {}
     answer: dict[str, Any] = orjson.loads(wanted.encode(inputs.keys, inputs.rows, answers, computed))

@@ -91,14 +91,13 @@ class Guarded:
 
     def _never_had_keys(self) -> bool:
         """Whoever once had keys stays closed: a lost file opens nothing."""
-        if self._had_keys:
-            return False
-        if self._required is not None:
-            try:
-                os.stat(self._required)  # noqa: PTH116 - a path object costs each request twice as much
-            except FileNotFoundError:
-                return True
-        return self._required is None
+        if self._had_keys or self._required is None:
+            return not self._had_keys
+        try:
+            os.stat(self._required)  # noqa: PTH116 - a path object costs each request twice as much
+        except FileNotFoundError:
+            return True
+        return False
 
     def _require_local(self, scope: Scope) -> None:
         """Refuses a browser on this machine that a page from elsewhere has sent, also by a name for this machine."""
