@@ -73,15 +73,15 @@ $(DEMO): pyproject.toml constraints.txt | python
 	$(PIP) -c constraints.txt -e '.[demo]'
 	touch $@
 
-# First all that is pinned, by two processes that need not resolve anything; then pip completes it.
+# All that is pinned, by two processes that need not resolve anything; a test holds the pins to be complete.
 $(INSTALLED): pyproject.toml constraints.txt $(EXECUTORCH) | python
 	cat constraints.txt $(EXECUTORCH) | grep -v '^#' | xargs -P 2 -n 44 $(PIP) --no-compile --no-deps
-	$(PIP) --no-compile -c constraints.txt -e '.[all,dev]'
+	$(PIP) --no-compile --no-deps --no-build-isolation -e .
 	touch $@ $(DEMO)
 
 # pip would compile with one core before anything else; this goes beside mypy. Compiled it has to be: some packages warn
 # of their own escape sequences when an import compiles them. What nearly no test imports is left out.
-UNUSED := /(tests?|testing|transformers/models)/
+UNUSED := /(tests?|testing|transformers/models|executorch/backends|fontTools|pip)/
 $(COMPILED): $(INSTALLED)
 	-@$(VENV)/bin/python -W ignore -m compileall -qq -x '$(UNUSED)' $(VENV)/lib
 	touch $@
@@ -92,8 +92,9 @@ browser: $(INSTALLED)
 	@command -v chromium chromium-browser google-chrome >/dev/null || $(VENV)/bin/playwright install chromium \
 		|| echo "No Chromium: the browser test will fail. Install the package chromium." >&2
 
-# Pins every version of a working environment, transitive ones included.
-constraints:
+# Pins every version of an environment with what pyproject.toml asks for, transitive ones included.
+constraints: $(INSTALLED)
+	$(PIP) -c constraints.txt -e '.[all,dev]'
 	$(VENV)/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' | LC_ALL=C sort -f > constraints.txt
 
 clean:
