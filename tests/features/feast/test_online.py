@@ -27,6 +27,7 @@ from isthmus.features.types import KEY_TYPES, TYPES, DataType, Float32, Int64
 from tests.features.feast_project import (
     CITY,
     DRIVER,
+    SQLITE,
     answered,
     entity_key,
     frame,
@@ -271,18 +272,21 @@ def test_statuses_are_true(prod: feast.FeatureStore, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_expired_values_and_keys_as_with_feasts_own_store(tmp_path: Path, client: redis.Redis, url: str) -> None:
-    options = {"serve_expired": "true", "key_ttl_seconds": "100"}
+def test_values_of_any_time_and_keys_as_with_feasts_own_store(tmp_path: Path, client: redis.Redis, url: str) -> None:
+    options = {"serve": "latest", "key_ttl_seconds": "100"}
     store, plain = (repository(tmp_path, isthmus(url, **more)) for more in (options, {}))
     store.apply([DRIVER, view(tmp_path, {"trips": ft.Int64}, ttl=HOUR)])
-    old = now() - 3 * HOUR
-    rows = pd.DataFrame({"driver": [1], "event_timestamp": [old], "created": [old], "trips": [7]})
+    times = [now() - 3 * HOUR, now() + HOUR]
+    rows = pd.DataFrame({"driver": [1, 2], "event_timestamp": times, "created": times, "trips": [7, 8]})
     for writer, forgotten in ((plain, False), (store, True)):
         writer.write_to_online_store("stats", rows)
-        assert read(store, ["stats:trips"], driver=[1, 2]) == {"trips": [(7, "PRESENT"), (None, "NOT_FOUND")]}
-        assert read(plain, ["stats:trips"], driver=[1]) == {"trips": [(None, "OUTSIDE_MAX_AGE")]}
-        (name,) = (key for key in client.scan_iter(_type="HASH") if not key.endswith(b":tables"))
-        assert (0 < client.ttl(name) <= 100) == forgotten
+        latest = [(7, "PRESENT"), (8, "PRESENT"), (None, "NOT_FOUND")]
+        assert read(store, ["stats:trips"], driver=[1, 2, 3]) == {"trips": latest}
+        valid = [(None, "OUTSIDE_MAX_AGE"), (None, "NOT_FOUND")]
+        assert read(plain, ["stats:trips"], driver=[1, 2]) == {"trips": valid}
+        names = [key for key in client.scan_iter(_type="HASH") if not key.endswith(b":tables")]
+        assert len(names) == 2
+        assert all((0 < client.ttl(name) <= 100) == forgotten for name in names)
 
 
 def test_reading_directly(prod: feast.FeatureStore, tmp_path: Path) -> None:
@@ -637,6 +641,32 @@ def test_a_removed_view_takes_its_rows_along_and_no_others(
     assert read(prod, ["stats:trips"], driver=[1])["trips"] == [(None, "NOT_FOUND")]
     assert read(prod, ["stats_1d:trips"], driver=[1])["trips"] == [(1, "PRESENT")]
     assert read(neighbours["preprod"], ["stats:trips"], driver=[1])["trips"] == [(1, "PRESENT")]
+
+
+def test_versions_of_a_view_lie_side_by_side(tmp_path: Path, client: redis.Redis, url: str) -> None:
+    registry = SQLITE.format(folder=tmp_path).replace("}", ", enable_online_feature_view_versioning: true}")
+    store = repository(tmp_path, isthmus(url), registry=registry)
+    other = view(tmp_path, {"trips": ft.Int64}, name="stats_v1")
+    for schema in ({"trips": ft.Int64}, {"trips": ft.Float64}, {"trips": ft.String}):
+        store.apply([DRIVER, other, view(tmp_path, schema)])
+        store.refresh_registry()  # type: ignore[no-untyped-call]  # so in Feast
+        assert read(store, ["stats:trips"], driver=[1])["trips"] == [(None, "NOT_FOUND")]
+        value = {ft.Int64: 1, ft.Float64: 2.5, ft.String: "three"}[schema["trips"]]
+        store.write_to_online_store("stats", frame(driver=[1], trips=[value]))
+    features = [f"stats{version}:trips" for version in ("@v0", "@v1", "@v2", "")]
+    response = store.get_online_features(features, {"driver": [1]}, full_feature_names=True).to_dict()
+    assert response == {
+        "driver": [1], "stats@v0__trips": [1], "stats@v1__trips": [2.5], "stats@v2__trips": ["three"],
+        "stats__trips": ["three"],
+    }  # fmt: skip
+
+    first, last = store.registry.get_feature_view_by_version("stats", "prod", 1), store.get_feature_view("stats")
+    online_store(store).update(store.config, [first], [last], [], [], False)
+    assert {field for _, field in rows_in(client)} == {b"stats", b"stats@v2"}
+    store.write_to_online_store("stats_v1", frame(driver=[1], trips=[4]))
+    # A new view of that name begins its versions anew.
+    store.apply([DRIVER, other], objects_to_delete=[last], partial=False)
+    assert {field for _, field in rows_in(client)} == {b"stats_v1"}
 
 
 def _records(client: Any) -> set[bytes]:

@@ -15,7 +15,7 @@ from feast.repo_config import RepoConfig
 from isthmus.features import clock
 from isthmus.features.errors import IsthmusError, RequestError, one_of
 from isthmus.features.feast import values as feast_values
-from isthmus.features.feast.views import Layout, contract_of, layout_of, project_of
+from isthmus.features.feast.views import Layout, contract_of, layout_of, project_of, serves_latest
 from isthmus.features.online import record
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 
@@ -30,6 +30,8 @@ _STATUSES = np.array(
     np.uint8,
 )
 """Feast's code for each code of `Status`."""
+
+_END_OF_TIME = (1 << 63) - 1
 
 Rows = list[tuple[datetime | None, dict[str, Value] | None]]
 """Event time and values of each key: (None, None) without a row, (event time, None) if it has expired."""
@@ -46,6 +48,7 @@ class ViewLookup:
         self, config: RepoConfig, table: FeatureView, entity_keys: Sequence[EntityKey], features: Sequence[str] | None
     ) -> None:
         self.layout = layout_of(config, table, entity_keys)
+        self.latest = serves_latest(config, table)
         self.features = list(features or self.layout.forms)
         for feature in self.features:
             if feature not in self.layout.forms:
@@ -68,7 +71,7 @@ class ViewLookup:
 
 
 class Lookup:
-    """Lookups of several views in one round trip: views with the same keys share their commands."""
+    """Lookups of several views in one round trip: views with the same keys and rule of time share their commands."""
 
     def __init__(self, config: RepoConfig, views: Sequence[ViewLookup]) -> None:
         self.config = config
@@ -76,7 +79,7 @@ class Lookup:
         groups: dict[tuple[Any, ...], list[ViewLookup]] = {}
         for view in views:
             keys = tuple((name, tuple(view.keys[name])) for name in sorted(view.keys))
-            groups.setdefault(keys, []).append(view)
+            groups.setdefault((view.latest, keys), []).append(view)
         self._groups = [
             (_plan(project_of(config), tuple(dict.fromkeys(view.layout for view in group))), group)
             for group in groups.values()
@@ -97,11 +100,11 @@ class Lookup:
         Raises:
             ContractMismatch: a row was written under another schema of the view.
         """
-        at, start = clock.now(), 0
+        now, start = clock.now(), 0
         by_view: dict[int, ViewAnswer] = {}
         try:
             for plan, group in self._groups:
-                count = group[0].count
+                count, at = group[0].count, _END_OF_TIME if group[0].latest else now
                 stamps = record.stamps(plan.views, replies[start])
                 answers = plan.decode(replies[start + 1 : start + 1 + count], count, at, stamps)
                 start += 1 + count

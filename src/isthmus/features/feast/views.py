@@ -79,6 +79,26 @@ def registered(name: str, tags: Mapping[str, str]) -> ViewContract:
     return view
 
 
+def online_name(config: RepoConfig, table: FeatureView) -> str:
+    """The name under which the rows of a view lie: with versions of views, the rows of each version by themselves.
+
+    No other view has such a name: Feast allows no `@` in names.
+    """
+    if is_registered(table.tags):
+        return table.name + table.tags.get("isthmus.slot", "")
+    version = None
+    if config.registry.enable_online_feature_view_versioning:
+        # What a request names wins over what is current.
+        version = table.projection.version_tag
+        version = table.current_version_number if version is None else version
+    return f"{table.name}@v{version}" if version else table.name
+
+
+def serves_latest(config: RepoConfig, table: FeatureView) -> bool:
+    """Whether the rows of a view are read whatever their times; those of registered views never are."""
+    return config.online_store.serve == "latest" and not is_registered(table.tags)
+
+
 def key_problems(view: str, keys: _Types) -> list[Problem]:
     """The join keys of a view that have a type which keys cannot have."""
     allowed = [dtype.name for dtype in KEY_TYPES]
@@ -100,9 +120,9 @@ def layout_of(config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] 
     if is_registered(table.tags):
         types = tuple((field.name, str(field.dtype)) for field in table.features)
         return _registered(project_of(config), table.name, key_types, types, tuple(sorted(table.tags.items())))
-    ttl = None if config.online_store.serve_expired else getattr(table, "ttl", None)
+    ttl = None if serves_latest(config, table) else getattr(table, "ttl", None)
     fields = tuple((field.name, field.dtype) for field in table.features)
-    return _derived(table.name, key_types, fields, ttl // clock.MICROSECOND if ttl else None)
+    return _derived(online_name(config, table), key_types, fields, ttl // clock.MICROSECOND if ttl else None)
 
 
 @lru_cache(maxsize=1024)
