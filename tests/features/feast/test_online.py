@@ -253,37 +253,38 @@ def test_statuses_are_true(prod: feast.FeatureStore, tmp_path: Path) -> None:
     )
     prod.write_to_online_store("stats", rows)
     expected: dict[str, list[tuple[Any, str]]] = {
-        "rate": [(None, "OUTSIDE_MAX_AGE"), (0.5, "PRESENT"), (None, "NULL_VALUE"), (None, "NOT_FOUND"),
-                 (None, "NOT_FOUND"), (None, "NOT_FOUND"), (0.5, "PRESENT")],
-        "trips": [(None, "OUTSIDE_MAX_AGE"), (1, "PRESENT"), (2, "PRESENT"), (None, "NOT_FOUND"),
-                  (None, "NOT_FOUND"), (None, "NOT_FOUND"), (1, "PRESENT")],
+        "rate": [(None, "OUTSIDE_MAX_AGE"), (0.5, "PRESENT"), (None, "NULL_VALUE"), (np.float32(0.8), "PRESENT"),
+                 (np.float32(0.9), "PRESENT"), (None, "NOT_FOUND"), (0.5, "PRESENT")],
+        "trips": [(None, "OUTSIDE_MAX_AGE"), (1, "PRESENT"), (2, "PRESENT"), (4, "PRESENT"),
+                  (5, "PRESENT"), (None, "NOT_FOUND"), (1, "PRESENT")],
     }  # fmt: skip
     keys = [3, 1, 2, 4, 5, 6, 1]
     assert read(prod, ["stats:rate", "stats:trips"], driver=keys) == expected
     response = prod.get_online_features(["stats:trips"], {"driver": keys})
     times = response.to_dict(include_event_timestamps=True)["trips__ts"]
-    assert times == [int(t.timestamp()) if t else 0 for t in (old, ago, ago, None, None, None, ago)]
+    assert times == [int(t.timestamp()) if t else 0 for t in (old, ago, ago, next_year, ago, None, ago)]
 
     table, store = prod.get_feature_view("stats"), online_store(prod)
     found = store.online_read(prod.config, table, [entity_key(driver=n) for n in keys], ["trips"])
     assert found == [
         (old, None), (ago, {"trips": Value(int64_val=1)}), (ago, {"trips": Value(int64_val=2)}),
-        (None, None), (None, None), (None, None), (ago, {"trips": Value(int64_val=1)}),
+        (next_year, {"trips": Value(int64_val=4)}), (ago, {"trips": Value(int64_val=5)}), (None, None),
+        (ago, {"trips": Value(int64_val=1)}),
     ]  # fmt: skip
 
 
-def test_values_of_any_time_and_keys_as_with_feasts_own_store(tmp_path: Path, client: redis.Redis, url: str) -> None:
-    options = {"serve": "latest", "key_ttl_seconds": "100"}
+def test_expired_values_and_keys_as_with_feasts_own_store(tmp_path: Path, client: redis.Redis, url: str) -> None:
+    options = {"serve_expired": "true", "key_ttl_seconds": "100"}
     store, plain = (repository(tmp_path, isthmus(url, **more)) for more in (options, {}))
     store.apply([DRIVER, view(tmp_path, {"trips": ft.Int64}, ttl=HOUR)])
     times = [now() - 3 * HOUR, now() + HOUR]
     rows = pd.DataFrame({"driver": [1, 2], "event_timestamp": times, "created": times, "trips": [7, 8]})
     for writer, forgotten in ((plain, False), (store, True)):
         writer.write_to_online_store("stats", rows)
-        latest = [(7, "PRESENT"), (8, "PRESENT"), (None, "NOT_FOUND")]
-        assert read(store, ["stats:trips"], driver=[1, 2, 3]) == {"trips": latest}
-        valid = [(None, "OUTSIDE_MAX_AGE"), (None, "NOT_FOUND")]
-        assert read(plain, ["stats:trips"], driver=[1, 2]) == {"trips": valid}
+        feasts = [(7, "PRESENT"), (8, "PRESENT"), (None, "NOT_FOUND")]
+        assert read(store, ["stats:trips"], driver=[1, 2, 3]) == {"trips": feasts}
+        ours = [(None, "OUTSIDE_MAX_AGE"), (8, "PRESENT"), (None, "NOT_FOUND")]
+        assert read(plain, ["stats:trips"], driver=[1, 2, 3]) == {"trips": ours}
         names = [key for key in client.scan_iter(_type="HASH") if not key.endswith(b":tables")]
         assert len(names) == 2
         assert all((0 < client.ttl(name) <= 100) == forgotten for name in names)

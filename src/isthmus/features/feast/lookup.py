@@ -15,7 +15,7 @@ from feast.repo_config import RepoConfig
 from isthmus.features import clock
 from isthmus.features.errors import IsthmusError, RequestError, one_of
 from isthmus.features.feast import values as feast_values
-from isthmus.features.feast.views import Layout, contract_of, layout_of, project_of, serves_latest
+from isthmus.features.feast.views import Layout, contract_of, is_registered, layout_of, project_of
 from isthmus.features.online import record
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 
@@ -30,8 +30,6 @@ _STATUSES = np.array(
     np.uint8,
 )
 """Feast's code for each code of `Status`."""
-
-_END_OF_TIME = (1 << 63) - 1
 
 Rows = list[tuple[datetime | None, dict[str, Value] | None]]
 """Event time and values of each key: (None, None) without a row, (event time, None) if it has expired."""
@@ -48,7 +46,7 @@ class ViewLookup:
         self, config: RepoConfig, table: FeatureView, entity_keys: Sequence[EntityKey], features: Sequence[str] | None
     ) -> None:
         self.layout = layout_of(config, table, entity_keys)
-        self.latest = serves_latest(config, table)
+        self.registered = is_registered(table.tags)
         self.features = list(features or self.layout.forms)
         for feature in self.features:
             if feature not in self.layout.forms:
@@ -71,7 +69,7 @@ class ViewLookup:
 
 
 class Lookup:
-    """Lookups of several views in one round trip: views with the same keys and rule of time share their commands."""
+    """Lookups of several views in one round trip: views with the same keys share their commands."""
 
     def __init__(self, config: RepoConfig, views: Sequence[ViewLookup]) -> None:
         self.config = config
@@ -79,10 +77,10 @@ class Lookup:
         groups: dict[tuple[Any, ...], list[ViewLookup]] = {}
         for view in views:
             keys = tuple((name, tuple(view.keys[name])) for name in sorted(view.keys))
-            groups.setdefault((view.latest, keys), []).append(view)
+            groups.setdefault((view.registered, keys), []).append(view)
         self._groups = [
-            (_plan(project_of(config), tuple(dict.fromkeys(view.layout for view in group))), group)
-            for group in groups.values()
+            (_plan(project_of(config), tuple(dict.fromkeys(view.layout for view in group)), not registered), group)
+            for (registered, _), group in groups.items()
         ]
 
     def queue(self, pipeline: Any) -> Any:
@@ -100,11 +98,11 @@ class Lookup:
         Raises:
             ContractMismatch: a row was written under another schema of the view.
         """
-        now, start = clock.now(), 0
+        at, start = clock.now(), 0
         by_view: dict[int, ViewAnswer] = {}
         try:
             for plan, group in self._groups:
-                count, at = group[0].count, _END_OF_TIME if group[0].latest else now
+                count = group[0].count
                 stamps = record.stamps(plan.views, replies[start])
                 answers = plan.decode(replies[start + 1 : start + 1 + count], count, at, stamps)
                 start += 1 + count
@@ -161,6 +159,6 @@ class Request:
 
 
 @lru_cache(maxsize=256)
-def _plan(project: str, layouts: tuple[Layout, ...]) -> LookupPlan:
+def _plan(project: str, layouts: tuple[Layout, ...], ahead: bool) -> LookupPlan:
     contract = contract_of(project, [layout.view for layout in layouts])
-    return LookupPlan(contract, contract.views)
+    return LookupPlan(contract, contract.views, ahead=ahead)

@@ -243,8 +243,8 @@ def newest(source: Source, known_at: KnownAt, start: datetime | None, end: datet
     """The rows of a source, and the places of those to materialize for an interval: the newest of each key.
 
     A row belongs to the interval in which its event lies, and to the interval in which it was created if its event
-    lies before the end: successive runs miss nothing that was created late. A row with a created time in the future
-    belongs to the run after that time. None means no bound.
+    lies before the end: successive runs miss nothing that was created late. Where the created time hides rows, one with
+    such a time in the future belongs to the run after that time. None means no bound.
     """
     first, last = _bounds(start, end)
     condition = source.within(first, last)
@@ -254,7 +254,7 @@ def newest(source: Source, known_at: KnownAt, start: datetime | None, end: datet
     rows = source.rows([feature.name for feature in source.features], known_at, condition)
     event = columnar.micros(rows.history.table()["event_timestamp"])
     inside = (event >= first) | ((rows.created >= first) & (rows.created <= last))
-    if source.created:
+    if source.created and known_at == "created":
         inside &= rows.created <= clock.now()
     places = np.flatnonzero(inside & (event <= last))
     return rows, rows.latest(places)

@@ -62,9 +62,8 @@ class IsthmusOnlineStoreConfig(FeastConfigBaseModel):
     Attributes:
         url: `redis://`, `rediss://` or `unix://`.
         project: Isthmus's name of the project, if Feast's differs: Isthmus registers `my-shop` as `my_shop`.
-        serve: the rows that are read: those `valid` now, as training sees them, neither older than the ttl of their
-            view nor with a time in the future; or the `latest`, whatever its times, as from Feast's own stores. Of
-            registered views, valid rows in any case.
+        serve_expired: whether values older than the ttl of their view are read, as from Feast's own stores: training
+            sees none. Registered views keep their ttl.
         key_ttl_seconds: after so many seconds without a write, Redis forgets an entity, as with Feast's own store.
     """
 
@@ -73,7 +72,7 @@ class IsthmusOnlineStoreConfig(FeastConfigBaseModel):
     )
     url: StrictStr = Field(repr=False)
     project: StrictStr | None = None
-    serve: Literal["valid", "latest"] = "valid"
+    serve_expired: bool = False
     key_ttl_seconds: PositiveInt | None = None
 
 

@@ -94,11 +94,6 @@ def online_name(config: RepoConfig, table: FeatureView) -> str:
     return f"{table.name}@v{version}" if version else table.name
 
 
-def serves_latest(config: RepoConfig, table: FeatureView) -> bool:
-    """Whether the rows of a view are read whatever their times; those of registered views never are."""
-    return config.online_store.serve == "latest" and not is_registered(table.tags)
-
-
 def key_problems(view: str, keys: _Types) -> list[Problem]:
     """The join keys of a view that have a type which keys cannot have."""
     allowed = [dtype.name for dtype in KEY_TYPES]
@@ -120,7 +115,7 @@ def layout_of(config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] 
     if is_registered(table.tags):
         types = tuple((field.name, str(field.dtype)) for field in table.features)
         return _registered(project_of(config), table.name, key_types, types, tuple(sorted(table.tags.items())))
-    ttl = None if serves_latest(config, table) else getattr(table, "ttl", None)
+    ttl = None if config.online_store.serve_expired else getattr(table, "ttl", None)
     fields = tuple((field.name, field.dtype) for field in table.features)
     return _derived(online_name(config, table), key_types, fields, ttl // clock.MICROSECOND if ttl else None)
 
