@@ -199,6 +199,22 @@ def test_types_are_those_of_feasts_own_store(tmp_path: Path, client: redis.Redis
     assert any(value is not None for value in found["f0"])
 
 
+def test_numbers_as_they_were_written(tmp_path: Path, client: redis.Redis, url: str) -> None:
+    answers = []
+    for online in (isthmus(url, types="written"), f"{{type: sqlite, path: {tmp_path}/online.db}}"):
+        store = repository(tmp_path, online)
+        store.apply([DRIVER, view(tmp_path, {"rate": ft.Float32, "trips": ft.Int32, "list": ft.Array(ft.Float32)})])
+        numbers = {"rate": Value(double_val=0.1), "trips": Value(int64_val=2**40),
+                   "list": Value(double_list_val=DoubleList(val=[0.1]))}  # fmt: skip
+        write(store, [(entity_key(driver=1), numbers, now() - HOUR, None)])
+        table = store.get_feature_view("stats")
+        ((_, found),) = online_store(store).online_read(store.config, table, [entity_key(driver=1)])
+        assert found == numbers
+        features = ["stats:rate", "stats:trips", "stats:list"]
+        answers.append(store.get_online_features(features, {"driver": [1, 2]}).to_dict())
+    assert answers[0] == answers[1]
+
+
 # --- the answer
 
 

@@ -64,6 +64,8 @@ class IsthmusOnlineStoreConfig(FeastConfigBaseModel):
         project: Isthmus's name of the project, if Feast's differs: Isthmus registers `my-shop` as `my_shop`.
         serve_expired: whether values older than the ttl of their view are read, as from Feast's own stores: training
             sees none. Registered views keep their ttl.
+        types: of numbers in views that only Feast knows: those that the view `declared`; or those that were `written`,
+            as from Feast's own stores, in rows that are larger and slower.
         key_ttl_seconds: after so many seconds without a write, Redis forgets an entity, as with Feast's own store.
     """
 
@@ -73,6 +75,7 @@ class IsthmusOnlineStoreConfig(FeastConfigBaseModel):
     url: StrictStr = Field(repr=False)
     project: StrictStr | None = None
     serve_expired: bool = False
+    types: Literal["declared", "written"] = "declared"
     key_ttl_seconds: PositiveInt | None = None
 
 

@@ -117,16 +117,19 @@ def layout_of(config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] 
         return _registered(project_of(config), table.name, key_types, types, tuple(sorted(table.tags.items())))
     ttl = None if config.online_store.serve_expired else getattr(table, "ttl", None)
     fields = tuple((field.name, field.dtype) for field in table.features)
-    return _derived(online_name(config, table), key_types, fields, ttl // clock.MICROSECOND if ttl else None)
+    written = config.online_store.types == "written"
+    return _derived(online_name(config, table), key_types, fields, ttl // clock.MICROSECOND if ttl else None, written)
 
 
 @lru_cache(maxsize=1024)
-def _derived(name: str, keys: _Types, fields: tuple[tuple[str, FeastType], ...], ttl: int | None) -> Layout:
+def _derived(
+    name: str, keys: _Types, fields: tuple[tuple[str, FeastType], ...], ttl: int | None, written: bool
+) -> Layout:
     forms: dict[str, Form] = {}
     problems: list[Problem] = []
     # Sorted by name: the order of fields means nothing to Feast.
     for field, dtype in sorted(fields, key=itemgetter(0)):
-        if form := form_of(dtype):
+        if form := form_of(dtype, written=written):
             forms[field] = form
         else:
             problems.append(Problem(f"{name}.{field}", f"has type {dtype}", "one that has values"))

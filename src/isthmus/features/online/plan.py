@@ -134,7 +134,7 @@ def _bounds(times: Ints) -> tuple[int, int]:
     return min(few), max(few)
 
 
-def _answer(  # noqa: PLR0913
+def _answer(
     view: ViewContract, block: Block, damaged: Mask | None, at: int, stamp: Stamp | None, ahead: bool
 ) -> ViewAnswer:
     """Applies the time rule to stored rows: the future is not there yet, the past expires."""
