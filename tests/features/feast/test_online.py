@@ -677,7 +677,8 @@ def test_versions_of_a_view_lie_side_by_side(tmp_path: Path, client: redis.Redis
         "stats__trips": ["three"],
     }  # fmt: skip
 
-    first, last = store.registry.get_feature_view_by_version("stats", "prod", 1), store.get_feature_view("stats")
+    first: Any = store.registry.get_feature_view_by_version("stats", "prod", 1)
+    last = store.get_feature_view("stats")
     online_store(store).update(store.config, [first], [last], [], [], False)
     assert {field for _, field in rows_in(client)} == {b"stats", b"stats@v2"}
     store.write_to_online_store("stats_v1", frame(driver=[1], trips=[4]))

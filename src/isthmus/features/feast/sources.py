@@ -100,7 +100,7 @@ class Source:
             ConfigurationError: it is not a file, or a join key has a type that keys cannot have.
             ContractMismatch: Isthmus has registered the view, but its tags lack its contract.
         """
-        source = feast_files.file_source(view.batch_source, f"view {view.name}")
+        source = feast_files.own_source(config, view)
         columns = {name: column for column, name in source.field_mapping.items()}
         key_fields = [field for field in view.entity_columns if field.name != DUMMY_ENTITY_ID]
         problems = key_problems(view.name, tuple((field.name, str(field.dtype)) for field in key_fields))
