@@ -132,13 +132,17 @@ class IsthmusOnlineStore(FeastOnlineStore):
         rows: Mapping[str, pa.ChunkedArray],
         event: pa.ChunkedArray,
         created: pa.ChunkedArray | None,
+        untyped: Sequence[str] = (),
     ) -> None:
         """`online_write_batch` for Arrow columns, shape (n,) each: only values stored as protos become protos.
+
+        Join keys without a declared type are `untyped`: they have that of their column.
 
         Raises:
             DataError: a column has another type than its feature, or a row lacks its time or a key.
         """
-        layout = layout_of(config, table)
+        inferred = [(name, feast_values.inferred_key_type(rows[name].type, f"{table.name}.{name}")) for name in untyped]
+        layout = layout_of(config, table, inferred=inferred)
         view = layout.view
         values = {
             field.name: feast_values.arrow_column(

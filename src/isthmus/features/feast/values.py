@@ -177,6 +177,12 @@ def key_type(value: Value) -> str:
     return next((name for name, known in _KINDS.items() if known == kind), kind)
 
 
+def inferred_key_type(kind: pa.DataType, where: str) -> str:
+    """Feast's name of the type that lookups give a key of an Arrow type, if the key has no declared type."""
+    dtype = arrow_key_type(kind, where)
+    return "Int64" if dtype == Int32 else dtype.name
+
+
 def arrow_key_type(kind: pa.DataType, where: str) -> DataType:
     """The type of a join key whose column is of an Arrow type."""
     if pa.types.is_dictionary(kind):

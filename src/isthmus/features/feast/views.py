@@ -101,17 +101,20 @@ def key_problems(view: str, keys: _Types) -> list[Problem]:
     return [Problem(f"{view}.{key}", f"is a join key of type {dtype}", one_of(allowed)) for key, dtype in wrong]
 
 
-def layout_of(config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] = ()) -> Layout:
-    """The layout of a view; `keys` tell its join keys if it declares none.
+def layout_of(
+    config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] = (), inferred: Iterable[tuple[str, str]] = ()
+) -> Layout:
+    """The layout of a view. Join keys that it does not declare have a type that is `inferred`, or that of `keys`.
 
     Raises:
         ConfigurationError: a type that rows cannot hold.
         ContractMismatch: the view was registered by Isthmus and changed since, or belongs to another project.
     """
     key_types = tuple((field.name, str(field.dtype)) for field in table.entity_columns)
-    if not key_types and keys:
+    if keys and (not key_types or len(key_types) < len(table.entities)):
         first_key = zip(keys[0].join_keys, keys[0].entity_values, strict=True)
-        key_types = tuple((name, feast_values.key_type(value)) for name, value in first_key)
+        inferred = [(name, feast_values.key_type(value)) for name, value in first_key]
+    key_types += tuple((name, dtype) for name, dtype in inferred if name not in dict(key_types))
     if is_registered(table.tags):
         types = tuple((field.name, str(field.dtype)) for field in table.features)
         return _registered(project_of(config), table.name, key_types, types, tuple(sorted(table.tags.items())))
