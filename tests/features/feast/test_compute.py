@@ -35,6 +35,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import feast
     import feast.types as ft
+    from feast.errors import FeastJoinKeysDuringMaterialization
     from feast.feature_view import FeatureViewState
 
 pytestmark = pytest.mark.filterwarnings(
@@ -305,3 +306,6 @@ def test_a_mapped_join_key_without_a_type_or_as_text_over_numbers(
         assert read(store, ["stats:trips"], driver=[2, 9, 1]) == {"trips": [2, None, 1]}
     store.write_to_online_store("stats", frame([1], driver=[9], trips=[3]))
     assert read(store, ["stats:trips"], driver=[9]) == {"trips": [3]}
+    frame([5], driver=[1], trips=[1]).to_parquet(path)
+    with pytest.raises(FeastJoinKeysDuringMaterialization, match="who"):
+        store.materialize(now() - 6 * HOUR, now())

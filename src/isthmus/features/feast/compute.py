@@ -80,6 +80,7 @@ class IsthmusComputeEngine(LocalComputeEngine):
         view = task.feature_view
         if isinstance(self.offline_store, IsthmusOfflineStore):
             view_source = Source.of(self.repo_config, view, untyped_keys(registry, task.project, view))
+            view_source.require_keys()
             known_at = self.repo_config.offline_store.known_at
             source_rows, places = newest(view_source, known_at, task.start_time, task.end_time)
             rows = with_entity(source_rows.table.take(places), view_source.keys)

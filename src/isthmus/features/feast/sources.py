@@ -133,10 +133,14 @@ class Source:
         files = feast_files.file_source(source, "the data source")
         key_columns, feature_columns = (tuple(SourceColumn(name, name) for name in names) for names in (keys, features))
         queried = cls(files, config.repo_path, key_columns, feature_columns, event, created or "")
-        names = {*queried.data.schema.names}
-        if not {*keys} <= names:
-            raise FeastJoinKeysDuringMaterialization(queried.path, {*keys}, names)
+        queried.require_keys()
         return queried
+
+    def require_keys(self) -> None:
+        """Fails with Feast's own error, a FeastJoinKeysDuringMaterialization, if the source lacks a join key."""
+        names, keys = {*self.data.schema.names}, {key.column for key in self.keys}
+        if not keys <= names:
+            raise FeastJoinKeysDuringMaterialization(self.path, keys, names)
 
     @property
     def where(self) -> str:
