@@ -15,7 +15,7 @@ from typing import IO
 
 from isthmus.features.errors import DependencyError
 from isthmus.orchestration import supervisor
-from isthmus.orchestration.api.server import serving
+from isthmus.orchestration.api.server import address, reachable, serving
 from isthmus.orchestration.graph.instance import dagster_home
 from isthmus.orchestration.graph.outline import outline
 from isthmus.orchestration.project import Project
@@ -35,10 +35,10 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
     home = dagster_home(project)
     settings = project.settings
     page = settings.dev.port if port is None else port
-    url = f"http://{_browsed(host)}:{page}"
+    url = f"http://{reachable(host)}:{page}"
     starting = {f"Dagster is ready: {url}/asset-groups": f"{url}/server_info"}
     if settings.server.port:
-        url = f"http://{_browsed(settings.server.host)}:{settings.server.port}"
+        url = address(project)
         starting[f"the API is ready: {url}/docs, and /status"] = f"{url}/healthz"
     command = [
         dagster, "dev", "--module-name", "isthmus.orchestration.definitions", "--host", host,
@@ -78,13 +78,6 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
         for number, handler in before.items():
             signal.signal(number, handler)
     return 0
-
-
-def _browsed(host: str) -> str:
-    """An address in a URL for this machine."""
-    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-        return "127.0.0.1"
-    return f"[{host}]" if ":" in host else host
 
 
 def _say(text: str) -> None:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import redis
 
-from isthmus.features.errors import ConfigurationError, DataError, DependencyError
+from isthmus.features.errors import DataError, DependencyError
 from tests.features.feast_project import (
     CITY,
     DRIVER,
@@ -35,6 +35,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import feast
     import feast.types as ft
+    from feast.errors import FeastJoinKeysDuringMaterialization
     from feast.feature_view import FeatureViewState
 
 pytestmark = pytest.mark.filterwarnings(
@@ -170,9 +171,13 @@ def test_rows_that_were_created_late_are_materialised(tmp_path: Path, client: re
     assert read(store, ["stats:trips"], driver=[1]) == {"trips": [1]}
     late = frame([4, 3, 1], created=[1, 0.5, -1], driver=[1, 2, 1], trips=[2, 3, 4])
     pd.concat([first, late]).to_parquet(path)
-    store.materialize_incremental(now())
-    # The last one is of the future: it must not hide what is true now.
-    assert read(store, ["stats:trips"], driver=[1, 2]) == {"trips": [2, 3]}
+    # The last one is created in the future. Where that hides it, it must not hide what is true now.
+    strict = repository(tmp_path, isthmus(url), offline=OFFLINE.replace("}", ", known_at: created}"), engine=ENGINE)
+    strict.materialize_incremental(now())
+    assert read(strict, ["stats:trips"], driver=[1, 2]) == {"trips": [2, 3]}
+    store = repository(tmp_path, isthmus(url), offline=OFFLINE, engine=ENGINE)
+    store.materialize(now() - 6 * HOUR, now())
+    assert read(store, ["stats:trips"], driver=[1, 2]) == {"trips": [4, 3]}
 
 
 def test_a_view_stays_readable_while_it_is_materialised_and_when_that_fails(
@@ -280,7 +285,9 @@ def test_views_that_feast_transforms_are_computed_by_feast(tmp_path: Path, clien
     assert read(store, ["doubled:twice"], driver=[1]) == {"twice": [4]}
 
 
-def test_a_join_key_that_is_declared_as_text_over_numbers(tmp_path: Path, client: redis.Redis, url: str) -> None:
+def test_a_mapped_join_key_without_a_type_or_as_text_over_numbers(
+    tmp_path: Path, client: redis.Redis, url: str
+) -> None:
     """Feast says String of a key whose type it does not know, and its own stores do not mind."""
     store = repository(tmp_path, isthmus(url), offline=OFFLINE, engine=ENGINE)
     path = tmp_path / "stats_rows.parquet"
@@ -294,12 +301,11 @@ def test_a_join_key_that_is_declared_as_text_over_numbers(tmp_path: Path, client
         assert stats.batch_source is not None
         stats.batch_source.field_mapping = {"who": "driver"}
         store.apply([driver, stats])
-        if "driver" not in fields:
-            # Feast has found no key at all: to join all rows to everybody would be wrong.
-            with pytest.raises(ConfigurationError, match=r"stats: has entity driver, and no field for its key"):
-                store.get_historical_features(spine, ["stats:trips"])
-    assert store.get_historical_features(spine, ["stats:trips"]).to_df()["trips"].tolist() == [2, 1]
-    store.materialize(now() - 6 * HOUR, now())
-    assert read(store, ["stats:trips"], driver=[2, 9, 1]) == {"trips": [2, None, 1]}
+        assert store.get_historical_features(spine, ["stats:trips"]).to_df()["trips"].tolist() == [2, 1]
+        store.materialize(now() - 6 * HOUR, now())
+        assert read(store, ["stats:trips"], driver=[2, 9, 1]) == {"trips": [2, None, 1]}
     store.write_to_online_store("stats", frame([1], driver=[9], trips=[3]))
     assert read(store, ["stats:trips"], driver=[9]) == {"trips": [3]}
+    frame([5], driver=[1], trips=[1]).to_parquet(path)
+    with pytest.raises(FeastJoinKeysDuringMaterialization, match="who"):
+        store.materialize(now() - 6 * HOUR, now())

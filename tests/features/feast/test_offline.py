@@ -26,7 +26,7 @@ from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.types import Bool, Float32, Int64, String
-from tests.features.feast_project import CITY, DRIVER, OFFLINE, STRICT, repository, source, view
+from tests.features.feast_project import CITY, DRIVER, OFFLINE, SQLITE, STRICT, repository, source, view
 from tests.features.support import join_naively, make_view, same_bits, table, times, values_of
 
 with warnings.catch_warnings():
@@ -401,6 +401,30 @@ def test_without_a_spine_every_moment_of_every_key_answers_once(strict: feast.Fe
     strict.apply([CITY, view(tmp_path, {"sun": ft.Float64}, [CITY], name="place")])
     with pytest.raises(RequestError, match="views of different keys"):
         strict.get_historical_features(None, ["stats:trips", "place:sun"], start_date=at(0), end_date=at(1))
+
+
+def test_without_a_spine_a_snapshot_is_that_of_feasts_dask_store(tmp_path: Path) -> None:
+    rows(tmp_path, driver=[1, 1, 1, 2, 3], event=[1, 2, 5, -30, 0], trips=[1, 2, 3, 4, 5])
+    answers = []
+    for offline in (OFFLINE.replace("}", ", without_entities: snapshot}"), "{type: dask}"):
+        store = repository(tmp_path, ONLINE, offline=offline)
+        store.apply([DRIVER, view(tmp_path, {"trips": ft.Int64}, ttl=timedelta(hours=24))])
+        found = store.get_historical_features(None, ["stats:trips"], start_date=at(1), end_date=at(4)).to_df()
+        answers.append(found[["driver", "event_timestamp", "trips"]].sort_values("driver").values.tolist())
+    assert answers[0] == answers[1] == [[1, pd.Timestamp(at(4)), 2], [3, pd.Timestamp(at(4)), 5]]
+
+
+def test_versions_of_a_view_have_the_names_that_feast_gives_them(tmp_path: Path) -> None:
+    rows(tmp_path, driver=[1], event=[1], trips=[1], code=["x"])
+    registry = SQLITE.format(folder=tmp_path).replace("}", ", enable_online_feature_view_versioning: true}")
+    answers = []
+    for offline in (OFFLINE, "{type: dask}"):
+        store = repository(tmp_path, ONLINE, offline=offline, registry=registry)
+        for schema in ({"trips": ft.Int64}, {"code": ft.String}):
+            store.apply([DRIVER, view(tmp_path, schema)])
+        features = ["stats@v0:trips", "stats@v1:code"]
+        answers.append(answer(store, asked(2, driver=[1]), features, full_feature_names=True))
+    assert answers[0] == answers[1] == {"stats@v0__trips": [1], "stats@v1__code": ["x"]}
 
 
 def test_values_have_the_types_of_the_source_or_those_that_the_view_declares(tmp_path: Path) -> None:

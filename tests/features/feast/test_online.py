@@ -27,6 +27,7 @@ from isthmus.features.types import KEY_TYPES, TYPES, DataType, Float32, Int64
 from tests.features.feast_project import (
     CITY,
     DRIVER,
+    SQLITE,
     answered,
     entity_key,
     frame,
@@ -198,6 +199,22 @@ def test_types_are_those_of_feasts_own_store(tmp_path: Path, client: redis.Redis
     assert any(value is not None for value in found["f0"])
 
 
+def test_numbers_as_they_were_written(tmp_path: Path, client: redis.Redis, url: str) -> None:
+    answers = []
+    for online in (isthmus(url, types="written"), f"{{type: sqlite, path: {tmp_path}/online.db}}"):
+        store = repository(tmp_path, online)
+        store.apply([DRIVER, view(tmp_path, {"rate": ft.Float32, "trips": ft.Int32, "list": ft.Array(ft.Float32)})])
+        numbers = {"rate": Value(double_val=0.1), "trips": Value(int64_val=2**40),
+                   "list": Value(double_list_val=DoubleList(val=[0.1]))}  # fmt: skip
+        write(store, [(entity_key(driver=1), numbers, now() - HOUR, None)])
+        table = store.get_feature_view("stats")
+        ((_, found),) = online_store(store).online_read(store.config, table, [entity_key(driver=1)])
+        assert found == numbers
+        features = ["stats:rate", "stats:trips", "stats:list"]
+        answers.append(store.get_online_features(features, {"driver": [1, 2]}).to_dict())
+    assert answers[0] == answers[1]
+
+
 # --- the answer
 
 
@@ -252,22 +269,23 @@ def test_statuses_are_true(prod: feast.FeatureStore, tmp_path: Path) -> None:
     )
     prod.write_to_online_store("stats", rows)
     expected: dict[str, list[tuple[Any, str]]] = {
-        "rate": [(None, "OUTSIDE_MAX_AGE"), (0.5, "PRESENT"), (None, "NULL_VALUE"), (None, "NOT_FOUND"),
-                 (None, "NOT_FOUND"), (None, "NOT_FOUND"), (0.5, "PRESENT")],
-        "trips": [(None, "OUTSIDE_MAX_AGE"), (1, "PRESENT"), (2, "PRESENT"), (None, "NOT_FOUND"),
-                  (None, "NOT_FOUND"), (None, "NOT_FOUND"), (1, "PRESENT")],
+        "rate": [(None, "OUTSIDE_MAX_AGE"), (0.5, "PRESENT"), (None, "NULL_VALUE"), (np.float32(0.8), "PRESENT"),
+                 (np.float32(0.9), "PRESENT"), (None, "NOT_FOUND"), (0.5, "PRESENT")],
+        "trips": [(None, "OUTSIDE_MAX_AGE"), (1, "PRESENT"), (2, "PRESENT"), (4, "PRESENT"),
+                  (5, "PRESENT"), (None, "NOT_FOUND"), (1, "PRESENT")],
     }  # fmt: skip
     keys = [3, 1, 2, 4, 5, 6, 1]
     assert read(prod, ["stats:rate", "stats:trips"], driver=keys) == expected
     response = prod.get_online_features(["stats:trips"], {"driver": keys})
     times = response.to_dict(include_event_timestamps=True)["trips__ts"]
-    assert times == [int(t.timestamp()) if t else 0 for t in (old, ago, ago, None, None, None, ago)]
+    assert times == [int(t.timestamp()) if t else 0 for t in (old, ago, ago, next_year, ago, None, ago)]
 
     table, store = prod.get_feature_view("stats"), online_store(prod)
     found = store.online_read(prod.config, table, [entity_key(driver=n) for n in keys], ["trips"])
     assert found == [
         (old, None), (ago, {"trips": Value(int64_val=1)}), (ago, {"trips": Value(int64_val=2)}),
-        (None, None), (None, None), (None, None), (ago, {"trips": Value(int64_val=1)}),
+        (next_year, {"trips": Value(int64_val=4)}), (ago, {"trips": Value(int64_val=5)}), (None, None),
+        (ago, {"trips": Value(int64_val=1)}),
     ]  # fmt: skip
 
 
@@ -275,14 +293,17 @@ def test_expired_values_and_keys_as_with_feasts_own_store(tmp_path: Path, client
     options = {"serve_expired": "true", "key_ttl_seconds": "100"}
     store, plain = (repository(tmp_path, isthmus(url, **more)) for more in (options, {}))
     store.apply([DRIVER, view(tmp_path, {"trips": ft.Int64}, ttl=HOUR)])
-    old = now() - 3 * HOUR
-    rows = pd.DataFrame({"driver": [1], "event_timestamp": [old], "created": [old], "trips": [7]})
+    times = [now() - 3 * HOUR, now() + HOUR]
+    rows = pd.DataFrame({"driver": [1, 2], "event_timestamp": times, "created": times, "trips": [7, 8]})
     for writer, forgotten in ((plain, False), (store, True)):
         writer.write_to_online_store("stats", rows)
-        assert read(store, ["stats:trips"], driver=[1, 2]) == {"trips": [(7, "PRESENT"), (None, "NOT_FOUND")]}
-        assert read(plain, ["stats:trips"], driver=[1]) == {"trips": [(None, "OUTSIDE_MAX_AGE")]}
-        (name,) = (key for key in client.scan_iter(_type="HASH") if not key.endswith(b":tables"))
-        assert (0 < client.ttl(name) <= 100) == forgotten
+        feasts = [(7, "PRESENT"), (8, "PRESENT"), (None, "NOT_FOUND")]
+        assert read(store, ["stats:trips"], driver=[1, 2, 3]) == {"trips": feasts}
+        ours = [(None, "OUTSIDE_MAX_AGE"), (8, "PRESENT"), (None, "NOT_FOUND")]
+        assert read(plain, ["stats:trips"], driver=[1, 2, 3]) == {"trips": ours}
+        names = [key for key in client.scan_iter(_type="HASH") if not key.endswith(b":tables")]
+        assert len(names) == 2
+        assert all((0 < client.ttl(name) <= 100) == forgotten for name in names)
 
 
 def test_reading_directly(prod: feast.FeatureStore, tmp_path: Path) -> None:
@@ -637,6 +658,33 @@ def test_a_removed_view_takes_its_rows_along_and_no_others(
     assert read(prod, ["stats:trips"], driver=[1])["trips"] == [(None, "NOT_FOUND")]
     assert read(prod, ["stats_1d:trips"], driver=[1])["trips"] == [(1, "PRESENT")]
     assert read(neighbours["preprod"], ["stats:trips"], driver=[1])["trips"] == [(1, "PRESENT")]
+
+
+def test_versions_of_a_view_lie_side_by_side(tmp_path: Path, client: redis.Redis, url: str) -> None:
+    registry = SQLITE.format(folder=tmp_path).replace("}", ", enable_online_feature_view_versioning: true}")
+    store = repository(tmp_path, isthmus(url), registry=registry)
+    other = view(tmp_path, {"trips": ft.Int64}, name="stats_v1")
+    for schema in ({"trips": ft.Int64}, {"trips": ft.Float64}, {"trips": ft.String}):
+        store.apply([DRIVER, other, view(tmp_path, schema)])
+        store.refresh_registry()  # type: ignore[no-untyped-call]  # so in Feast
+        assert read(store, ["stats:trips"], driver=[1])["trips"] == [(None, "NOT_FOUND")]
+        value = {ft.Int64: 1, ft.Float64: 2.5, ft.String: "three"}[schema["trips"]]
+        store.write_to_online_store("stats", frame(driver=[1], trips=[value]))
+    features = [f"stats{version}:trips" for version in ("@v0", "@v1", "@v2", "")]
+    response = store.get_online_features(features, {"driver": [1]}, full_feature_names=True).to_dict()
+    assert response == {
+        "driver": [1], "stats@v0__trips": [1], "stats@v1__trips": [2.5], "stats@v2__trips": ["three"],
+        "stats__trips": ["three"],
+    }  # fmt: skip
+
+    first: Any = store.registry.get_feature_view_by_version("stats", "prod", 1)
+    last = store.get_feature_view("stats")
+    online_store(store).update(store.config, [first], [last], [], [], False)
+    assert {field for _, field in rows_in(client)} == {b"stats", b"stats@v2"}
+    store.write_to_online_store("stats_v1", frame(driver=[1], trips=[4]))
+    # A new view of that name begins its versions anew.
+    store.apply([DRIVER, other], objects_to_delete=[last], partial=False)
+    assert {field for _, field in rows_in(client)} == {b"stats_v1"}
 
 
 def _records(client: Any) -> set[bytes]:

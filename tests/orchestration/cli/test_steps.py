@@ -2,16 +2,17 @@
 
 import json
 import shutil
-import sqlite3
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,6 +20,7 @@ import redis
 
 from isthmus import ConfigurationError, ContractMismatch, DataError, DependencyError, RequestError
 from isthmus.features import clock
+from isthmus.orchestration.api.server import address, serving
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
@@ -93,14 +95,45 @@ def test_apply_registers_again_what_somebody_else_has_changed(built: Shop, proje
     assert "late_order_device" in registry(built)["services"]
     built.replace('description="What a phone has"', 'description="What a phone knows"')
     apply(project(built))
-    with sqlite3.connect(built.state / "feast" / "registry.db") as db:
-        services = [proto for (proto,) in db.execute("SELECT feature_service_proto FROM feature_services")]
-    assert any(b"What a phone knows" in proto for proto in services)
+    assert b"What a phone knows" in (built.state / "feast" / "registry.pb").read_bytes()
     note.write_text("damaged")
     assert apply(project(built)).registered == first
+
+
+def test_a_copied_project_has_a_registry_of_its_own(built: Shop, project: Open) -> None:
+    before = registry(built)
     copied = Shop(shutil.copytree(built.root, built.root.with_name("copied")))
-    assert apply(project(copied)).registered == first
-    assert str(copied.state) in (copied.state / "feast" / "feature_store.yaml").read_text()
+    shutil.rmtree(built.root)
+    assert registry(copied) == before
+    assert str(built.root) not in (copied.state / "feast" / "feature_store.yaml").read_text()
+    spine = pd.DataFrame({"customer": [1], "event_timestamp": [datetime(2024, 5, 20, tzinfo=UTC)]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from feast import FeatureStore
+
+        store = FeatureStore(repo_path=str(copied.state / "feast"))
+        found = store.get_historical_features(spine, ["customer_facts:member"]).to_df()
+    assert len(found) == 1
+    # Feast's own offline stores read the path in the registry, which is right after an apply.
+    apply(project(copied))
+    assert str(copied.root).encode() in (copied.state / "feast" / "registry.pb").read_bytes()
+
+
+def test_feast_is_shown_the_port_of_the_server(built: Shop, project: Open) -> None:
+    """That of the settings, until a server is started at another one."""
+    file, opened = built.state / "feast" / "feature_store.yaml", project(built)
+    assert address(opened) in file.read_text()
+    port = free_port()
+    with serving(opened, port=port):
+        assert f"  path: http://127.0.0.1:{port}\n" in file.read_text()
+        built.replace('description="What a phone has"', 'description="What a phone knows"')
+        apply(project(built))
+        assert f"  path: http://127.0.0.1:{port}\n" in file.read_text()
+    (built.root / "isthmus.toml").write_text(
+        (built.root / "isthmus.toml").read_text() + f"\n[server]\nhost = '0.0.0.0'\nport = {port + 1}\n"
+    )
+    apply(project(built))
+    assert f"  path: http://127.0.0.1:{port + 1}\n" in file.read_text()
 
 
 def test_apply_of_what_is_registered_does_not_load_feast(built: Shop, project: Open) -> None:
@@ -130,8 +163,8 @@ def test_apply_removes_what_is_gone(built: Shop, project: Open) -> None:
 
 
 def test_apply_over_a_registry_that_is_none(built: Shop, project: Open) -> None:
-    (built.state / "feast" / "registry.db").write_bytes(b"this is no database" * 100)
-    with pytest.raises(DependencyError, match=r"apply: Feast's registry in .*feast cannot be used \(.*not a database"):
+    (built.state / "feast" / "registry.pb").write_bytes(b"this is no registry" * 100)
+    with pytest.raises(DependencyError, match=r"apply: Feast's registry in .*feast cannot be used \(.*pars"):
         apply(project(built))
 
 

@@ -26,7 +26,7 @@ from feast.utils import _convert_arrow_to_proto, _get_column_names, _validate_ve
 
 from isthmus.features.feast.offline import IsthmusOfflineStore, newest, with_entity
 from isthmus.features.feast.online import IsthmusOnlineStore
-from isthmus.features.feast.sources import Source
+from isthmus.features.feast.sources import Source, untyped_keys
 
 PIECE = 100_000
 """Rows that are converted and written at a time."""
@@ -61,13 +61,13 @@ class IsthmusComputeEngine(LocalComputeEngine):
         view, rows = task.feature_view, self._rows(registry, task, source)
         _validate_vector_field_lengths(rows, view)
         event, created = source.timestamp_field, source.created_timestamp_column
-        store = self.online_store
+        store, untyped = self.online_store, untyped_keys(registry, task.project, view)
         if isinstance(store, IsthmusOnlineStore):
             for start in range(0, len(rows), PIECE):
                 piece = rows.slice(start, PIECE)
                 columns = dict(zip(piece.column_names, piece.columns, strict=True))
                 store.online_write_table(
-                    self.repo_config, view, columns, piece[event], piece[created] if created else None
+                    self.repo_config, view, columns, piece[event], piece[created] if created else None, untyped
                 )
             return
         types = {entity.name: entity.dtype.to_value_type() for entity in view.entity_columns}
@@ -79,7 +79,8 @@ class IsthmusComputeEngine(LocalComputeEngine):
     def _rows(self, registry: BaseRegistry, task: MaterializationTask, source: DataSource) -> pa.Table:
         view = task.feature_view
         if isinstance(self.offline_store, IsthmusOfflineStore):
-            view_source = Source.of(self.repo_config, view)
+            view_source = Source.of(self.repo_config, view, untyped_keys(registry, task.project, view))
+            view_source.require_keys()
             known_at = self.repo_config.offline_store.known_at
             source_rows, places = newest(view_source, known_at, task.start_time, task.end_time)
             rows = with_entity(source_rows.table.take(places), view_source.keys)

@@ -1,18 +1,24 @@
 """Feast's file sources: where they are, how deltalake and Arrow reach them, how a table is written to one."""
 
 import os
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import write_deltalake
+from feast import FeatureView
 from feast.data_format import DeltaFormat
 from feast.data_source import DataSource
 from feast.infra.offline_stores.file_source import FileSource
+from feast.repo_config import RepoConfig
 
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.files import publish, write_atomically
+
+OFFLINE = "isthmus.offline"
+"""The tag of a registered view with the path from the registry to the folder of its table."""
 
 
 def file_source(source: DataSource | None, where: str) -> FileSource:
@@ -25,6 +31,21 @@ def file_source(source: DataSource | None, where: str) -> FileSource:
         found = "has no data source" if source is None else f"has a {type(source).__name__}"
         raise ConfigurationError("feature views", [Problem(where, found, "a FileSource, Parquet or Delta")])
     return source
+
+
+def own_source(config: RepoConfig, view: FeatureView) -> FileSource:
+    """The source of a view; of a registered one, the table beside the registry, which a copied project has, too."""
+    source = file_source(view.batch_source, f"view {view.name}")
+    if OFFLINE not in view.tags or config.registry.registry_type != "file" or "://" in config.registry.path:
+        return source
+    registry = Path(config.repo_path or "", config.registry.path)
+    table = registry.parent / view.tags[OFFLINE] / Path(source.path).name
+    if not table.exists():
+        return source
+    own = copy(source)
+    own.file_options = copy(source.file_options)
+    own.file_options.uri = str(table)
+    return own
 
 
 def path_of(source: FileSource, repository: Path | str | None) -> str:

@@ -15,7 +15,7 @@ from feast.repo_config import RepoConfig
 from isthmus.features import clock
 from isthmus.features.errors import IsthmusError, RequestError, one_of
 from isthmus.features.feast import values as feast_values
-from isthmus.features.feast.views import Layout, contract_of, layout_of, project_of
+from isthmus.features.feast.views import Layout, contract_of, is_registered, layout_of, project_of
 from isthmus.features.online import record
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 
@@ -46,6 +46,7 @@ class ViewLookup:
         self, config: RepoConfig, table: FeatureView, entity_keys: Sequence[EntityKey], features: Sequence[str] | None
     ) -> None:
         self.layout = layout_of(config, table, entity_keys)
+        self.registered = is_registered(table.tags)
         self.features = list(features or self.layout.forms)
         for feature in self.features:
             if feature not in self.layout.forms:
@@ -76,10 +77,10 @@ class Lookup:
         groups: dict[tuple[Any, ...], list[ViewLookup]] = {}
         for view in views:
             keys = tuple((name, tuple(view.keys[name])) for name in sorted(view.keys))
-            groups.setdefault(keys, []).append(view)
+            groups.setdefault((view.registered, keys), []).append(view)
         self._groups = [
-            (_plan(project_of(config), tuple(dict.fromkeys(view.layout for view in group))), group)
-            for group in groups.values()
+            (_plan(project_of(config), tuple(dict.fromkeys(view.layout for view in group)), not registered), group)
+            for (registered, _), group in groups.items()
         ]
 
     def queue(self, pipeline: Any) -> Any:
@@ -158,6 +159,6 @@ class Request:
 
 
 @lru_cache(maxsize=256)
-def _plan(project: str, layouts: tuple[Layout, ...]) -> LookupPlan:
+def _plan(project: str, layouts: tuple[Layout, ...], ahead: bool) -> LookupPlan:
     contract = contract_of(project, [layout.view for layout in layouts])
-    return LookupPlan(contract, contract.views)
+    return LookupPlan(contract, contract.views, ahead=ahead)

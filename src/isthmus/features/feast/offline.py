@@ -37,8 +37,8 @@ from isthmus.features import clock
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import retrieval
-from isthmus.features.feast.retrieval import IsthmusRetrievalJob
-from isthmus.features.feast.sources import FIRST, LAST, KnownAt, Rows, Source, ValueTypes, micros
+from isthmus.features.feast.retrieval import IsthmusRetrievalJob, WithoutEntities
+from isthmus.features.feast.sources import FIRST, LAST, KnownAt, Rows, Source, ValueTypes, micros, untyped_keys
 from isthmus.features.feast.values import TIME, moments
 from isthmus.features.feast.views import is_registered
 from isthmus.features.files import write_atomically
@@ -54,6 +54,8 @@ class IsthmusOfflineStoreConfig(FeastConfigBaseModel):
             stores, where the created timestamp only decides between rows of the same event time; or `created`, so that
             no row is visible before it was created. Each call may ask for that with `filter_by_created_timestamp`.
             Rows of views that `isthmus apply` has registered are visible from when they were known in any case.
+        without_entities: the rows of a retrieval without an entity dataframe: each key at all `moments` between two
+            dates at which its value changed; or a `snapshot` at the second date, as from Feast's dask store.
         types: of the values: `source`, as in Feast's own stores; or `declared`, those that the view declares, which
             the online store serves.
     """
@@ -62,6 +64,7 @@ class IsthmusOfflineStoreConfig(FeastConfigBaseModel):
         "isthmus.features.feast.IsthmusOfflineStore", "isthmus.features.feast_offline.IsthmusOfflineStore"
     ] = "isthmus.features.feast.IsthmusOfflineStore"
     known_at: KnownAt = "event"
+    without_entities: WithoutEntities = "moments"
     types: ValueTypes = "source"
 
 
@@ -86,7 +89,8 @@ class IsthmusOfflineStore(OfflineStore):
         """The features of each entity row as they were at its own time.
 
         `entity_df` is a table with the join keys and a time, a DuckDB SQL query for such a table, whose relative paths
-        start from the repository, or None for every key and moment of the views between `start_date` and `end_date`.
+        start from the repository, or None for keys and moments of the views between `start_date` and `end_date`, those
+        that `without_entities` says.
         `filter_by_created_timestamp` hides rows before they were created, whatever `known_at` says.
 
         Raises:
@@ -99,10 +103,11 @@ class IsthmusOfflineStore(OfflineStore):
         known_at: KnownAt = "created" if filter_by_created_timestamp else config.offline_store.known_at
         on_demand = utils._get_requested_on_demand_feature_views(feature_refs, project, registry)
         wanted, _ = utils._get_requested_feature_views_to_features_dict(feature_refs, feature_views, on_demand)
-        parts = [
-            retrieval.ViewJoin.of(config, view, features, full_feature_names, known_at)
-            for view, features in wanted.items()
-        ]
+        parts = []
+        for view, features in wanted.items():
+            source = Source.of(config, view, untyped_keys(registry, project, view))
+            types = config.offline_store.types
+            parts.append(retrieval.ViewJoin.of(source, view, features, full_feature_names, known_at, types))
         if entity_df is None:
             interval = utils.compute_non_entity_date_range(feature_views, start_date, end_date)
             names, time = [*retrieval.spine_keys(parts), retrieval.TIMESTAMP], retrieval.TIMESTAMP
@@ -115,10 +120,11 @@ class IsthmusOfflineStore(OfflineStore):
                 raise DataError(f"entity_df, {time}", f"{at.null_count} nulls", expected="a time in every row")
             first, last = pc.min_max(at).values() if len(at) else (None, None)
         retrieval.check_columns(names, parts)
+        kind = config.offline_store.without_entities
 
         def compute() -> pa.Table:
             # Only now is a source read, as in Feast's own stores.
-            spine = retrieval.known_moments(parts, *interval) if entity_df is None else given
+            spine = retrieval.known_moments(parts, *interval, kind) if entity_df is None else given
             at = moments(spine[time], f"entity_df, {time}")
             for part in parts:
                 spine = part.joined(spine, at)
@@ -243,8 +249,8 @@ def newest(source: Source, known_at: KnownAt, start: datetime | None, end: datet
     """The rows of a source, and the places of those to materialize for an interval: the newest of each key.
 
     A row belongs to the interval in which its event lies, and to the interval in which it was created if its event
-    lies before the end: successive runs miss nothing that was created late. A row with a created time in the future
-    belongs to the run after that time. None means no bound.
+    lies before the end: successive runs miss nothing that was created late. Where the created time hides rows, one with
+    such a time in the future belongs to the run after that time. None means no bound.
     """
     first, last = _bounds(start, end)
     condition = source.within(first, last)
@@ -254,7 +260,7 @@ def newest(source: Source, known_at: KnownAt, start: datetime | None, end: datet
     rows = source.rows([feature.name for feature in source.features], known_at, condition)
     event = columnar.micros(rows.history.table()["event_timestamp"])
     inside = (event >= first) | ((rows.created >= first) & (rows.created <= last))
-    if source.created:
+    if source.created and known_at == "created":
         inside &= rows.created <= clock.now()
     places = np.flatnonzero(inside & (event <= last))
     return rows, rows.latest(places)

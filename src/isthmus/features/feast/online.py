@@ -11,7 +11,7 @@ wins, so a correction with the same event timestamp and a later created timestam
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Any, Literal
@@ -34,7 +34,7 @@ from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.lookup import Lookup, Request, Rows, ViewLookup
-from isthmus.features.feast.views import contract_of, layout_of, project_of
+from isthmus.features.feast.views import contract_of, layout_of, online_name, project_of
 from isthmus.features.online import record
 from isthmus.features.online.scripts import locked, suspects
 from isthmus.features.online.store import OnlineStore
@@ -64,6 +64,8 @@ class IsthmusOnlineStoreConfig(FeastConfigBaseModel):
         project: Isthmus's name of the project, if Feast's differs: Isthmus registers `my-shop` as `my_shop`.
         serve_expired: whether values older than the ttl of their view are read, as from Feast's own stores: training
             sees none. Registered views keep their ttl.
+        types: of numbers in views that only Feast knows: those that the view `declared`; or those that were `written`,
+            as from Feast's own stores, in rows that are larger and slower.
         key_ttl_seconds: after so many seconds without a write, Redis forgets an entity, as with Feast's own store.
     """
 
@@ -73,6 +75,7 @@ class IsthmusOnlineStoreConfig(FeastConfigBaseModel):
     url: StrictStr = Field(repr=False)
     project: StrictStr | None = None
     serve_expired: bool = False
+    types: Literal["declared", "written"] = "declared"
     key_ttl_seconds: PositiveInt | None = None
 
 
@@ -88,6 +91,10 @@ class IsthmusOnlineStore(FeastOnlineStore):
     def async_supported(self) -> SupportedAsyncMethods:
         """Both: Feast's server needs no thread per read or write."""
         return SupportedAsyncMethods(read=True, write=True)
+
+    def _is_versioned_read_supported(self) -> bool:
+        """Feast's question before it reads a version of a view that is not the current one."""
+        return True
 
     def online_write_batch(
         self, config: RepoConfig, table: FeatureView, data: Batch, progress: Callable[[int], Any] | None
@@ -125,13 +132,17 @@ class IsthmusOnlineStore(FeastOnlineStore):
         rows: Mapping[str, pa.ChunkedArray],
         event: pa.ChunkedArray,
         created: pa.ChunkedArray | None,
+        untyped: Sequence[str] = (),
     ) -> None:
         """`online_write_batch` for Arrow columns, shape (n,) each: only values stored as protos become protos.
+
+        Join keys without a declared type are `untyped`: they have that of their column.
 
         Raises:
             DataError: a column has another type than its feature, or a row lacks its time or a key.
         """
-        layout = layout_of(config, table)
+        inferred = [(name, feast_values.inferred_key_type(rows[name].type, f"{table.name}.{name}")) for name in untyped]
+        layout = layout_of(config, table, inferred=inferred)
         view = layout.view
         values = {
             field.name: feast_values.arrow_column(
@@ -204,6 +215,8 @@ class IsthmusOnlineStore(FeastOnlineStore):
     ) -> None:
         """Removes the rows of deleted views, and checks that rows can hold the schemas of the others.
 
+        A view that goes takes all of its versions along; a version of a view that stays goes alone.
+
         Raises:
             ConfigurationError: some cannot; all of them are reported.
         """
@@ -216,7 +229,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
                     problems += error.problems
         if problems:
             raise ConfigurationError("feature views", problems)
-        self._remove(config, tables_to_delete)
+        self._remove(config, tables_to_delete, {table.name for table in tables_to_keep})
 
     def teardown(
         self,
@@ -286,14 +299,17 @@ class IsthmusOnlineStore(FeastOnlineStore):
                     pipeline.expire(name, seconds)
                 pipeline.execute()
 
-    def _remove(self, config: RepoConfig, tables: Sequence[FeatureView]) -> None:
+    def _remove(self, config: RepoConfig, tables: Sequence[FeatureView], kept: Collection[str] = ()) -> None:
         """Removes the views' table records, then their fields from every hash of the project.
 
-        Without its record, a running materialization ends with an error and the next run compares every row.
+        Without its record, a running materialization ends with an error and the next run compares every row. Of views
+        whose name is not kept, all versions go.
         """
-        fields = [table.name + table.tags.get("isthmus.slot", "") for table in tables]
+        fields = [online_name(config, table) for table in tables]
         if not fields:
             return
+        versioned = config.registry.enable_online_feature_view_versioning
+        gone = {table.name.encode() for table in tables if versioned and table.name not in kept}
         project = project_of(config)
         # A hash's name begins with the project and a colon, so no other project's name matches.
         pattern = re.sub(r"([*?\[\]\\])", r"\\\1", project) + ":*"
@@ -305,7 +321,12 @@ class IsthmusOnlineStore(FeastOnlineStore):
                 client.delete(suspects(project, field))
             names = client.scan_iter(match=pattern, count=BATCH, _type="HASH")
             while batch := list(islice(names, BATCH)):
+                versions: list[list[bytes]] = [[]] * len(batch)
                 pipeline = client.pipeline(transaction=False)
-                for name in batch:
-                    pipeline.hdel(name, *fields)
+                if gone:
+                    for name in batch:
+                        pipeline.hkeys(name)
+                    versions = pipeline.execute()
+                for name, held in zip(batch, versions, strict=True):
+                    pipeline.hdel(name, *fields, *(field for field in held if field.partition(b"@v")[0] in gone))
                 pipeline.execute()

@@ -6,11 +6,14 @@ Its offline store is `IsthmusOfflineStore` over the tables of the views.
 """
 
 import json
+import os
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import feast
@@ -18,11 +21,12 @@ import feast.types as ft
 import yaml
 from feast.data_format import DeltaFormat
 from feast.repo_config import RepoConfig
-from sqlalchemy.exc import SQLAlchemyError
+from google.protobuf.message import DecodeError
 
 from isthmus.features.contract.contract import Contract
 from isthmus.features.definition.spec import FeatureProjection, FeatureService, FeatureView
 from isthmus.features.errors import DependencyError
+from isthmus.features.feast.files import OFFLINE
 from isthmus.features.files import write_atomically
 from isthmus.features.types import SCALARS, Array, DataType
 
@@ -45,20 +49,22 @@ def register(
     the registered objects, each with its kind.
 
     Raises:
-        DependencyError: the registry is damaged or locked.
+        DependencyError: the registry is damaged.
     """
     config = {
         "project": contract.project.replace("-", "_"),
         "provider": "local",
-        "registry": {"registry_type": "sql", "path": f"sqlite:///{folder / 'registry.db'}", "cache_ttl_seconds": 0},
+        # Of Feast's registries, a file is the one whose path starts from the folder: a copied project has its own.
+        "registry": {"registry_type": "file", "path": "registry.pb"},
         "offline_store": {"type": "isthmus.features.feast.IsthmusOfflineStore", "known_at": "created"},
         "online_store": {"type": "remote", "path": server},
         "entity_key_serialization_version": 3,
         "telemetry": False,
     }
     write_atomically(folder / "feature_store.yaml", yaml.safe_dump(config, sort_keys=False).encode())
-    with warnings.catch_warnings(), _usable(folder):
+    with warnings.catch_warnings(), _draft(folder / "registry.pb") as draft:
         warnings.simplefilter("ignore")
+        config["registry"] = {"registry_type": "file", "path": str(draft)}
         store = feast.FeatureStore(config=RepoConfig(repo_path=folder, **config))
         # Feast allows a single join key per entity, so each key of our entity becomes a Feast entity.
         keys = {
@@ -70,6 +76,9 @@ def register(
             for key, dtype in entity.join_keys.items()
         }
         tables = {name: _view(view, contract, keys, offline) for name, view in views.items()}
+        if "://" not in offline:
+            for table in tables.values():
+                table.tags[OFFLINE] = os.path.relpath(offline, folder)
         objects: list[Any] = [*keys.values(), *tables.values(), *(_service(s, tables) for s in services.values())]
         wanted = {(type(item).__name__, item.name) for item in objects}
         registered: list[Any] = [*store.list_entities(), *store.list_feature_views(), *store.list_feature_services()]
@@ -79,15 +88,22 @@ def register(
 
 
 @contextmanager
-def _usable(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except SQLAlchemyError as error:
-        cause = str(getattr(error, "orig", None) or error).partition("\n")[0]
-        raise DependencyError(
-            "apply", f"Feast's registry in {folder} cannot be used ({cause})",
-            remedy=f"if no other process uses it, remove {folder} and run `isthmus apply`, which writes it again",
-        ) from error  # fmt: skip
+def _draft(registry: Path) -> Iterator[Path]:
+    """A copy of the registry, which replaces it at the end of the block: Feast writes its file in place."""
+    with TemporaryDirectory(prefix=".registry-", dir=registry.parent) as folder:
+        draft = Path(folder) / registry.name
+        if registry.exists():
+            shutil.copyfile(registry, draft)
+        try:
+            yield draft
+        except DecodeError as error:
+            raise DependencyError(
+                "apply", f"Feast's registry in {registry.parent} cannot be used ({error})",
+                remedy=f"remove {registry.parent} and run `isthmus apply`, which writes it again",
+            ) from error  # fmt: skip
+        write_atomically(registry, draft.read_bytes())
+    # Where earlier versions kept it.
+    registry.with_suffix(".db").unlink(missing_ok=True)
 
 
 def _view(view: FeatureView, contract: Contract, keys: Mapping[str, feast.Entity], offline: str) -> feast.FeatureView:

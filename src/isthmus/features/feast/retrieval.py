@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Literal
 
 import duckdb
 import numpy as np
@@ -27,6 +28,8 @@ from isthmus.features.offline.history import connection
 from isthmus.features.values import columns
 
 TIMESTAMP = "event_timestamp"
+
+WithoutEntities = Literal["moments", "snapshot"]
 
 
 @dataclass(eq=False)
@@ -95,10 +98,11 @@ class ViewJoin:
 
     @classmethod
     def of(
-        cls, config: RepoConfig, view: FeatureView, features: Sequence[str], full_names: bool, known_at: KnownAt
-    ) -> "ViewJoin":
-        """The join of a view's features, which the view must have."""
-        source, name = Source.of(config, view), view.projection.name_alias or view.name
+        cls, source: Source, view: FeatureView, features: Sequence[str], full_names: bool, known_at: KnownAt,
+        types: ValueTypes,
+    ) -> "ViewJoin":  # fmt: skip
+        """The join of a view's features, which the view must have, with the rows of its source."""
+        name = str(view.projection.name_to_use())  # type: ignore[no-untyped-call]  # so in Feast
         known = [column.name for column in source.features]
         for feature in features:
             if feature not in known:
@@ -108,7 +112,7 @@ class ViewJoin:
         columns = {feature: f"{name}__{feature}" if full_names else feature for feature in features}
         if source.contract is not None:
             known_at = "created"
-        return cls(name, source, keys, columns, known_at, config.offline_store.types)
+        return cls(name, source, keys, columns, known_at, types)
 
     def joined(self, spine: pa.Table, at: pa.ChunkedArray) -> pa.Table:
         """The spine with the columns of this view."""
@@ -203,10 +207,11 @@ def spine_keys(views: Sequence[ViewJoin]) -> tuple[str, ...]:
     return names
 
 
-def known_moments(views: Sequence[ViewJoin], start: datetime, end: datetime) -> pa.Table:
+def known_moments(views: Sequence[ViewJoin], start: datetime, end: datetime, kind: WithoutEntities) -> pa.Table:
     """Each key of the views with each moment in a closed interval at which a row of that key became visible.
 
-    The views with the most keys determine the moments; views with fewer keys are only joined to them.
+    As a snapshot, each key that has a value at the end, with that moment. The views with the most keys determine the
+    rows; views with fewer keys are only joined to them.
     """
     names = spine_keys(views)
     first, last = micros(start), micros(end)
@@ -215,10 +220,16 @@ def known_moments(views: Sequence[ViewJoin], start: datetime, end: datetime) -> 
         if {*view.keys} != {*names}:
             continue
         history = view.source.rows([], view.known_at, view.source.within(None, last)).history.table()
-        since = np.maximum(columns.micros(history["event_timestamp"]), columns.micros(history["known_at"]))
+        event = columns.micros(history["event_timestamp"])
+        since = np.maximum(event, columns.micros(history["known_at"]))
+        inside = since <= last
+        if kind == "moments":
+            inside &= since >= first
+        elif view.source.ttl is not None:
+            inside &= last - event <= view.source.ttl
         keys = [history[f"key_{view.keys.index(name)}"] for name in names]
-        times = pa.array(since).cast(feast_values.TIME)
-        tables.append(pa.table([*keys, times], [*names, TIMESTAMP]).filter((since >= first) & (since <= last)))
+        times = pa.array(since if kind == "moments" else np.full_like(since, last)).cast(feast_values.TIME)
+        tables.append(pa.table([*keys, times], [*names, TIMESTAMP]).filter(pa.array(inside)))
     spine = pa.concat_tables(tables, promote_options="permissive")
     spine = spine.group_by([*names, TIMESTAMP], use_threads=False).aggregate([])
     return spine.sort_by([(TIMESTAMP, "ascending"), *((name, "ascending") for name in names)])

@@ -23,11 +23,12 @@ from feast.data_source import DataSource
 from feast.errors import FeastJoinKeysDuringMaterialization
 from feast.feature_view import DUMMY_ENTITY_ID
 from feast.infra.offline_stores.file_source import FileSource
+from feast.infra.registry.base_registry import BaseRegistry
 from feast.repo_config import RepoConfig
 
 from isthmus.features import clock
 from isthmus.features.contract.contract import Column, ViewContract
-from isthmus.features.errors import ConfigurationError, DataError, Problem, first_line, one_of
+from isthmus.features.errors import ConfigurationError, DataError, first_line, one_of
 from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.views import is_registered, key_problems, registered
@@ -93,26 +94,24 @@ class Source:
     contract: ViewContract | None = None
 
     @classmethod
-    def of(cls, config: RepoConfig, view: FeatureView) -> "Source":
-        """The source of a view.
+    def of(cls, config: RepoConfig, view: FeatureView, untyped: Sequence[str] = ()) -> "Source":
+        """The source of a view, whose join keys without a field are `untyped`.
 
         Raises:
             ConfigurationError: it is not a file, or a join key has a type that keys cannot have.
             ContractMismatch: Isthmus has registered the view, but its tags lack its contract.
         """
-        source = feast_files.file_source(view.batch_source, f"view {view.name}")
+        source = feast_files.own_source(config, view)
         columns = {name: column for column, name in source.field_mapping.items()}
         key_fields = [field for field in view.entity_columns if field.name != DUMMY_ENTITY_ID]
         problems = key_problems(view.name, tuple((field.name, str(field.dtype)) for field in key_fields))
-        if not view.entity_columns and view.entities:
-            found = f"has entity {', '.join(view.entities)}, and no field for its key"
-            problems.append(Problem(view.name, found, "one in its schema, or an entity with a value_type"))
         if problems:
             raise ConfigurationError("feature views", problems)
         keys, features = (
             tuple(SourceColumn(f.name, columns.get(f.name, f.name), TYPES.get(str(f.dtype))) for f in fields)
             for fields in (key_fields, view.features)
         )
+        keys = (*keys, *(SourceColumn(name, columns.get(name, name)) for name in untyped))
         event, created = source.timestamp_field, source.created_timestamp_column
         return cls(
             source, config.repo_path, keys, features, columns.get(event, event),
@@ -134,10 +133,14 @@ class Source:
         files = feast_files.file_source(source, "the data source")
         key_columns, feature_columns = (tuple(SourceColumn(name, name) for name in names) for names in (keys, features))
         queried = cls(files, config.repo_path, key_columns, feature_columns, event, created or "")
-        names = {*queried.data.schema.names}
-        if not {*keys} <= names:
-            raise FeastJoinKeysDuringMaterialization(queried.path, {*keys}, names)
+        queried.require_keys()
         return queried
+
+    def require_keys(self) -> None:
+        """Fails with Feast's own error, a FeastJoinKeysDuringMaterialization, if the source lacks a join key."""
+        names, keys = {*self.data.schema.names}, {key.column for key in self.keys}
+        if not keys <= names:
+            raise FeastJoinKeysDuringMaterialization(self.path, keys, names)
 
     @property
     def where(self) -> str:
@@ -338,6 +341,15 @@ class Rows:
         """Of the rows at these places, the place of the newest row of each key."""
         history = ViewHistory(self.history.view, self.history.table().take(places), 0)
         return places[Snapshot.of(history, LAST).place]
+
+
+def untyped_keys(registry: BaseRegistry, project: str, view: FeatureView) -> list[str]:
+    """The join keys of a view for which Feast has found no field: of no declared type, and mapped to other columns."""
+    typed = {field.name for field in view.entity_columns}
+    if len(typed) >= len(view.entities):
+        return []
+    keys = [registry.get_entity(name, project, allow_cache=True).join_key for name in view.entities]
+    return [key for key in keys if key not in typed]
 
 
 def micros(time: datetime) -> int:

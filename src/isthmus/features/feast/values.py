@@ -78,23 +78,30 @@ FORMS: Mapping[str, Form] = {
 """The Feast types that have a type of ours, by Feast's names."""
 
 
-def form_of(dtype: FeastType) -> Form | None:
-    """How a type is encoded: maps, sets and structs as serialized protos. None for a type without values."""
+def form_of(dtype: FeastType, *, written: bool = False) -> Form | None:
+    """How a type is encoded: maps, sets and structs as serialized protos. None for a type without values.
+
+    With `written`, numbers are serialized protos, too, which hold the width that was written.
+    """
     if str(dtype) in FORMS:
-        return FORMS[str(dtype)]
+        form = FORMS[str(dtype)]
+        return Form(Bytes, form.kind, serialized=True) if written and form.kind in (*_NUMBERS, *_LISTS) else form
     kind = f"{dtype.to_value_type().name.removeprefix('VALUE_').lower()}_val"
     return Form(Bytes, kind, serialized=True) if kind in Value.DESCRIPTOR.fields_by_name else None
 
 
 def column(protos: Sequence[Value], form: Form, where: str) -> Values:
-    """The NumPy form of n protos; an empty proto is null. Numbers may have another width, and are rounded to ours."""
+    """The NumPy form of n protos; an empty proto is null.
+
+    Numbers may have another width: they are rounded to ours, unless the row holds the proto itself.
+    """
     kinds = _kinds(protos)
     numbers = next((numbers for numbers in (_NUMBERS, _LISTS) if form.kind in numbers), (form.kind,))
     if unexpected := {*kinds} - {*numbers, "null_val", ""}:
         raise DataError(where, f"a value is a {min(unexpected)}", expected=f"{form.kind}, or none")
-    if {*kinds} - {form.kind, "null_val", ""}:
+    if not form.serialized and {*kinds} - {form.kind, "null_val", ""}:
         return _converted(protos, kinds, form, where)
-    valid = np.array([kind == form.kind for kind in kinds], bool)
+    valid = np.array([kind not in ("null_val", "") for kind in kinds], bool)
     if form.dtype.element is not None:
         lists = [list(getattr(proto, form.kind).val) if kind == form.kind else None
                  for proto, kind in zip(protos, kinds, strict=True)]  # fmt: skip
@@ -168,6 +175,12 @@ def key_type(value: Value) -> str:
     """Feast's name of the type of an entity key's value."""
     kind = str(value.WhichOneof("val")).removesuffix("_val")
     return next((name for name, known in _KINDS.items() if known == kind), kind)
+
+
+def inferred_key_type(kind: pa.DataType, where: str) -> str:
+    """Feast's name of the type that lookups give a key of an Arrow type, if the key has no declared type."""
+    dtype = arrow_key_type(kind, where)
+    return "Int64" if dtype == Int32 else dtype.name
 
 
 def arrow_key_type(kind: pa.DataType, where: str) -> DataType:

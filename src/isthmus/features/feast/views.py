@@ -79,6 +79,21 @@ def registered(name: str, tags: Mapping[str, str]) -> ViewContract:
     return view
 
 
+def online_name(config: RepoConfig, table: FeatureView) -> str:
+    """The name under which the rows of a view lie: with versions of views, the rows of each version by themselves.
+
+    No other view has such a name: Feast allows no `@` in names.
+    """
+    if is_registered(table.tags):
+        return table.name + table.tags.get("isthmus.slot", "")
+    version = None
+    if config.registry.enable_online_feature_view_versioning:
+        # What a request names wins over what is current.
+        version = table.projection.version_tag
+        version = table.current_version_number if version is None else version
+    return f"{table.name}@v{version}" if version else table.name
+
+
 def key_problems(view: str, keys: _Types) -> list[Problem]:
     """The join keys of a view that have a type which keys cannot have."""
     allowed = [dtype.name for dtype in KEY_TYPES]
@@ -86,32 +101,38 @@ def key_problems(view: str, keys: _Types) -> list[Problem]:
     return [Problem(f"{view}.{key}", f"is a join key of type {dtype}", one_of(allowed)) for key, dtype in wrong]
 
 
-def layout_of(config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] = ()) -> Layout:
-    """The layout of a view; `keys` tell its join keys if it declares none.
+def layout_of(
+    config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] = (), inferred: Iterable[tuple[str, str]] = ()
+) -> Layout:
+    """The layout of a view. Join keys that it does not declare have a type that is `inferred`, or that of `keys`.
 
     Raises:
         ConfigurationError: a type that rows cannot hold.
         ContractMismatch: the view was registered by Isthmus and changed since, or belongs to another project.
     """
     key_types = tuple((field.name, str(field.dtype)) for field in table.entity_columns)
-    if not key_types and keys:
+    if keys and (not key_types or len(key_types) < len(table.entities)):
         first_key = zip(keys[0].join_keys, keys[0].entity_values, strict=True)
-        key_types = tuple((name, feast_values.key_type(value)) for name, value in first_key)
+        inferred = [(name, feast_values.key_type(value)) for name, value in first_key]
+    key_types += tuple((name, dtype) for name, dtype in inferred if name not in dict(key_types))
     if is_registered(table.tags):
         types = tuple((field.name, str(field.dtype)) for field in table.features)
         return _registered(project_of(config), table.name, key_types, types, tuple(sorted(table.tags.items())))
     ttl = None if config.online_store.serve_expired else getattr(table, "ttl", None)
     fields = tuple((field.name, field.dtype) for field in table.features)
-    return _derived(table.name, key_types, fields, ttl // clock.MICROSECOND if ttl else None)
+    written = config.online_store.types == "written"
+    return _derived(online_name(config, table), key_types, fields, ttl // clock.MICROSECOND if ttl else None, written)
 
 
 @lru_cache(maxsize=1024)
-def _derived(name: str, keys: _Types, fields: tuple[tuple[str, FeastType], ...], ttl: int | None) -> Layout:
+def _derived(
+    name: str, keys: _Types, fields: tuple[tuple[str, FeastType], ...], ttl: int | None, written: bool
+) -> Layout:
     forms: dict[str, Form] = {}
     problems: list[Problem] = []
     # Sorted by name: the order of fields means nothing to Feast.
     for field, dtype in sorted(fields, key=itemgetter(0)):
-        if form := form_of(dtype):
+        if form := form_of(dtype, written=written):
             forms[field] = form
         else:
             problems.append(Problem(f"{name}.{field}", f"has type {dtype}", "one that has values"))

@@ -47,10 +47,14 @@ class LookupPlan:
     Attributes:
         codecs: view name to the codec of its rows.
         keys: the join keys of all views, by name.
+        ahead: whether a row is there before its time, as in Feast.
     """
 
-    def __init__(self, contract: Contract, views: Iterable[str], earlier: Sequence[Contract] = ()) -> None:
+    def __init__(
+        self, contract: Contract, views: Iterable[str], earlier: Sequence[Contract] = (), *, ahead: bool = False
+    ) -> None:
         self.contract = contract
+        self.ahead = ahead
         self.views = [contract.view(name) for name in dict.fromkeys(views)]
         self.codecs = {
             view.name: RowCodec(view, [before.views[view.name] for before in earlier if view.name in before.views])
@@ -96,7 +100,7 @@ class LookupPlan:
                 block, damaged = (
                     (codec.decode(packed), None) if check is None else codec.decode_whole(packed, check=check)
                 )
-                answers[view.name] = _answer(view, block, damaged, at, stamps.get(view.name))
+                answers[view.name] = _answer(view, block, damaged, at, stamps.get(view.name), self.ahead)
         return answers
 
     def with_foreign(
@@ -117,9 +121,10 @@ class LookupPlan:
         return self.decode(ask(client, self.commands(keys)), rows, at, stamps)
 
 
-def _all_present(view: ViewContract, block: Block, at: int) -> bool:
+def _all_present(view: ViewContract, block: Block, at: int, ahead: bool) -> bool:
     first, last = _bounds(block.event)
-    return last <= at and _bounds(block.known)[1] <= at and (view.ttl is None or at - first <= view.ttl)
+    begun = ahead or (last <= at and _bounds(block.known)[1] <= at)
+    return begun and (view.ttl is None or at - first <= view.ttl)
 
 
 def _bounds(times: Ints) -> tuple[int, int]:
@@ -129,15 +134,17 @@ def _bounds(times: Ints) -> tuple[int, int]:
     return min(few), max(few)
 
 
-def _answer(view: ViewContract, block: Block, damaged: Mask | None, at: int, stamp: Stamp | None) -> ViewAnswer:
+def _answer(
+    view: ViewContract, block: Block, damaged: Mask | None, at: int, stamp: Stamp | None, ahead: bool
+) -> ViewAnswer:
     """Applies the time rule to stored rows: the future is not there yet, the past expires."""
     if stamp is not None:
         event, known = stamp.apply(block.event, block.known)
         block = Block(block.present, event * block.present, known * block.present, block.columns)
-    if block.columns.complete and _all_present(view, block, at):
+    if block.columns.complete and _all_present(view, block, at, ahead):
         # What most lookups meet, with a third of the work.
         return ViewAnswer(block.columns, np.zeros(len(block.event), np.uint8), block.event, block.known, complete=True)
-    visible = block.present & (block.event <= at) & (block.known <= at)
+    visible = block.present if ahead else block.present & (block.event <= at) & (block.known <= at)
     status = np.where(visible, _PRESENT, _NOT_FOUND)
     if view.ttl is not None:
         status[visible & (at - block.event > view.ttl)] = Status.EXPIRED

@@ -1,14 +1,19 @@
 """`serve`: runs the API of a project. Imports nothing that starting a server does not need."""
 
+import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 
+from isthmus.features.files import write_atomically
 from isthmus.orchestration.project import Project
 from isthmus.serving.process import become, start
 from isthmus.serving.process import serve as run_server
 from isthmus.serving.settings import ServerSettings
+
+FEAST_SERVER = re.compile(rb"^  path: (http.*)$", re.MULTILINE)
+"""The address of the server in the `feature_store.yaml` that `apply` writes."""
 
 
 def serve(project: Project, *, port: int | None = None) -> int:
@@ -17,6 +22,7 @@ def serve(project: Project, *, port: int | None = None) -> int:
     With a Redis of the user's, this process becomes the server and does not return: the modules that it loaded to read
     the project would only waste memory. The embedded Redis needs a parent process that stops it at the end.
     """
+    _name_to_feast(project, port)
     configured = project.settings.stores.online
     if configured != "embedded":
         become(settings(project, configured, port))
@@ -29,8 +35,23 @@ def serving(
     project: Project, *, port: int | None = None, log: IO[bytes] | None = None, private: bool = False
 ) -> "Iterator[subprocess.Popen[bytes]]":
     """The API as a child process that ends with the block; it logs to `log`, or to this process's stderr."""
+    if not private:
+        _name_to_feast(project, port)
     with project.redis() as url, running(settings(project, url, port, private=private), log) as child:
         yield child
+
+
+def address(project: Project, port: int | None = None) -> str:
+    """The URL of the project's server for programs of this machine, by default at the port of the settings."""
+    server = project.settings.server
+    return f"http://{reachable(server.host)}:{server.port if port is None else port}"
+
+
+def reachable(host: str) -> str:
+    """A host to listen on, as it stands in a URL for this machine."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
 
 
 @contextmanager
@@ -71,3 +92,14 @@ def settings(project: Project, url: str, port: int | None = None, *, private: bo
         freshness_objective_seconds={} if private else project.freshness_objectives(),
         now=project.fixed_now,
     )
+
+
+def _name_to_feast(project: Project, port: int | None) -> None:
+    """Writes to the `feature_store.yaml` of the project where its server listens; one that has none stays so."""
+    file = project.state / "feast" / "feature_store.yaml"
+    # A server needs no file of Feast's: there may be none, in a folder that nobody may write to.
+    with suppress(OSError):
+        before = file.read_bytes()
+        text = FEAST_SERVER.sub(f"  path: {address(project, port)}".encode(), before)
+        if text != before and not address(project, port).endswith(":0"):
+            write_atomically(file, text)

@@ -18,6 +18,7 @@ from isthmus.features.publishing.readback import is_published, read_back
 from isthmus.features.values.columns import Values, from_python
 from isthmus.features.values.entitykey import entity_keys
 from isthmus.features.values.rows import RowCodec
+from isthmus.orchestration.api.server import FEAST_SERVER, address
 from isthmus.orchestration.extras import extra
 from isthmus.orchestration.project import Project
 
@@ -29,26 +30,35 @@ def register(project: Project, contract: Contract) -> list[str]:
         DependencyError: feast is not installed, or its registry cannot be used.
     """
     folder, note = project.state / "feast", project.state / "feast" / "registered.json"
-    server = f"http://{project.settings.server.host}:{project.settings.server.port}"
-    digest = _registration(project, contract, server)
+    settings, digest = address(project), _registration(project, contract)
+    server = settings
     with suppress(OSError, ValueError, KeyError, TypeError):
-        # Importing Feast takes longer than all else that `apply` does.
         before = json.loads(note.read_bytes())
-        if before["digest"] == digest and before["files"] == _files(folder):
-            names: list[str] = before["objects"]
-            return names
+        if before["server"] == settings:
+            # Since then, a server may have been started at another port.
+            server = _server(folder) or settings
+            # Importing Feast takes longer than all else that `apply` does.
+            if before["digest"] == digest and before["files"] == _files(folder):
+                names: list[str] = before["objects"]
+                return names
     with extra("orchestration"):
         from isthmus.features.feast import registry
     definitions = project.definitions
     names = registry.register(
         contract, definitions.views, definitions.services, folder=folder, offline=project.offline, server=server
     )
-    text = json.dumps({"digest": digest, "files": _files(folder), "objects": names}, indent=1)
+    text = json.dumps({"digest": digest, "server": settings, "files": _files(folder), "objects": names}, indent=1)
     write_atomically(note, text.encode() + b"\n")
     return names
 
 
-def _registration(project: Project, contract: Contract, server: str) -> str:
+def _server(folder: Path) -> str | None:
+    """The address of the server in Feast's configuration."""
+    found = FEAST_SERVER.search((folder / "feature_store.yaml").read_bytes())
+    return found and found[1].decode()
+
+
+def _registration(project: Project, contract: Contract) -> str:
     """The digest of all that Feast is told of a contract."""
     views = {
         name: [
@@ -59,15 +69,15 @@ def _registration(project: Project, contract: Contract, server: str) -> str:
     }  # fmt: skip
     services = {name: service.description for name, service in project.definitions.services.items()}
     versions = [found.version for package in ("isthmus", "feast") for found in distributions(name=package)]
-    places = [str(project.state), str(project.offline), server]
+    places = [str(project.state), str(project.offline)]
     return sha256({"contract": contract.hash, "places": places, "views": views, "services": services,
                    "versions": versions})  # fmt: skip
 
 
-def _files(folder: Path) -> list[list[int]]:
-    """What changes with Feast's registry and configuration: whoever writes there makes the next `apply` write again."""
-    stats = [(folder / name).stat() for name in ("registry.db", "feature_store.yaml")]
-    return [[stat.st_mtime_ns, stat.st_size] for stat in stats]
+def _files(folder: Path) -> list[str]:
+    """Digests of Feast's registry and configuration: whoever writes there makes the next `apply` write again."""
+    contents = [(folder / name).read_bytes() for name in ("registry.pb", "feature_store.yaml")]
+    return [sha256({"content": FEAST_SERVER.sub(b"", content).hex()}) for content in contents]
 
 
 def waiting_for(generations: Generations, store: OnlineStore) -> list[str]:
