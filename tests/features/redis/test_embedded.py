@@ -196,6 +196,27 @@ def test_users_come_while_a_server_stops_that_a_killed_user_left(tmp_path: Path)
     assert not processes.orphans(tmp_path, 30)
 
 
+def test_a_server_that_does_not_stop_holds_up_nobody_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "_START_SECONDS", 0.2)
+    monkeypatch.setattr(embedded, "_LEAVE_SECONDS", 0.2)
+    try:
+        with EmbeddedRedis(tmp_path) as server, _client(server) as client:
+            client.set("a", 1)
+            pid = _pid(server)
+            os.kill(pid, signal.SIGSTOP)
+        # Its watcher has sent it SIGTERM, and lets the next user come.
+        with pytest.raises(DependencyError, match=f"process {pid} serves .*`kill -9 {pid}`"), EmbeddedRedis(tmp_path):
+            pass
+        os.kill(pid, signal.SIGKILL)
+        with EmbeddedRedis(tmp_path) as server, _client(server) as client:
+            assert client.get("a") == b"1"
+        assert not processes.orphans(tmp_path, 30)
+    finally:
+        processes.end(tmp_path)
+
+
 def test_a_starter_that_is_killed_before_the_server_runs_leaves_none(tmp_path: Path) -> None:
     try:
         for _ in range(3):

@@ -1,15 +1,20 @@
 """Which steps may run beside each other, and which of those that wait goes first: what Dagster is told of it."""
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import dagster as dg
 import yaml
+from dagster_pipes import DAGSTER_PIPES_CONTEXT_ENV_VAR, DAGSTER_PIPES_MESSAGES_ENV_VAR, encode_env_var
 
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.graph.instance import dagster_home
+from isthmus.orchestration.graph.resource import CHILD
 from isthmus.orchestration.project import Project
+from tests import processes
 from tests.orchestration.shop import Shop
 
 SERVE, ENGINE, TRAIN = ("serve", "2"), ("engine", "1"), ("train", "0")
@@ -92,3 +97,31 @@ def test_a_killed_run_has_failed_and_gives_back_its_place_in_a_pool(shop: Shop) 
         assert run.status == dg.DagsterRunStatus.FAILURE
         assert everything.execute_in_process(instance=instance).success
         assert instance.event_log_storage.get_concurrency_info("engine").active_slot_count == 0
+
+
+STARTED = "import subprocess, sys\nsubprocess.Popen(sys.argv[1:]).wait()"
+
+
+def test_a_step_ends_with_the_run_that_has_started_it(tmp_path: Path) -> None:
+    """The next run, which gets its place, must not run beside it."""
+    began = tmp_path / "began"
+    os.mkfifo(began)
+    (tmp_path / "isthmus.toml").write_text('[project]\nname = "endless"\n')
+    (tmp_path / "definitions.py").write_text(f"import time\nopen({str(began)!r}, 'w').close()\ntime.sleep(600)\n")
+    extras = {"root": str(tmp_path), "asked": {"step": "apply"}, "keys": {}}
+    context = {"run_id": "a", "job_name": "b", "retry_number": 0, "extras": extras}
+    environment = {
+        DAGSTER_PIPES_CONTEXT_ENV_VAR: encode_env_var({"data": context}),
+        DAGSTER_PIPES_MESSAGES_ENV_VAR: encode_env_var({"stdio": "stderr"}),
+    }
+    run = subprocess.Popen(
+        [sys.executable, "-c", STARTED, sys.executable, *CHILD], cwd=tmp_path, env={**os.environ, **environment},
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        began.read_bytes()
+        run.kill()
+        run.wait()
+        assert not processes.orphans(tmp_path, 10)
+    finally:
+        processes.end(tmp_path)

@@ -124,7 +124,7 @@ def test_a_package_without_the_precision_is_refused(package: Path) -> None:
     assert "fp32" in str(error)
 
 
-@pytest.mark.parametrize("text", [b"", b"{}", b'{"model": 1}', b"\xff"])
+@pytest.mark.parametrize("text", [b"", b"{}", b'{"model": 1}', b'{"later": 1}', b"\xff"])
 def test_a_broken_deployment_is_named(text: bytes) -> None:
-    with pytest.raises(PackageError, match="is not a deployment"):
+    with pytest.raises(PackageError, match="is not a deployment .*, or the version of Isthmus that wrote it"):
         Deployment.loads(text)

@@ -424,11 +424,13 @@ def test_nothing_is_predicted_of_a_damaged_row(strict: tuple[Server, str]) -> No
     server, url = strict
     (name,) = entity_keys("flights", [CARRIER], {"carrier": ["UA"]})
     asked = {"entities": {"carrier": ["B6", "UA"]}, "request": {"distance": [1.0, 2.0]}}
+    invalid = '\nisthmus_view_values_total{status="INVALID",view="punctuality"} '
     assert server.predict(**asked).status_code == 200
     with connect(url) as client:
         whole = client.hget(name, "punctuality")
         assert whole is not None
         client.hset(name, "punctuality", flipped(whole, len(whole) - 1))
+        before = server.http.get("/metrics").text.partition(invalid)[2].partition("\n")[0]
         try:
             refused = server.predict(**asked)
         finally:
@@ -436,3 +438,5 @@ def test_nothing_is_predicted_of_a_damaged_row(strict: tuple[Server, str]) -> No
     assert (refused.status_code, refused.json()["error"]) == (500, "DamagedRowError")
     assert "view punctuality: the stored rows of keys 1 are damaged" in refused.json()["found"]
     assert "isthmus materialize --full" in refused.json()["remedy"]
+    after = server.http.get("/metrics").text.partition(invalid)[2].partition("\n")[0]
+    assert float(after) > float(before), "an alert rule looks at this"

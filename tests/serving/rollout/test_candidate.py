@@ -131,6 +131,32 @@ def test_a_canary_with_any_share_is_given_up_for_being_slow(share: float, single
     assert made.refused is not None
 
 
+@pytest.mark.parametrize("share", [0.05, 0.5])
+@pytest.mark.parametrize(
+    ("own", "others", "busy", "given_up"),
+    [
+        # Shares of the runs that are beyond the objective; `busy` are those of both in a tenth of the time.
+        (1.0, 0.0, 0.0, True),
+        (0.05, 0.005, 0.0, True),
+        (0.05, 0.002, 0.05, True),
+        (0.009, 0.009, 0.0, False),
+        (0.002, 0.002, 0.1, False),
+    ],
+)
+def test_a_canary_is_given_up_for_more_slow_runs_than_chance_has(
+    share: float, own: float, others: float, busy: float, given_up: bool
+) -> None:
+    """A busy machine holds up some runs of either model, for milliseconds."""
+    made, random = run(objective=1.0), np.random.default_rng(11)
+    for n in range(int(2 * WINDOW / share)):
+        tried, delayed = random.random() < share, busy if n % 1000 < 100 else 0.0
+        slow = random.random() < max(own if tried else others, delayed)
+        (made.counts if tried else made.standby).count(1, 2e-3 if slow else 1e-4)
+        if tried:
+            made.judge()
+    assert (made.refused is not None) == given_up
+
+
 def test_failures_of_a_large_canary_are_counted_anew() -> None:
     made = run()
     for n in range(10 * WINDOW):
@@ -157,7 +183,7 @@ def test_a_canary_above_the_objective_is_given_up_unless_the_deployed_model_is_t
         made.standby.count(1, first)
         # A thousand rows may take their time.
         made.standby.count(1000, 1.0)
-        made.counts.count(1, tried if n % 50 == 0 else 1e-4)
+        made.counts.count(1, tried if n % 5 == 0 else 1e-4)
         made.judge()
         assert made.refused is None or n == LEAST - 1
     assert (made.refused is not None) == given_up

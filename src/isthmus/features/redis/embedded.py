@@ -31,6 +31,7 @@ from isthmus.features.redis import watcher
 
 _START_SECONDS = 10.0
 _LEAVE_SECONDS = 2.0
+_SILENT = (redis.ConnectionError, redis.TimeoutError)
 # The server's process notes itself who it is: whoever starts it may be killed at any moment.
 _NOTING = 'printf "%s %s" $$ "$1" > "$0" && shift && exec "$@"'
 # What this process started and has not collected: a Popen must not be dropped while it runs.
@@ -113,20 +114,20 @@ class EmbeddedRedis:
         finally:
             _release(descriptor)
 
-    def _client(self) -> redis.Redis:
-        # No retries: the client would wait seconds for a server that is known to be gone. No timeout: it may be saving.
+    def _client(self, seconds: float | None = None) -> redis.Redis:
+        # No retries: the client would wait seconds for a server that is known to be gone.
         return redis.Redis(
-            unix_socket_path=str(self._socket), protocol=2, socket_timeout=None, retry=Retry(NoBackoff(), 0)
+            unix_socket_path=str(self._socket), protocol=2, socket_timeout=seconds, retry=Retry(NoBackoff(), 0)
         )
 
     def _alive(self) -> bool:
         try:
-            with self._client() as client:
+            with self._client(_START_SECONDS) as client:
                 return bool(client.ping())
         except redis.BusyLoadingError:
             self._await(None)
             return True
-        except redis.ConnectionError:
+        except _SILENT:
             return False
 
     def _start_or_join(self) -> None:
@@ -141,7 +142,7 @@ class EmbeddedRedis:
                 if time.monotonic() > deadline:
                     raise DependencyError(
                         "embedded Redis", f"process {process} serves {self.folder} but does not answer at {socket}",
-                        remedy=f"end process {process}",
+                        remedy=f"end process {process}: `kill {process}`, or `kill -9 {process}` if it is stopped",
                     )  # fmt: skip
                 time.sleep(0.01)
             self._start(owner)
@@ -165,7 +166,8 @@ class EmbeddedRedis:
     def _watch(self, output: IO[bytes]) -> None:
         # It gets the files open: the folder may be deleted before it could open them.
         locks = [self._opened(name) for name in ("present", "start", "server")]
-        command = [sys.executable, "-I", "-S", watcher.__file__, str(self.folder), *map(str, locks)]
+        arguments = [str(self.folder), str(_START_SECONDS), *map(str, locks)]
+        command = [sys.executable, "-I", "-S", watcher.__file__, *arguments]
         try:
             _start_alone(command, output, *locks)
         finally:
@@ -174,11 +176,11 @@ class EmbeddedRedis:
 
     def _await(self, server: subprocess.Popen[bytes] | None) -> None:
         deadline = time.monotonic() + _START_SECONDS
-        with self._client() as client:
+        with self._client(_START_SECONDS) as client:
             while time.monotonic() < deadline and (server is None or server.poll() is None):
                 try:
                     client.ping()
-                except redis.ConnectionError:
+                except _SILENT:
                     time.sleep(0.01)
                 else:
                     return
@@ -190,12 +192,15 @@ class EmbeddedRedis:
         )  # fmt: skip
 
     def _stop(self) -> None:
-        with self._client() as client:
-            try:
+        try:
+            with self._client(_START_SECONDS) as client:
                 process = client.info("server")["process_id"]
+            # No timeout: it may be saving.
+            with self._client() as client:
                 client.shutdown()
-            except redis.ConnectionError:
-                return
+        except _SILENT:
+            # It has ended, or answers nobody: then its watcher goes on.
+            return
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline and _running(process):
             time.sleep(0.005)

@@ -35,6 +35,8 @@ def lookup(project: Project, name: str, arguments: Sequence[str]) -> dict[str, A
         key, equals, value = argument.partition("=")
         if not equals:
             raise RequestError("command line", f"{argument!r} is no key and value", expected="key=value")
+        if value.encode(errors="ignore").decode() != value:
+            raise RequestError("command line", f"the value of {key} is not UTF-8", expected="text in UTF-8")
         texts.setdefault(key, []).append(value)
     columns = {**wanted.request, **state.join_keys}
     raws = {key: msgspec.Raw(_json(values, columns.get(key))) for key, values in texts.items()}

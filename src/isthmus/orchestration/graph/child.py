@@ -1,8 +1,10 @@
 """A step in its own process, which Dagster Pipes starts: `python -m isthmus.orchestration.graph.child`.
 
-It runs anywhere: as a subprocess beside Dagster, or in a pod with the same image.
+It runs anywhere: as a subprocess beside Dagster, or in a pod with the same image. It ends with the process that has
+started it: a run that was killed gives back its place, and the next must not run beside it.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -13,10 +15,12 @@ from isthmus.features.errors import DependencyError, IsthmusError
 from isthmus.orchestration.graph.events import FAILED, Checked, Failed, Materialized, Request
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.project import Project
+from isthmus.serving.process import end_with
 
 
 def main() -> int:
     """Runs the step. A failure is a message; the exit code is for defects and signals."""
+    end_with(os.getppid())
     with open_dagster_pipes() as pipes:
         request, keys = msgspec.convert(pipes.get_extra("asked"), Request), pipes.get_extra("keys")
         try:

@@ -86,7 +86,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         try:
             deployment = msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:
-            raise PackageError(where, f"is not a deployment ({error})", remedy="run `isthmus deploy`") from error
+            remedy = "run `isthmus deploy`, or the version of Isthmus that wrote it"
+            raise PackageError(where, f"is not a deployment ({error})", remedy=remedy) from error
         return deployment.beside(Path(where))
 
     def relative(self, file: Path) -> "Deployment":

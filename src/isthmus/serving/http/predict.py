@@ -189,14 +189,14 @@ class Predictions:
         answers: Mapping[str, ViewAnswer] = {}
         if predictor.plan.views:
             answers = await self._store.read(predictor.plan, keys, rows, self._now())
+            if counted:
+                self._metrics.read(answers, predictor.bits)
             if problems := damage(answers):
                 # No prediction is made of a value that may be another.
                 if any(answer.foreign for answer in answers.values()):
                     remedy = "delete those keys, run `isthmus materialize --full`, and keep the other program out"
                     raise DataError("online rows", "; ".join(problems), remedy=remedy)
                 raise DamagedRowError("online rows", "; ".join(problems), remedy="run `isthmus materialize --full`")
-            if counted:
-                self._metrics.read(answers, predictor.bits)
         return _Stored(fields, answers, rows)
 
     async def _run(self, predictor: Predictor, stored: _Stored) -> _Predicted:

@@ -1,6 +1,7 @@
 """A candidate beside the deployed model: which requests it gets, what is counted of both, when it is given up."""
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -13,6 +14,9 @@ from isthmus.serving.rollout.trial import Trial
 
 TOLERANCE = 1e-3
 """By how much an answer of a shadow may differ."""
+
+_CHANCE = 1e-4
+"""How likely it may be that an equal model is given up for its latency."""
 
 
 class CandidateRun(Trial):
@@ -39,6 +43,18 @@ class CandidateRun(Trial):
         """A canary answers requests; a shadow is only compared."""
         return "canary" if self.candidate.share else "shadow"
 
+    def _slower(self, own: float, other: float) -> bool:
+        """As of any trial, unless chance has it: a busy machine holds up a run of either model now and then.
+
+        Of the runs of both that were beyond the objective, an equal model has about its share of all runs. Hoeffding's
+        inequality (J. Am. Stat. Assoc. 58, 1963, theorem 1) bounds how likely it has as many more of them.
+        """
+        slow = self.counts.slow + self.standby.slow
+        if not super()._slower(own, other) or not slow:
+            return False
+        share, expected = self.counts.slow / slow, self.counts.runs / (self.counts.runs + self.standby.runs)
+        return share > expected and slow * _divergence(share, expected) > -math.log(_CHANCE)
+
     def picks(self, names: Iterable[str], keys: Mapping[str, Sequence[Any]], body: bytes) -> bool:
         """Whether the candidate answers a request.
 
@@ -61,3 +77,9 @@ class CandidateRun(Trial):
         self.differing += int(np.count_nonzero(gap > TOLERANCE))
         self.worst = max(self.worst, worst)
         return worst <= TOLERANCE
+
+
+def _divergence(share: float, expected: float) -> float:
+    """The Kullback-Leibler divergence of two shares, of which the first is the larger, in nats."""
+    rest = 0.0 if share == 1 else (1 - share) * math.log((1 - share) / (1 - expected))
+    return share * math.log(share / expected) + rest

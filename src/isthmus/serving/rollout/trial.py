@@ -21,11 +21,17 @@ _EVERY = 50
 
 @dataclass(eq=False)
 class Counts:
-    """The requests that a model got, the failures among them, and the seconds of its latest runs over a single row."""
+    """The requests that a model got, the failures among them, and the seconds of its latest runs over a single row.
 
+    Of all those runs since seconds are counted, `runs`, as many as `slow` were beyond the objective.
+    """
+
+    objective_ms: float
     requests: int = 0
     failures: int = 0
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    runs: int = 0
+    slow: int = 0
     _from: tuple[int, int] = 0, 0
 
     def count(self, rows: int, seconds: float | None) -> None:
@@ -35,6 +41,8 @@ class Counts:
             self.failures += 1
         elif rows == 1:
             self.seconds.append(seconds)
+            self.runs += 1
+            self.slow += seconds * 1000 > self.objective_ms
 
     @property
     def window(self) -> tuple[int, int]:
@@ -44,6 +52,11 @@ class Counts:
     def reopen(self) -> None:
         """Opens the next window, for failures."""
         self._from = self.requests, self.failures
+
+    def clear(self) -> None:
+        """Counts seconds anew."""
+        self.seconds.clear()
+        self.runs = self.slow = 0
 
     @property
     def p99_ms(self) -> float | None:
@@ -69,7 +82,7 @@ class Trial:
 
     def __init__(self, deployment: Deployment, objective_ms: float) -> None:
         self.deployment = deployment
-        self.counts, self.standby = Counts(), Counts()
+        self.counts, self.standby = Counts(objective_ms), Counts(objective_ms)
         self.dropped = 0
         self.refused: str | None = None
         self._objective_ms = objective_ms
@@ -92,7 +105,7 @@ class Trial:
             for counts in (self.standby, self.counts):
                 counts.reopen()
                 if timed:
-                    counts.seconds.clear()
+                    counts.clear()
 
     @property
     def _timed(self) -> bool:
