@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
 from isthmus.distill.declaration import Distillation
 from isthmus.features.contract.contract import Contract
@@ -17,7 +15,6 @@ from isthmus.features.contract.diff import service_differences
 from isthmus.features.errors import DataError
 from isthmus.features.files import read_pointer
 from isthmus.features.package.manifest import open_package, read_contract, read_package
-from isthmus.features.pointintime.join import BATCH
 from isthmus.features.profiles import FASTEST, ServingProfile
 from isthmus.orchestration.project import Project
 
@@ -85,6 +82,8 @@ class TrainingSet:
         Raises:
             DataError: the file is missing or damaged.
         """
+        import pyarrow.parquet as pq
+
         try:
             return pq.read_table(self.path / DATA)
         except (OSError, pa.ArrowException) as error:
@@ -92,6 +91,9 @@ class TrainingSet:
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
         """The rows as a torch `IterableDataset`: see `tensors.Tensors`."""
+        import pyarrow.dataset as ds
+
+        from isthmus.features.pointintime.join import BATCH
         from isthmus.orchestration.tensors import Tensors
 
         try:
