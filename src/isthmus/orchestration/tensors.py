@@ -85,9 +85,7 @@ def _number_type(kind: pa.DataType) -> str:
     """The dtype of the tensor of a column."""
     if pa.types.is_dictionary(kind):
         kind = kind.index_type
-    return (
-        "int64" if pa.types.is_timestamp(kind) else {"float": "float32", "double": "float64"}.get(str(kind), str(kind))
-    )
+    return "int64" if pa.types.is_timestamp(kind) else np.dtype(kind.to_pandas_dtype()).name
 
 
 def _numbers(column: pa.Array) -> np.ndarray[Any, Any]:
