@@ -34,11 +34,21 @@ def test_only_its_owner_imports_a_heavy_library(module: str, owner: tuple[str, .
     assert all(name.startswith(owner) for name in importing)
 
 
-def test_loading_the_serving_modules_loads_no_heavy_library() -> None:
-    script = (
-        "import sys, isthmus.serving.http.app, isthmus.serving.http.server;"
-        "heavy = ('feast', 'torch', 'pyspark', 'dagster', 'sklearn', 'duckdb', 'deltalake');"
-        "print([name for name in heavy if name in sys.modules])"
-    )
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        (
+            "isthmus.serving.http.app, isthmus.serving.http.server",
+            ("feast", "torch", "pyspark", "dagster", "sklearn", "duckdb", "deltalake"),
+        ),
+        # With pyarrow.dataset comes pandas: most of what starting `isthmus deploy` took.
+        (
+            "isthmus.orchestration.models.release, isthmus.distill.reports",
+            ("feast", "torch", "pyspark", "dagster", "sklearn", "duckdb", "pandas", "redis", "yaml", "pyarrow.dataset"),
+        ),
+    ],
+)
+def test_serving_and_deploying_load_no_library_in_vain(modules: str, heavy: tuple[str, ...]) -> None:
+    script = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
     assert shown.strip() == "[]"

@@ -81,6 +81,7 @@ def test_a_scope_is_needed(guarded: Server, scopes: str, path: str, body: object
         assert answer.json()["error"] == "ForbiddenError"
         assert answer.json()["where"] == "API key owner"
         assert f"lacks the scope {missing}" in answer.json()["found"]
+        assert "example" not in answer.json()
     wait(lambda: guarded.lines()[-1].get("key") == "owner", "the line of the request")
 
 

@@ -11,7 +11,7 @@ IsthmusError
 └── Stopped                exit 130 or 143   SIGINT or SIGTERM; finished work stays
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 _LONGEST = 600
@@ -114,9 +114,18 @@ def _shown(text: str) -> str:
 
 
 class RequestError(IsthmusError):
-    """A lookup or a prediction that asks for what does not exist or has another type."""
+    """A lookup or a prediction that asks for what does not exist or has another type.
+
+    Attributes:
+        example: the body of a request that is right; None where none is known.
+    """
 
     exit_code = 2
+    example: Mapping[str, object] | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        """The error as plain data, with the example, if there is one."""
+        return {**super().as_dict(), **({} if self.example is None else {"example": self.example})}
 
 
 class DependencyError(IsthmusError):

@@ -1,15 +1,13 @@
 """The files that the steps write to the state folder, and pointers to the last of each kind."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
 from isthmus.distill.declaration import Distillation
 from isthmus.features.contract.contract import Contract
@@ -17,11 +15,12 @@ from isthmus.features.contract.diff import service_differences
 from isthmus.features.errors import DataError
 from isthmus.features.files import read_pointer
 from isthmus.features.package.manifest import open_package, read_contract, read_package
-from isthmus.features.pointintime.join import BATCH
 from isthmus.features.profiles import FASTEST, ServingProfile
 from isthmus.orchestration.project import Project
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from isthmus.orchestration.tensors import Tensors
 
 
@@ -65,6 +64,10 @@ class TrainingSet:
     lag: dict[str, dict[str, Any]] | None = None
     computed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        chosen = described({**self.features, **{name: part["fields"] for name, part in self.computed.items()}})
+        return f"<TrainingSet {self.id}: {self.rows_out:,} rows, {chosen}; in {self.path}>"
+
     def as_dict(self) -> dict[str, Any]:
         """The machine-readable form, which is the record beside the data."""
         return {**asdict(self), "path": str(self.path)}
@@ -85,13 +88,22 @@ class TrainingSet:
         Raises:
             DataError: the file is missing or damaged.
         """
+        import pyarrow.parquet as pq
+
         try:
             return pq.read_table(self.path / DATA)
         except (OSError, pa.ArrowException) as error:
             raise self._unreadable(error) from error
 
+    def pandas(self) -> "pd.DataFrame":
+        """The rows as a DataFrame, with pandas's nullable types: see `to_pandas`."""
+        return to_pandas(self.table())
+
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
         """The rows as a torch `IterableDataset`: see `tensors.Tensors`."""
+        import pyarrow.dataset as ds
+
+        from isthmus.features.pointintime.join import BATCH
         from isthmus.orchestration.tensors import Tensors
 
         try:
@@ -105,6 +117,25 @@ class TrainingSet:
     def _unreadable(self, error: Exception) -> DataError:
         return DataError(f"training set {self.id}", f"{self.path / DATA} cannot be read ({error})",
                          remedy=f"remove {self.path} and run `isthmus training-set`")  # fmt: skip
+
+
+def described(features: Mapping[str, Sequence[str]]) -> str:
+    """`7 features of habits and moment`, for the features of views and request transforms, by their names."""
+    names = list(features)
+    count = sum(map(len, features.values()))
+    of = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return f"{count} feature{'' if count == 1 else 's'} of {of or 'none'}"
+
+
+def to_pandas(table: pa.Table) -> "pd.DataFrame":
+    """A table as a DataFrame, with pandas's nullable types: a whole number is Int64 or Int32, a truth value is boolean.
+
+    Its other types have no null for them: a column would become one of floats, exact up to 2**53, or of objects.
+    """
+    import pandas as pd
+
+    types = {pa.int64(): pd.Int64Dtype(), pa.int32(): pd.Int32Dtype(), pa.bool_(): pd.BooleanDtype()}
+    return table.to_pandas(types_mapper=types.get)
 
 
 _NO_TRAINING_SET = "run `isthmus training-set`"

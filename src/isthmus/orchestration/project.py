@@ -34,7 +34,6 @@ from isthmus.features.definition.spec import (
 )
 from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, RequestError, one_of
 from isthmus.features.package.signature import PASSWORD, Signer, read_public_key
-from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import INPUTS
 from isthmus.orchestration.settings import FILE, ProjectSettings, find, load
 from isthmus.transforms.request.compute import compiled
@@ -146,6 +145,8 @@ class Project:
         if configured != "embedded":
             yield configured
             return
+        from isthmus.features.redis.embedded import EmbeddedRedis
+
         with EmbeddedRedis(self.state / "redis") as server:
             yield server.url
 

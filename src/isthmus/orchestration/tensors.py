@@ -1,5 +1,6 @@
 """Training data as tensors. Alone among the steps, this module imports torch when it is loaded."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -52,6 +53,11 @@ class Tensors(IterableDataset[Item]):
                 raise RequestError(f"column {name}", problem, expected="one of " + ", ".join(numeric))
         self._columns = numeric if columns is None else list(columns)
         self._read, self._batch, self._workers = read, batch, workers
+        self._types = Counter(_number_type(schema.field(name).type) for name in self._columns)
+
+    def __repr__(self) -> str:
+        types = ", ".join(f"{count} {name}" for name, count in self._types.items())
+        return f"<Tensors: batches of {self._batch:,} rows on the CPU, {len(self._columns)} columns ({types})>"
 
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
@@ -73,6 +79,13 @@ def _is_numeric(kind: pa.DataType) -> bool:
     status = pa.types.is_dictionary(kind) and kind.index_type == pa.int8()
     known = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_timestamp)
     return bool(status or any(check(kind) for check in known))
+
+
+def _number_type(kind: pa.DataType) -> str:
+    """The dtype of the tensor of a column."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.index_type
+    return "int64" if pa.types.is_timestamp(kind) else np.dtype(kind.to_pandas_dtype()).name
 
 
 def _numbers(column: pa.Array) -> np.ndarray[Any, Any]:

@@ -17,9 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.dataset
-import pyarrow.parquet
 
 from isthmus.features import clock
 from isthmus.features.days import FIRST, LAST
@@ -131,6 +128,8 @@ def _locate(source: Source, root: Path) -> Path:
 
 
 def _stage(source: Source, path: Path, staging: Path) -> Path:
+    from pyarrow import csv, parquet
+
     where = f"source {source.name}"
     try:
         content = path.read_bytes()
@@ -144,12 +143,12 @@ def _stage(source: Source, path: Path, staging: Path) -> Path:
         if path.suffix.lower() == ".zip":
             content = _only_file(where, path, content)
         stream = pa.input_stream(io.BytesIO(content), compression="gzip" if path.suffix.lower() == ".gz" else None)
-        options = pa.csv.ConvertOptions(null_values=list(source.null_values), strings_can_be_null=True)
-        table = pa.csv.read_csv(stream, convert_options=options)
+        options = csv.ConvertOptions(null_values=list(source.null_values), strings_can_be_null=True)
+        table = csv.read_csv(stream, convert_options=options)
         # Apache Spark cannot read the type of a column without values: it becomes a text.
         fields = [field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in table.schema]
         rows = pa.BufferOutputStream()
-        pa.parquet.write_table(table.cast(pa.schema(fields)), rows, coerce_timestamps="us")
+        parquet.write_table(table.cast(pa.schema(fields)), rows, coerce_timestamps="us")
     except (pa.ArrowException, zipfile.BadZipFile, zlib.error, RuntimeError, OSError, EOFError) as error:
         raise DataError(where, f"{path} cannot be read as CSV ({first_line(error)})", remedy=_REPAIR) from error
     write_atomically(staged, rows.getvalue())
@@ -166,16 +165,18 @@ def _only_file(where: str, path: Path, content: bytes) -> bytes:
 
 
 def _require_rows(source: Source, path: Path, file: Path) -> None:
+    from pyarrow import dataset
+
     # `file` may be the staged form of `path`, which users know.
     where = f"source {source.name}"
     try:
-        dataset = pa.dataset.dataset(file, format="parquet")
-        rows = dataset.count_rows()
+        data = dataset.dataset(file, format="parquet")
+        rows = data.count_rows()
     except (pa.ArrowException, OSError) as error:
         raise DataError(where, f"{path} cannot be read as Parquet ({first_line(error)})", remedy=_REPAIR) from error
     if rows == 0:
         raise DataError(where, f"{path} holds no row", remedy="bring the data there before a build")
-    fine = [field.name for field in dataset.schema if pa.types.is_timestamp(field.type) and field.type.unit == "ns"]
+    fine = [field.name for field in data.schema if pa.types.is_timestamp(field.type) and field.type.unit == "ns"]
     if fine:
         raise DataError(
             where, f"{path} holds times in nanoseconds ({', '.join(fine)}), which Spark does not read",

@@ -490,6 +490,14 @@ def test_an_export_on_the_screen_says_what_is_served() -> None:
     )
 
 
+def test_what_has_no_value_is_left_out_on_the_screen() -> None:
+    done = shown(
+        "report_blocks", {"a": {"rows": 1, "served": None, "lag": 2}, "b": {"rows": 2, "served": None, "lag": None}}
+    )
+    words = [line.split() for line in done.stdout.splitlines() if line.strip()]
+    assert [words[0], *words[2:]] == [["rows", "lag"], ["a", "1", "2"], ["b", "2", "-"]]
+
+
 def test_a_report_on_the_screen_has_times_and_small_mappings() -> None:
     report = {
         "deployed_at": 1_709_251_199_999_999, "verdict": {"at": 1_709_251_200_000_000, "compared": 44_961},
@@ -504,6 +512,5 @@ def test_a_report_on_the_screen_has_times_and_small_mappings() -> None:
         ["tables", "none"],
         ["views", "1 entry, see --json"],
         ["many", "5 entries, see --json"],
-        ["none", "-"],
         ["path", "/a/[bold]b"],
     ]

@@ -19,10 +19,12 @@ from onnx import TensorProto, helper, load_model_from_string, numpy_helper
 from isthmus.distill.export.package import contents, write_package
 from isthmus.distill.onnx.cost import graph_work, weight_bytes
 from isthmus.distill.onnx.runtime import ask, described, ort_format, session
+from isthmus.features.document.blocks import Paragraph, Table
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed
 from isthmus.features.package.golden import Case, Golden, TensorBytes
 from isthmus.features.package.manifest import FORMAT_VERSION, Manifest, Variant
 from isthmus.features.profiles import ServingProfile
+from isthmus.orchestration.cli.screens.plan import plan_blocks
 from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.planning.devices import Device, Peak, Precision, catalogue, measure_host
 from isthmus.orchestration.planning.plan import plan
@@ -338,17 +340,41 @@ def test_a_rate_asks_for_as_many_devices_as_keep_up(shop: Shop) -> None:
 
 
 def test_without_prices_time_alone_ranks(shop: Shop) -> None:
-    found = plan(made(shop), speed=host)["models"]["late_order"]
+    opened = made(shop)
+    found = plan(opened, speed=host)
     for half in ("training", "serving"):
-        assert found[half]["recommended"]["by"] == "time"
-        assert found[half]["recommended"]["cheapest"] is None
-        assert {one["cost"] for one in found[half]["devices"].values()} == {None}
+        estimate = found["models"]["late_order"][half]
+        assert estimate["recommended"]["by"] == "time"
+        assert estimate["recommended"]["cheapest"] is None
+        assert {one["cost"] for one in estimate["devices"].values()} == {None}
+        # Most of it is overhead, which no device shortens.
+        assert estimate["devices"]["this host"]["bound"] == "overhead"
+        assert estimate["recommended"]["device"] == "this host" != estimate["recommended"]["fastest"]
+    blocks = list(plan_blocks(found))
+    told = "No device has a price, so time alone ranks, and 77% of it is overhead; l40s is the fastest: 20.1 s."
+    assert any(isinstance(block, Paragraph) and told in str(block.text) for block in blocks)
+    table = next(block for block in blocks if isinstance(block, Table))
+    times = [found["models"]["late_order"]["training"]["devices"][str(row[0])]["seconds"] for row in table.rows[:-1]]
+    assert times == sorted(times)
+
+
+def test_without_prices_the_smallest_of_the_fastest_devices_is_enough(shop: Shop) -> None:
+    opened = made(shop)
+    trained = shop.state / "models" / "late_order" / "5f0c2a9be1d4" / "report.json"
+    told = json.loads(trained.read_text())
+    told["training"] |= {"seconds": 7.0}
+    trained.write_text(json.dumps(told))
+    training = plan(opened, speed=host)["models"]["late_order"]["training"]
+    seconds = {name: one["seconds"] for name, one in training["devices"].items()}
+    enough = 1.1 * min(seconds.values())
+    assert training["recommended"]["device"] == "t4" != training["recommended"]["fastest"]
+    assert seconds["t4"] < enough < seconds["this host"]
 
 
 def test_no_device_keeps_an_objective_that_this_host_breaks(shop: Shop) -> None:
     serving = plan(made(shop, p99_us=42_000), speed=host)["models"]["late_order"]["serving"]
     assert not any(one["holds"] for one in serving["devices"].values())
-    assert serving["recommended"] == {"cheapest": None, "fastest": None, "by": "time"}
+    assert serving["recommended"] == {"device": None, "cheapest": None, "fastest": None, "by": "time"}
 
 
 def test_what_lacks_a_precision_is_left_out(shop: Shop) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -334,6 +335,19 @@ def test_a_folder_that_holds_something_else_stays(built: Shop, tmp_path: Path) -
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 
 
+def test_training_data_in_pandas_keep_whole_numbers_beside_nulls(built: Shop, tmp_path: Path) -> None:
+    data = isthmus.training_data(built.root, FEATURES, _spine())
+    table, counted = data.table(), "customer_orders__orders_7d"
+    written = data.write(tmp_path / "set")
+    for frame in (data.pandas(), written.pandas()):
+        assert table[counted].null_count
+        assert (str(frame[counted].dtype), str(frame["customer_orders__late_rate_7d"].dtype)) == ("Int64", "float32")
+        assert [None if value is pd.NA else value for value in frame[counted]] == table[counted].to_pylist()
+    chosen = "300 rows, 3 features of customer_orders and customer_facts; "
+    assert repr(data).startswith(f"<TrainingData: {chosen}")
+    assert repr(written).startswith(f"<TrainingSet {written.id}: {chosen}")
+
+
 def test_training_data_as_tensors(built: Shop, tmp_path: Path) -> None:
     data = isthmus.training_data(built.root, FEATURES, _spine())
     table = data.table()
@@ -351,6 +365,9 @@ def test_training_data_as_tensors(built: Shop, tmp_path: Path) -> None:
             value or 0 for value in table["customer_orders__orders_7d"].to_pylist()
         ]
         assert values["event_timestamp"].tolist() == table["event_timestamp"].cast(pa.int64()).to_pylist()
+        types = Counter(str(column.dtype).removeprefix("torch.") for column in values.values())
+        told = ", ".join(f"{count} {name}" for name, count in types.items())
+        assert repr(rows) == f"<Tensors: batches of 128 rows on the CPU, {len(values)} columns ({told})>"
     written = data.write(tmp_path / "set")
     two = DataLoader(written.torch(columns=["late"], batch=50), batch_size=None, num_workers=2)
     assert sorted(n for values, _ in two for n in values["late"].tolist()) == sorted(table["late"].to_pylist())

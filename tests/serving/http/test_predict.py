@@ -76,6 +76,9 @@ def test_what_cannot_be_predicted_is_refused(server: Server, asked: object, stat
     assert answer.status_code == status, answer.text
     assert where in answer.json()["where"]
     assert word in answer.text
+    example = answer.json()["example"]
+    assert example == {"entities": {"carrier": ["UA"]}, "request": {"distance": [0.25]}}
+    assert server.http.post("/predict", json=example).status_code == 200
 
 
 def test_models_are_listed(server: Server) -> None:

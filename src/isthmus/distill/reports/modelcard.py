@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from isthmus.distill.reports.comparison import comparison, legend, worst_slices
 from isthmus.distill.reports.findings import limits, teacher_gain
 from isthmus.distill.reports.report import Model, Quality, Report, read_report
@@ -47,6 +45,8 @@ def _front_matter(report: Report) -> str:
         "tags": ["knowledge-distillation", "onnx", report.task],
         "model-index": [{"name": report.name, "results": [result] if result["metrics"] else []}],
     }
+    import yaml
+
     return str(yaml.safe_dump(matter, sort_keys=False, allow_unicode=True, width=1 << 30))
 
 

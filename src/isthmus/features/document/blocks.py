@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+ABSENT = "-"
+"""Stands for a missing value."""
 Style = Literal["good", "bad", "strong", "code", "absent", "aside"]
 
 
@@ -131,7 +133,7 @@ def plain(text: Text) -> str:
 def cell(value: object) -> str:
     """A value of a report as the text of a table cell."""
     if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "-"}[value]
+        return {True: "yes", False: "no", None: ABSENT}[value]
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, list):

@@ -1,14 +1,17 @@
 """The history of a view: the rows of its offline table, their schema, and DuckDB connections for both."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import duckdb
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from isthmus.features.contract.contract import SEPARATOR, STATUS, ViewContract
 from isthmus.features.offline.commits import Commit
 from isthmus.features.values.columns import ARROW
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow.dataset as ds
 
 _NO_COMMIT = Commit("", None)
 """Of rows that are in no table."""
@@ -19,7 +22,7 @@ class ViewHistory:
     """All rows of a view, with the version of the table that holds them and that version's commit."""
 
     view: ViewContract
-    data: ds.Dataset | pa.Table
+    data: "ds.Dataset | pa.Table"
     version: int
     commit: Commit = _NO_COMMIT
 
@@ -53,8 +56,10 @@ def table_schema(view: ViewContract) -> pa.Schema:
     )
 
 
-def connection(threads: int = 2) -> duckdb.DuckDBPyConnection:
+def connection(threads: int = 2) -> "duckdb.DuckDBPyConnection":
     """A new DuckDB that never downloads extensions."""
+    import duckdb
+
     return duckdb.connect(
         config={"threads": threads, "autoinstall_known_extensions": False, "autoload_known_extensions": False}
     )

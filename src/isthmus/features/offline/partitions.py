@@ -2,19 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.fs as fs
 from deltalake import DeltaTable
-from deltalake.fs import DeltaStorageHandler
 
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.days import DAY, Days, day_name, union
 from isthmus.features.offline.history import table_schema
 from isthmus.features.offline.spool import Spool
 from isthmus.features.values.columns import micros
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 DAY_COLUMN = pa.field("event_day", pa.date32(), nullable=False)
 """The partition column. Readers do not see it."""
@@ -34,16 +35,22 @@ def check_files(table: DeltaTable, folder: Path) -> None:
             raise OSError(f"{path.name} has {path.stat().st_size} bytes instead of {file['size_bytes']}")
 
 
-def dataset(table: DeltaTable, place: str) -> ds.Dataset:
+def require_readable(table: DeltaTable) -> None:
+    """Raises an OSError if another tool has upgraded the table to a protocol that we do not read."""
+    if (needed := table.protocol().min_reader_version) > 1:
+        raise OSError(f"another tool has made it a table of reader version {needed}")
+
+
+def dataset(table: DeltaTable, place: str) -> "ds.Dataset":
     """The rows of a table in the order of their days, without the partition column.
 
     deltalake's own dataset turns all statistics of all files into expressions, which takes longer than reading a year.
-
-    Raises:
-        OSError: another tool has upgraded the table to a protocol that we do not read.
     """
-    if (needed := table.protocol().min_reader_version) > 1:
-        raise OSError(f"another tool has made it a table of reader version {needed}")
+    # Late: with it comes pandas, which takes a third of a second.
+    import pyarrow.dataset as ds
+    import pyarrow.fs as fs
+    from deltalake.fs import DeltaStorageHandler
+
     adds = pa.table(table.get_add_actions(flatten=True))
     part = f"partition.{DAY_COLUMN.name}"
     # Tables of early versions of Isthmus have no days.
@@ -60,8 +67,10 @@ def dataset(table: DeltaTable, place: str) -> ds.Dataset:
     return ds.FileSystemDataset(fragments, schema, form, filesystem)
 
 
-def _of_day(day: int | None) -> ds.Expression | None:
+def _of_day(day: int | None) -> "ds.Expression | None":
     """The condition that all rows of a day satisfy, with which a scan prunes files."""
+    import pyarrow.dataset as ds
+
     if day is None:
         return None
     event = ds.field("event_timestamp")

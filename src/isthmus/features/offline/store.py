@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 from deltalake import ColumnProperties, CommitProperties, DeltaTable, WriterProperties, write_deltalake
@@ -23,7 +22,15 @@ from isthmus.features.errors import ConfigurationError, ContractMismatch, DataEr
 from isthmus.features.offline.canonical import Duplicates, ahead_of, by_day, canonical, cast, declared_schema
 from isthmus.features.offline.commits import Commit, Day, Origin
 from isthmus.features.offline.history import ViewHistory, table_schema
-from isthmus.features.offline.partitions import DAY_COLUMN, check_files, column_names, dataset, on, reader
+from isthmus.features.offline.partitions import (
+    DAY_COLUMN,
+    check_files,
+    column_names,
+    dataset,
+    on,
+    reader,
+    require_readable,
+)
 from isthmus.features.offline.spool import Spool
 from isthmus.features.values.columns import from_arrow
 from isthmus.features.values.rows import RowCodec
@@ -221,6 +228,10 @@ class OfflineStore:
             if len(altered):
                 raise OSError(f"{len(altered)} of {len(rows)} rows are not what was written")
 
+    def fingerprint(self, view: ViewContract) -> str:
+        """That of the history of a view, without the history: it loads no pandas. Errors: see `history`."""
+        return self._built(view)[1].fingerprint
+
     def history(self, view: ViewContract, version: int | None = None) -> ViewHistory:
         """The history of a view at a version of its table, by default the latest.
 
@@ -228,6 +239,12 @@ class OfflineStore:
             ContractMismatch: the table was built under another contract of the view.
             DataError: there is no table, or it is damaged.
         """
+        table, commit = self._built(view, version)
+        with self.reading(view.table):
+            return ViewHistory(view, dataset(table, self.path(view.table)), table.version(), commit)
+
+    def _built(self, view: ViewContract, version: int | None = None) -> tuple[DeltaTable, Commit]:
+        """The table of a view, which was built under its contract, and its commit."""
         table = self._table(view.table, version)
         if table is None:
             raise DataError(f"offline table of {view.table}", f"nothing at {self.path(view.table)}",
@@ -237,7 +254,8 @@ class OfflineStore:
             raise ContractMismatch(f"offline table of {view.table}", f"built under {commit.contract[:12]}",
                                    expected=view.hash[:12], remedy="run `isthmus build`")  # fmt: skip
         with self.reading(view.table):
-            return ViewHistory(view, dataset(table, self.path(view.table)), table.version(), commit)
+            require_readable(table)
+        return table, commit
 
     def retyped(self, view: ViewContract) -> list[Problem]:
         """The columns of a view's table that have another type than the view declares."""
@@ -309,7 +327,11 @@ def _damage(view: str, path: str) -> Iterator[None]:
         yield
     except TableNotFoundError:
         raise
-    except (DeltaError, OSError, pa.ArrowException, duckdb.Error, ValueError) as error:
+    except Exception as error:
+        import duckdb
+
+        if not isinstance(error, DeltaError | OSError | pa.ArrowException | duckdb.Error | ValueError):
+            raise
         raise DataError(
             f"offline table of {view}", f"{path} cannot be read ({first_line(error)})",
             remedy="it is half-written or damaged: remove that folder and run `isthmus build`, which computes it again",

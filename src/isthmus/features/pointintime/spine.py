@@ -26,6 +26,7 @@ class SpineRows:
     Attributes:
         schema: the columns, in types that Parquet has and without metadata.
         path: file or folder of the rows, or None.
+        count: how many rows there are, where that is known before they are read.
     """
 
     def __init__(
@@ -35,9 +36,10 @@ class SpineRows:
         *,
         path: Path | None = None,
         once: bool = False,
+        count: int | None = None,
     ) -> None:
         self.schema = pa.schema([pa.field(field.name, _plain_type(field.type)) for field in schema])
-        self.path = path
+        self.path, self.count = path, count
         self._read, self._once, self._exhausted = read, once, False
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -71,7 +73,7 @@ def spine_rows(spine: object, keys: Mapping[str, pa.DataType]) -> SpineRows:
     if isinstance(spine, pa.RecordBatch):
         spine = pa.Table.from_batches([spine])
     if isinstance(spine, pa.Table):
-        return SpineRows(spine.schema, spine.to_batches)
+        return SpineRows(spine.schema, spine.to_batches, count=len(spine))
     if isinstance(spine, ds.Dataset):
         return _dataset(spine, None)
     if isinstance(spine, pa.RecordBatchReader):

@@ -2,9 +2,10 @@
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from redis.cluster import ClusterNode
-from redis.connection import parse_url
+if TYPE_CHECKING:
+    from redis.cluster import ClusterNode
 
 SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
 _CLUSTER = "+cluster://"
@@ -28,6 +29,9 @@ class Address:
     @classmethod
     def of(cls, url: str) -> "Address":
         """Parses a URL; a ValueError may quote it, and with it the password."""
+        # Late: a project with an embedded Redis has no URL, and many commands need no Redis.
+        from redis.connection import parse_url
+
         scheme, separator, rest = url.partition(_CLUSTER)
         if not separator or "://" in scheme:
             parse_url(url)  # type: ignore[no-untyped-call]
@@ -43,8 +47,11 @@ class Address:
                 raise ValueError("a cluster has no databases but 0")
         return cls(True, urls)
 
-    def nodes(self) -> list[ClusterNode]:
+    def nodes(self) -> "list[ClusterNode]":
         """The nodes of the address, as redis-py wants them."""
+        from redis.cluster import ClusterNode
+        from redis.connection import parse_url
+
         nodes = [parse_url(url) for url in self.urls]  # type: ignore[no-untyped-call]
         return [ClusterNode(node["host"], node.get("port", 6379)) for node in nodes]  # type: ignore[no-untyped-call]
 

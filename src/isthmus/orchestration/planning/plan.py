@@ -30,6 +30,8 @@ _TRAFFIC_PER_ACTIVATION = 5
 gradient, written and read."""
 _MEMORY_PER_WEIGHT = 4 * 4
 """Bytes of a weight, its gradient and its two moments."""
+_AS_FAST = 1.1
+"""The largest ratio of expected seconds at which two devices count as equally fast: no estimate is more exact."""
 _EXPLAINED = 2.0
 """The largest ratio of measured to estimated seconds at which the estimate explains the measurement."""
 
@@ -156,7 +158,7 @@ def _training(student: _Student, sheet: _Sheet, precision: Precision) -> dict[st
             devices[name] = {**_times(estimate), "cost": sheet.cost(name, estimate.seconds)}
     return {
         **_work(work), "precision": precision, "memory": student.memory, "devices": devices, "left_out": left_out,
-        "recommended": _recommended(devices, "cost"), "check": check,
+        "recommended": _recommended(devices, "cost", sheet), "check": check,
     }  # fmt: skip
 
 
@@ -189,7 +191,7 @@ def _serving(student: _Student, sheet: _Sheet, profile: ServingProfile, rate: fl
             "cost_hour": sheet.cost(name, 3600.0 * count),
         }
     fit = {name: figures for name, figures in devices.items() if figures["holds"]}
-    best = _recommended(fit, "cost" if rate is None else "cost_hour")
+    best = _recommended(fit, "cost" if rate is None else "cost_hour", sheet)
     return {
         **_work(work), "precision": precision, "devices": devices, "left_out": left_out, "recommended": best,
         "check": check,
@@ -207,9 +209,27 @@ def _times(estimate: Estimate) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _recommended(devices: Mapping[str, Mapping[str, Any]], price: str) -> dict[str, str | None]:
-    cheapest = _least(devices, price)
-    return {"cheapest": cheapest, "fastest": _least(devices, "seconds"), "by": "time" if cheapest is None else "price"}
+def _recommended(devices: Mapping[str, Mapping[str, Any]], price: str, sheet: _Sheet) -> dict[str, str | None]:
+    cheapest, fastest = _least(devices, price), _least(devices, "seconds")
+    return {
+        "device": cheapest or (fastest and _sufficient(devices, sheet)), "cheapest": cheapest, "fastest": fastest,
+        "by": "time" if cheapest is None else "price",
+    }  # fmt: skip
+
+
+def _sufficient(devices: Mapping[str, Mapping[str, Any]], sheet: _Sheet) -> str:
+    """The device to take where none has a price: of those that are as fast as any, this host, or that of fewest watts.
+
+    Work that is bound by overhead stays on this host: no device saves half of it. Where a rate takes several devices,
+    those of which the fewest are needed count.
+    """
+    fewest = min(figures.get("count", 1) for figures in devices.values())
+    few = {name: figures for name, figures in devices.items() if figures.get("count", 1) == fewest}
+    if HOST in few and few[HOST]["bound"] == "overhead":
+        return HOST
+    enough = _AS_FAST * min(figures["seconds"] for figures in few.values())
+    fast = [name for name, figures in few.items() if figures["seconds"] <= enough]
+    return min(fast, key=lambda name: (name != HOST, sheet.devices[name].watts or math.inf, name))
 
 
 def _least(devices: Mapping[str, Mapping[str, Any]], figure: str) -> str | None:

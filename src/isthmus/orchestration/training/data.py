@@ -24,13 +24,24 @@ from isthmus.features.pointintime.asserved import ServedJoin
 from isthmus.features.pointintime.join import BATCH, Join
 from isthmus.features.pointintime.spine import SpineRows, spine_rows
 from isthmus.features.values.columns import ARROW
-from isthmus.orchestration.artifacts import DATA, RECORD, SPINE, STATISTICS, TrainingSet, records_folder
+from isthmus.orchestration.artifacts import (
+    DATA,
+    RECORD,
+    SPINE,
+    STATISTICS,
+    TrainingSet,
+    described,
+    records_folder,
+    to_pandas,
+)
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.enginejoin import EngineJoin
 from isthmus.orchestration.training.requestcolumns import RequestColumns, request_columns
 from isthmus.orchestration.training.spinesql import is_sql, spine_from_sql
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from isthmus.orchestration.tensors import Tensors
 
 JOINS = ("embedded", "engine")
@@ -83,6 +94,13 @@ class TrainingData:
         self._computed = origin.computed
         self.schema = self._computed.schema(join.schema) if self._computed else join.schema
 
+    def __repr__(self) -> str:
+        origin, count = self._origin, self._spine.count
+        rows = f"rows of {self._spine.path or origin.spine}" if count is None else f"{count:,} rows"
+        computed = self._computed.identity if self._computed else {}
+        chosen = described({**origin.features, **{name: part["fields"] for name, part in computed.items()}})
+        return f"<TrainingData: {rows}, {chosen}; contract {origin.contract[:12]}>"
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows in order, a batch at a time, in bounded memory.
 
@@ -92,12 +110,16 @@ class TrainingData:
         return self._joined(self._spine.batches())
 
     def reader(self) -> pa.RecordBatchReader:
-        """The rows as Arrow's own stream, which pandas, Polars and DuckDB read."""
+        """The rows as Arrow's own stream, which Polars and DuckDB read."""
         return pa.RecordBatchReader.from_batches(self.schema, self.batches())
 
     def table(self) -> pa.Table:
         """All rows, in memory."""
         return pa.Table.from_batches(self.batches(), self.schema)
+
+    def pandas(self) -> "pd.DataFrame":
+        """All rows as a DataFrame: whole numbers and truth values stay what they are beside nulls."""
+        return to_pandas(self.table())
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
         """The rows as a torch `IterableDataset`, joined anew in each epoch: see `tensors.Tensors`."""

@@ -21,8 +21,9 @@ def training_data(
 ) -> "TrainingData":
     """What the views of a project answered at each row's own moment: one row per row of the spine, in its order.
 
-    The tables are those of now. Nothing is computed until it is read: `.table()` and `.reader()` give Arrow, `.torch()`
-    tensors, `.write(folder)` Parquet with a record that `isthmus training-set --like` repeats.
+    The tables are those of now. Nothing is computed until it is read: `.table()` and `.reader()` give Arrow,
+    `.pandas()` a DataFrame whose whole numbers stay whole beside nulls, `.torch()` tensors, `.write(folder)` Parquet
+    with a record that `isthmus training-set --like` repeats.
 
     Args:
         project: the project, or its folder.

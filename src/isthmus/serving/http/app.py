@@ -170,10 +170,17 @@ class Handlers:
     async def predict(self, request: Request) -> Response:
         """Predictions for rows of join keys and request fields."""
         body = await _body(request)
-        wanted = _decode(body, _PREDICT)
         state = self._watch.state
-        granted(request).require("predict", state.deployed(wanted.model).deployment.model)
-        return _answer(*await self._predictions.answer(PredictCall(state, wanted, body)))
+        try:
+            wanted = _decode(body, _PREDICT)
+            granted(request).require("predict", state.deployed(wanted.model).deployment.model)
+            return _answer(*await self._predictions.answer(PredictCall(state, wanted, body)))
+        except RequestError as error:
+            with suppress(IsthmusError):
+                # Only whoever may ask the model learns what it reads.
+                granted(request).require("predict", state.deployed(None).deployment.model)
+                error.example = state.predictor().example
+            raise
 
     async def models(self, _request: Request) -> Response:
         """The deployed models."""

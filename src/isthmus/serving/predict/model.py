@@ -1,7 +1,7 @@
 """A deployed model: the package's ORT file in an ONNX Runtime session that has reproduced its golden rows."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 
 from isthmus.features.errors import PackageError
 from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import feeds, open_package, read_contract
+from isthmus.features.package.manifest import ModelInput, feeds, open_package, read_contract
 from isthmus.features.package.replay import answers, open_session, require_fed, require_reproduced
 from isthmus.features.package.signature import require_signature
 from isthmus.features.values.columns import Values
@@ -28,6 +28,7 @@ class Model:
 
     Attributes:
         contract: what its package was exported under.
+        row: a golden row, by input, as a request has it: the row with the fewest nulls.
         seconds: how long a prediction of a single row takes here, at best.
         warming: how many seconds its first predictions took, those of the golden rows.
 
@@ -60,7 +61,9 @@ class Model:
         began = time.perf_counter()
         outputs = answers(self._session, manifest, variant, [case.feeds for case in golden.cases])
         require_reproduced(golden, manifest, variant, outputs)
-        self.seconds = self._time(golden.columns(golden.cases[0], self.inputs))
+        columns = golden.columns(golden.cases[0], self.inputs)
+        self.row = _fullest(columns, self.inputs)
+        self.seconds = self._time(columns)
         self.warming = time.perf_counter() - began
 
     @property
@@ -89,3 +92,11 @@ class Model:
             self.predict(row)
             durations.append(time.perf_counter() - start)
         return min(durations)
+
+
+def _fullest(columns: Mapping[str, Values], inputs: Sequence[ModelInput]) -> dict[str, Any]:
+    valid = np.sum([columns[item.name].valid for item in inputs], axis=0)
+    if not valid.size:
+        return {}
+    row = slice(first := int(valid.argmax()), first + 1)
+    return {item.name: columns[item.name].take(row).tolist(item.dtype)[0] for item in inputs}

@@ -1,13 +1,14 @@
 """Predicting: from join keys and request fields to the model's output."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
 import numpy as np
 import orjson
 
-from isthmus.features.contract.contract import Contract, optional
+from isthmus.features.contract.contract import Column, Contract, optional
 from isthmus.features.contract.diff import require_service
 from isthmus.features.errors import RequestError
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
@@ -22,6 +23,9 @@ from isthmus.serving.wire import decode
 from isthmus.serving.wire.encode import OPTIONS, json_columns, labels
 
 Raws = Mapping[str, msgspec.Raw]
+
+_KEYS: Mapping[str, Any] = {"Bool": True, "Int32": 1, "Int64": 1, "UnixTimestamp": 0, "Bytes": b""}
+"""A join key of an example, by its type; a text is its name in angle brackets."""
 
 
 class Predictor:
@@ -94,6 +98,19 @@ class Predictor:
         absent: list[Any] = [None] * rows
         needed = {name: decode.values(fields.get(name, absent), self._fields[name]) for name in self._needed}
         return keys, needed, rows
+
+    @cached_property
+    def example(self) -> dict[str, dict[str, list[Any]]]:
+        """The body of a request for one row: what the model reads of it has values of a golden row."""
+        row = self.model.row
+        keys = {name: [self._key(row.get(name), column)] for name, column in self.plan.keys.items()}
+        needed = [name for name in self._needed if name not in self._optional and name not in keys]
+        body = {"entities": keys, "request": {name: [row.get(name)] for name in needed}}
+        # With bytes as Base64.
+        return {part: msgspec.to_builtins(columns) for part, columns in body.items() if columns}
+
+    def _key(self, value: Any, column: Column) -> Any:
+        return _KEYS.get(column.dtype.name, f"<{column.name}>") if value is None else value
 
     def inputs(self, fields: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> dict[str, Values]:
         """The columns that the model reads, from the views and from the request."""

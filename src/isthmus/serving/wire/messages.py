@@ -1,6 +1,6 @@
 """Requests and answers of the API: the types behind its decoding and its OpenAPI document."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
@@ -331,3 +331,4 @@ class ErrorAnswer(Struct, omit_defaults=True):
     expected: str
     remedy: str
     problems: list[ProblemAnswer] | UnsetType = UNSET
+    example: Annotated[dict[str, Any], Meta(description="Of `/predict`: a body that is right.")] | UnsetType = UNSET

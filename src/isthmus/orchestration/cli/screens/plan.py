@@ -32,33 +32,28 @@ def _work(half: str, estimate: Mapping[str, Any]) -> str:
 
 def _training(estimate: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[Block]:
     columns = ["ridge", "bound by", "at least", "expected", "cost"]
-    rows = [[*_bounds(name, estimate), _money(device["cost"], plan)] for name, device in estimate["devices"].items()]
+    rows = [[*_bounds(name, estimate), _money(device["cost"], plan)] for name, device in _ranked(estimate)]
     yield Table(["device", *columns], rows, numbers=columns)
-    best, name = estimate["recommended"], _recommended(estimate)
+    name = estimate["recommended"]["device"]
     if name is None:
         yield Paragraph("No device that is known can do it.")
         return
     kind = plan["devices"][name]["kind"]
     words = f'Recommended: {name}, with device = "{kind}" and precision = "{estimate["precision"]}"'
-    if best["cheapest"] is None:
-        words += ", as the fastest: no device has a price"
-    elif best["fastest"] != name:
-        seconds = duration(estimate["devices"][best["fastest"]]["seconds"] * 1e6)
-        words += f", as the cheapest; {best['fastest']} is the fastest: {seconds}"
-    yield Paragraph(f"{words}.")
+    yield Paragraph(f"{words}{_because(estimate)}.")
 
 
 def _serving(estimate: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[Block]:
     columns = ["ridge", "bound by", "at least", "expected", "p99", "requests/s", "cost of 1,000"]
     rows: list[list[Text]] = []
-    for name, device in estimate["devices"].items():
+    for name, device in _ranked(estimate):
         tail = duration(device["p99_ms"] * 1000)
         rows.append([
             *_bounds(name, estimate), tail if device["holds"] else bad(tail),
             number(round(device["requests_per_second"])), _money(device["cost"], plan),
         ])  # fmt: skip
     yield Table(["device", *columns], rows, numbers=columns)
-    best, profile, name = estimate["recommended"], plan["profiles"]["serving"], _recommended(estimate)
+    profile, name = plan["profiles"]["serving"], estimate["recommended"]["device"]
     objective = f"{profile['latency_objective_ms']:g} ms"
     if name is None:
         yield Paragraph(f"No device keeps the p99 of {objective}.")
@@ -70,8 +65,7 @@ def _serving(estimate: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[B
     if plan["rate"] is not None:
         words += f" at {number(plan['rate'])} requests/s"
         words += "" if device["cost_hour"] is None else f" for {_money(device['cost_hour'], plan)} an hour"
-    words += ", as the fastest: no device that does has a price" if best["cheapest"] is None else ", as the cheapest"
-    yield Paragraph(f"{words}.")
+    yield Paragraph(f"{words}{_because(estimate)}.")
     rows_to_ridge = device["rows_to_ridge"]
     if rows_to_ridge is None:
         yield Paragraph("On it, memory limits however many rows are answered together.")
@@ -82,13 +76,33 @@ def _serving(estimate: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[B
 def _bounds(name: str, estimate: Mapping[str, Any]) -> list[Text]:
     device = estimate["devices"][name]
     times = (duration(device[part] * 1e6) for part in ("least_seconds", "seconds"))
-    shown = good(name) if name == _recommended(estimate) else name
+    shown = good(name) if name == estimate["recommended"]["device"] else name
     return [shown, number(device["ridge"], 3), device["bound"], *times]
 
 
-def _recommended(estimate: Mapping[str, Any]) -> str | None:
-    best: Mapping[str, str | None] = estimate["recommended"]
-    return best["cheapest"] or best["fastest"]
+def _ranked(estimate: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The devices by cost, those without a price last; by expected time where none has a price."""
+    return sorted(
+        estimate["devices"].items(),
+        key=lambda item: (item[1]["cost"] is None, item[1]["cost"] or 0.0, item[1]["seconds"]),
+    )
+
+
+def _because(estimate: Mapping[str, Any]) -> str:
+    """Why a device is recommended."""
+    best, devices = estimate["recommended"], estimate["devices"]
+    device, fastest = devices[best["device"]], devices[best["fastest"]]
+    there = f"; {best['fastest']} is the fastest: {duration(fastest['seconds'] * 1e6)}"
+    if best["by"] == "price":
+        return ", as the cheapest" + (there if best["fastest"] != best["device"] else "")
+    words = ". No device has a price, so time alone ranks"
+    if best["fastest"] == best["device"]:
+        return f"{words}, and it is the fastest"
+    if device["bound"] == "overhead":
+        return f"{words}, and {device['overhead_seconds'] / device['seconds']:.0%} of it is overhead{there}"
+    if device.get("count", 1) < fastest.get("count", 1):
+        return f"{words}, and the fewest of it are needed{there}"
+    return f"{words}, and another device saves less than a tenth of it{there}"
 
 
 def _money(cost: float | None, plan: Mapping[str, Any]) -> str:

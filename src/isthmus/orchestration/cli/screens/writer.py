@@ -9,7 +9,7 @@ from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
 from isthmus.features.document import blocks
-from isthmus.features.document.blocks import Block, Figure, Span, Table, Text
+from isthmus.features.document.blocks import ABSENT, Block, Figure, Span, Table, Text
 from isthmus.features.errors import harmless
 
 _STYLES = {"good": "green", "bad": "red", "strong": "bold", "aside": "dim"}
@@ -51,7 +51,8 @@ def _parts(block: Block) -> Iterator[RichText | RichTable]:
             yield _styled(f"{file}: {text}".replace("\n", f"\n{'':>{len(file) + 2}}"))
         case blocks.Legend(entries):
             yield from (_styled(f"{name}: {about}" if about else name) for _, name, about in entries)
-        case blocks.Fields(rows):
+        case blocks.Fields(all_rows):
+            rows = [(name, value) for name, value in all_rows if not _empty(value)]
             width = max([_FIELD, *(len(name) for name, _ in rows)])
             indent = f"\n{'':>{width + 2}}"
             for name, value in rows:
@@ -60,8 +61,11 @@ def _parts(block: Block) -> Iterator[RichText | RichTable]:
 
 
 def _table(table: Table) -> RichTable:
-    """A table in which names and numbers do not wrap. Columns of figures are left out."""
-    shown = [n for n in range(len(table.columns)) if not _drawn([row[n] for row in table.rows])]
+    """A table in which names and numbers do not wrap. Columns of figures are left out, and those without a value."""
+    columns = [[row[n] for row in table.rows] for n in range(len(table.columns))]
+    shown = [
+        n for n, cells in enumerate(columns) if not _drawn(cells) and not (n and cells and all(map(_empty, cells)))
+    ]
     rich = RichTable(box=box.SIMPLE, pad_edge=False)
     for n in shown:
         name = table.columns[n]
@@ -78,6 +82,10 @@ def _table(table: Table) -> RichTable:
                 text.truncate(_NUMBER, overflow="ellipsis")
         rich.add_row(*cells)
     return rich
+
+
+def _empty(text: Text) -> bool:
+    return blocks.plain(text).strip() in ("", ABSENT)
 
 
 def _drawn(cells: Sequence[Text]) -> bool:
