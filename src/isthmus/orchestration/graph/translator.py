@@ -64,6 +64,7 @@ class IsthmusTranslator:
     def get_asset_spec(self, node: Node) -> dg.AssetSpec:
         """The spec of a node, without its dependencies."""
         view, model = node.view, node.model
+        owner = "" if (declared := view or model) is None else declared.owner
         metadata: dict[str, Any] = {}
         description, version, freshness = "", None, None
         if view is not None:
@@ -109,6 +110,7 @@ class IsthmusTranslator:
             description=description,
             code_version=None if version is None else version[:12],
             metadata=metadata,
+            owners=[owner] if owner else [],
             freshness_policy=freshness,
             automation_condition=condition(node),
         )
