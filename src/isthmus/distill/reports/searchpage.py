@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from isthmus.distill.reports.comparison import explained
 from isthmus.distill.reports.plots import STYLE, Dot, scatter
 from isthmus.distill.reports.words import duration, measure, number, scaled
 from isthmus.distill.search.trials import FORMAT, Trial
@@ -73,6 +74,7 @@ def search_blocks(read: SearchResult) -> list[Block]:
         _summary(read),
         Group("card", advice(read)),
         Legend([(color, precision, "") for precision, color in _COLORS.items()]),
+        *explained([read.metric, "p50", "p99"]),
         Paragraph(_HINT),
         Group("plots", _plots(read)),
         front(read),

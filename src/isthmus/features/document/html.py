@@ -24,6 +24,7 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 68rem; p
   background: var(--paper) }
 h1 { font-size: 1.5rem; margin: .5rem 0 } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem }
 h3 { font-size: 1rem; margin: 1rem 0 0 } .card h3 { margin: 0 } p, ul { margin: .3rem 0; color: var(--soft) }
+ul { padding-left: 1.2rem }
 h1, h3, p, li, code, td:first-child { overflow-wrap: anywhere } td:first-child { min-width: 5rem }
 .bad { color: var(--bad); font-weight: 600 } .good { color: var(--good) }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: .8rem; margin: .8rem 0 }
@@ -43,7 +44,7 @@ i.dot { display: inline-block; width: .7rem; height: .7rem; border-radius: 50%; 
 .halves { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)); gap: .8rem }
 .halves .card { margin: 0 } .halves td:first-child { width: 40% }
 @media (max-width: 40rem) { body { padding: .6rem; font-size: 14px } .card { padding: .6rem }
-  .plots { flex-wrap: nowrap } .sides th, .records th { display: none }
+  td.n { white-space: normal } .plots { flex-wrap: nowrap } .sides th, .records th { display: none }
   .records tr { display: flex; flex-wrap: wrap; gap: .1rem .6rem; padding: .4rem 0;
     border-bottom: 1px solid var(--line) }
   .records td { min-width: 3.9rem; max-width: 100%; padding: 0; border: 0; text-align: left }

@@ -105,7 +105,7 @@ class IsthmusTranslator:
         return dg.AssetSpec(
             # Graphs show only the last part: the name of a view, grouped by kind, or the kind, grouped by model.
             dg.AssetKey(node.id.split("/") if model is None else [model.name, node.kind]),
-            group_name=model.name.replace("-", "_") if model is not None else node.kind,
+            group_name=_group(node),
             kinds=KINDS.get(node.kind, set()),
             description=description,
             code_version=None if version is None else version[:12],
@@ -114,6 +114,14 @@ class IsthmusTranslator:
             freshness_policy=freshness,
             automation_condition=condition(node),
         )
+
+
+def _group(node: Node) -> str:
+    """Its kind, or its model; a package and its deployment have their own, so that a screen holds each group."""
+    if node.model is None:
+        return node.kind
+    name = node.model.name.replace("-", "_")
+    return f"{name}_release" if node.kind in ("package", "deployment") else name
 
 
 def _reference(place: Place) -> dg.CodeReferencesMetadataValue:

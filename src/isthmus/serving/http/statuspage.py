@@ -23,7 +23,7 @@ def page(status: StatusAnswer) -> str:
         Heading("Online store"),
         _online(status.views),
         Heading("Latency"),
-        Paragraph(f"The objective is a p99 of {status.latency_objective_ms:g} ms."),
+        Paragraph(f"The objective is a p99 of {status.latency_objective_ms:g} ms: 99 of 100 take no longer."),
         _latency(status.latency),
         Heading("History"),
         _history(status.history),
