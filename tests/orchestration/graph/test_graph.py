@@ -275,6 +275,8 @@ def test_what_a_failing_check_stops_and_how_long_rows_stay_fresh(shop: Shop) -> 
         *(f"offline/{view}: {told}" for view in VIEWS for told in ("holds_its_contract", "meets_its_expectations")),
         f"{MODEL}/training_set: loses_no_row", f"{MODEL}/student: keeps_its_quality", f"{MODEL}/package: verdict",
     }  # fmt: skip
+    groups = {kind: graph.get(dg.AssetKey([MODEL, kind])).group_name for kind in ("student", "package", "deployment")}
+    assert groups == {"student": MODEL, "package": f"{MODEL}_release", "deployment": f"{MODEL}_release"}
     window = dg.FreshnessPolicy.time_window
     policies = {"/".join(key.path): graph.get(key).freshness_policy for key in graph.materializable_asset_keys}
     expiring = {f"online/{one.name}": window(timedelta(seconds=one.ttl)) for one in outline(shop.root).views if one.ttl}
