@@ -95,7 +95,7 @@ browser: $(INSTALLED)
 # Pins every version of an environment with what pyproject.toml asks for, transitive ones included.
 constraints: $(INSTALLED)
 	$(PIP) -c constraints.txt -e '.[all,dev]'
-	$(VENV)/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' | LC_ALL=C sort -f > constraints.txt
+	$(VENV)/bin/python -m pip freeze --all --exclude-editable --exclude pip | sed 's/+cpu$$//' | LC_ALL=C sort -f > constraints.txt
 
 clean:
 	rm -rf $(VENV) site examples/*/.isthmus .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -116,10 +116,12 @@ def rolling(available: str) -> list[Field]:
         field
         for name in WINDOWS
         for field in (
-            Field(f"flights_{name}", Int64, available),
-            Field(f"late_rate_{name}", Float32, available),
-            Field(f"mean_delay_{name}", Float32, available),
-            Field(f"no_arrival_rate_{name}", Float32, available),
+            Field(f"flights_{name}", Int64, available, f"Flights in the last {name} whose outcome is known"),
+            Field(
+                f"late_rate_{name}", Float32, available, f"Share of their arrivals that were over {LATE} minutes late"
+            ),
+            Field(f"mean_delay_{name}", Float32, available, "Mean delay of their arrivals, in minutes"),
+            Field(f"no_arrival_rate_{name}", Float32, available, "Share of them that never arrived"),
         )
     ]
 
@@ -168,13 +170,23 @@ def aircraft_punctuality(flights: DataFrame, airports: DataFrame) -> DataFrame:
     return punctuality(flights, airports, "tailnum")
 
 
-WEATHER = ("temp", "dewp", "humid", "wind_dir", "wind_speed", "wind_gust", "precip", "pressure", "visib")
+WEATHER = {
+    "temp": "Temperature, °F",
+    "dewp": "Dew point, °F",
+    "humid": "Relative humidity, %",
+    "wind_dir": "Direction of the wind, degrees",
+    "wind_speed": "Speed of the wind, miles an hour",
+    "wind_gust": "Speed of gusts, miles an hour",
+    "precip": "Precipitation, inches",
+    "pressure": "Pressure at sea level, millibars",
+    "visib": "Visibility, miles",
+}
 
 
 @transform(
     entities=[origin],
     sources=[hourly],
-    schema=[Field(name, Float32, "device") for name in WEATHER],
+    schema=[Field(name, Float32, "device", about) for name, about in WEATHER.items()],
     ttl=timedelta(hours=6),
     delay=timedelta(hours=1),
     expectations=[
@@ -192,11 +204,11 @@ def origin_weather(hourly: DataFrame) -> DataFrame:
     entities=[aircraft],
     sources=[planes],
     schema=[
-        Field("built", Int32),
-        Field("seats", Int32),
-        Field("engines", Int32),
-        Field("manufacturer", String),
-        Field("model", String),
+        Field("built", Int32, description="Year of manufacture"),
+        Field("seats", Int32, description="Number of seats"),
+        Field("engines", Int32, description="Number of engines"),
+        Field("manufacturer", String, description="Who built it"),
+        Field("model", String, description="Type of airplane"),
     ],
     expectations=[Expect.one_of("engines", [1, 2, 3, 4]), Expect.present("model"), Expect.between("built", 1903, 2013)],
 )

@@ -1,38 +1,52 @@
-"""The page of a package of rows, in a real browser with a phone's viewport."""
+"""The pages of a project in a real browser with a phone's viewport, above all the page of a package of rows."""
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import httpx
 import numpy as np
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 from skimage.io import imread
 
 from isthmus.distill.onnx.runtime import predict, session
 from isthmus.features.errors import DataError
 from isthmus.features.package.manifest import Manifest, feeds, read_package
 from isthmus.features.values.columns import from_python
+from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.artifacts import Artifacts, page_file
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
-from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.models.cards import PAGE, SEARCH
+from isthmus.orchestration.models.models import distill, export, search
+from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.models.site import site
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.quality.page import page as quality_page
+from isthmus.orchestration.quality.quality import quality
 from isthmus.orchestration.training.set import training_set
+from isthmus.orchestration.verification.verify import verify
 from tests.end_to_end.files import served
 from tests.orchestration import shop
+from tests.orchestration.models.test_search import DECLARED
 from tests.orchestration.training.test_request import learnable, with_moment
+from tests.serving.support import free_port, wait
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    opened = Project(learnable(with_moment(shop.write(tmp_path_factory.mktemp("pages") / "shop"))).root)
+    declared = learnable(with_moment(shop.write(tmp_path_factory.mktemp("pages") / "shop")))
+    declared.replace("    seeds=1, ", f"    {DECLARED}    ")
+    declared.replace("    RequestSource,\n", "    RequestSource,\n    Search,\n    Settings,\n")
+    opened = Project(declared.root)
     for step in (apply, build, materialize, training_set, distill, export):
         step(opened)
     return opened
@@ -128,3 +142,55 @@ def test_a_folder_with_something_else_is_left_alone(project: Project, tmp_path: 
     with pytest.raises(DataError, match="holds something else"):
         site(project, None, tmp_path)
     assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+@pytest.fixture
+def pages(project: Project, written: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The address of each page that a project has."""
+    verify(project, all_keys=True)
+    deploy(project)
+    files = {
+        "quality": tmp_path / "quality.html",
+        "verdict": page_file(project),
+        "report": Artifacts.of(project).last_model() / PAGE,
+        "search": search(project).path / SEARCH,
+    }
+    files["quality"].write_text(quality_page(quality(project, since=datetime(2024, 2, 1, tzinfo=UTC))))
+    port = free_port()
+    with (
+        (tmp_path / "log").open("wb") as log,
+        served(written) as package,
+        serving(project, port=port, log=log, private=True),
+    ):
+        api = f"http://127.0.0.1:{port}"
+        wait(lambda: _answers(api), "the server")
+        yield {name: file.as_uri() for name, file in files.items()} | {
+            "package": package, "status": f"{api}/status", "docs": f"{api}/docs"
+        }  # fmt: skip
+
+
+def _answers(api: str) -> bool:
+    try:
+        return httpx.get(f"{api}/readyz").is_success
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.accept
+@pytest.mark.timeout(300)
+def test_every_page_fits_a_phone_in_light_and_dark(pages: dict[str, str], browser: Browser, tmp_path: Path) -> None:
+    schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+    for scheme in schemes:
+        view = browser.new_page(viewport={"width": 390, "height": 844}, is_mobile=True, color_scheme=scheme)
+        for name, address in pages.items():
+            view.goto(address, wait_until="networkidle")
+            view.evaluate("document.querySelectorAll('details').forEach(folded => folded.open = true)")
+            widths = view.evaluate("[document.scrollingElement.scrollWidth, innerWidth]")
+            assert widths == [390, 390], (name, scheme)
+            tallest = view.evaluate(
+                "Math.max(0, ...[...document.querySelectorAll('td:first-child')].map(cell => cell.offsetHeight))"
+            )
+            assert tallest < 120, f"{name}: a name stands letter below letter"
+            view.screenshot(path=tmp_path / f"{name}-{scheme}.png")
+            corner = imread(tmp_path / f"{name}-{scheme}.png")[0, 0, :3].mean()
+            assert corner > 200 if scheme == "light" else corner < 60, (name, scheme, corner)

@@ -108,8 +108,9 @@ def test_the_base_install_asks_for_no_trainer_engine_or_orchestrator(built: Path
 
 def test_the_constraints_pin_every_package_of_this_environment() -> None:
     frozen = subprocess.run(
-        [sys.executable, "-m", "pip", "freeze", "--exclude-editable"], check=True, capture_output=True, text=True
-    ).stdout
+        [sys.executable, "-m", "pip", "freeze", "--all", "--exclude", "pip", "--exclude-editable"],
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
     # What is installed without its dependencies has pins of its own.
     files = (ROOT / "constraints.txt", ROOT / "src/isthmus/distill/executorch.txt")
     lines = [line for file in files for line in file.read_text().splitlines() if not line.startswith("#")]

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from isthmus.distill.settings import TrainingSettings, failed_checks
-from isthmus.features.definition.spec import FeatureService, Spine
+from isthmus.features.definition.spec import OWNER, FeatureService, Spine, is_owner
 from isthmus.features.errors import Problem, one_of
 from isthmus.features.types import DataType, String
 from isthmus.transforms.preparation.steps import Embed, Impute, Standardize, Step, Text
@@ -224,6 +224,7 @@ class Distillation:
         runtimes: of the package: "onnxruntime", in which gates and budgets are measured, and "executorch", for models
             that it supports (docs/packages.md).
         description: for people.
+        owner: who answers for the model, an email address or "team:NAME".
     """
 
     name: str
@@ -241,6 +242,7 @@ class Distillation:
     search: Search | None = None
     runtimes: Sequence[str] = (ONNX_RUNTIME,)
     description: str = ""
+    owner: str = ""
 
     @property
     def where(self) -> str:
@@ -275,6 +277,7 @@ class Distillation:
             ("seed", 0 <= self.seed < 2**32, "0 to 2**32 - 1"),
             ("shape", not (self.shape and tabular) and _plain([*self.shape.values()]), plain),
             ("gates", bounded, "at_least or at_most in each"),
+            ("owner", is_owner(self.owner), OWNER),
             (
                 "runtimes",
                 ONNX_RUNTIME in self.runtimes and {*self.runtimes} <= {ONNX_RUNTIME, EXECUTORCH},

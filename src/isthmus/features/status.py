@@ -198,6 +198,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
                     [run.id[:8], minute(run.at), colors.get(run.status, str)(run.status), run.made]
                     for run in self.runs
                 ],
+                code=["run"],
             )  # fmt: skip
 
 

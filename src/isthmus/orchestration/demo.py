@@ -16,7 +16,7 @@ from isthmus.features.values.columns import micros
 from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.graph import build_definitions
-from isthmus.orchestration.graph.events import REPORT, Materialized
+from isthmus.orchestration.graph.events import REPORT, Materialized, shown
 from isthmus.orchestration.graph.instance import dagster_home
 from isthmus.orchestration.graph.outline import compiled
 from isthmus.orchestration.graph.resource import Context, Results, selection
@@ -83,7 +83,7 @@ class _Here:
                 self.seconds[step] = event.metadata["seconds"]
             metadata = {
                 name: getattr(dg.MetadataValue, value["type"])(value["raw_value"]) if isinstance(value, dict) else value
-                for name, value in event.metadata.items()
+                for name, value in shown(event).items()
             }
             if isinstance(event, Materialized):
                 yield dg.MaterializeResult(

@@ -30,6 +30,7 @@ def transform(  # noqa: PLR0913 - the declaration of a view, by name
     lookback: timedelta | None = None,
     lateness: timedelta = timedelta(0),
     version: int = 1,
+    owner: str = "",
 ) -> Callable[[Function], FeatureView]:
     """Declares the decorated PySpark function as a feature view with the function's name.
 
@@ -40,7 +41,7 @@ def transform(  # noqa: PLR0913 - the declaration of a view, by name
     """
     return lambda function: FeatureView(
         function.__name__, tuple(entities), tuple(schema), tuple(sources), ttl, delay, function, _about(function),
-        tuple(expectations), lookback, lateness, version,
+        tuple(expectations), lookback, lateness, version, owner,
     )  # fmt: skip
 
 

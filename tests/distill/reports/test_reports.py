@@ -182,6 +182,7 @@ def test_the_model_card_says_what_the_report_says() -> None:
         "* On 7 % of the test rows the student's class is not the teacher's.",
         '* Worst against the teacher where carrier is "AA": auc 0.7000, the teacher\'s 0.7400, on 5,000 rows.',
         "* Latencies are those of a host (x86_64, 2 cores), not of a device.",
+        "* **ece**: expected calibration error, by how much probabilities miss the share of rows of class 1;",
     ):
         assert sentence in card
     assert "contains 0" not in card
@@ -349,6 +350,8 @@ def test_the_page_shows_every_number_of_the_plots() -> None:
     assert found.count('<circle class="faint"') == 24
     assert found.count('class="range"') == 3
     assert 'aria-label="teacher 0.7400, control 0.6900, student 0.7000"' in found
+    for name in ("auc", "log_loss", "brier", "ece", "agreement", "p99"):
+        assert f"<li><b>{name}</b>: " in found, "a measure is explained"
 
 
 def test_a_long_training_makes_no_long_page() -> None:

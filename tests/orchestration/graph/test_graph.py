@@ -148,6 +148,15 @@ def test_what_was_made_is_shown_with_its_rows_and_plots(ran: Dagster) -> None:
         assert isinstance(rows, int)
         assert rows > 0, node
     assert {"compared", "changed", "written", "removed"} <= set(shown("online/shelf_demand"))
+    # Only what is a series is a number, which Dagster plots.
+    numbers = {name for name, value in shown("online/shelf_demand").items() if isinstance(value.value, int | float)}
+    assert numbers == {"dagster/row_count", "written", "seconds"}
+    assert len(str(shown("contract")["contract"].value)) == 12
+    student = shown(f"{MODEL}/student")
+    assert [*student][:4] == ["taught", "gap_closed", "lift_kept", "auc"], "headline figures come first"
+    auc = student["auc"].value
+    assert isinstance(auc, float)
+    assert auc == float(f"{auc:.4g}")
     for plotted in ("loss", "quality", "latency"):
         assert "data:image/" in str(shown(f"{MODEL}/student")[plotted].value), plotted
     assert {"p50_us", "p99_us", "bytes int8", "worst model.int8.ort"} <= set(shown(f"{MODEL}/package"))
@@ -266,6 +275,8 @@ def test_what_a_failing_check_stops_and_how_long_rows_stay_fresh(shop: Shop) -> 
         *(f"offline/{view}: {told}" for view in VIEWS for told in ("holds_its_contract", "meets_its_expectations")),
         f"{MODEL}/training_set: loses_no_row", f"{MODEL}/student: keeps_its_quality", f"{MODEL}/package: verdict",
     }  # fmt: skip
+    groups = {kind: graph.get(dg.AssetKey([MODEL, kind])).group_name for kind in ("student", "package", "deployment")}
+    assert groups == {"student": MODEL, "package": f"{MODEL}_release", "deployment": f"{MODEL}_release"}
     window = dg.FreshnessPolicy.time_window
     policies = {"/".join(key.path): graph.get(key).freshness_policy for key in graph.materializable_asset_keys}
     expiring = {f"online/{one.name}": window(timedelta(seconds=one.ttl)) for one in outline(shop.root).views if one.ttl}
@@ -384,9 +395,11 @@ def test_definitions_load_without_what_computes(shop: Shop) -> None:
 
 def test_definitions_that_are_wrong_are_refused_with_every_problem(shop: Shop) -> None:
     shop.replace('Field("sold_1d", Int64, "device")', 'Field("event_timestamp", Int64, "device")')
+    shop.replace("\n    ttl=timedelta(days=7),\n)", '\n    ttl=timedelta(days=7),\n    owner="shop",\n)')
     with pytest.raises(ConfigurationError, match="event_timestamp") as caught:
         build_definitions(shop.root)
     assert caught.value.problems
+    assert "view customer_orders, owner: 'shop'; expected an email address or \"team:NAME\"" in str(caught.value)
 
 
 def test_an_outline_is_compiled_anew_only_when_something_changed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,9 +410,14 @@ def test_an_outline_is_compiled_anew_only_when_something_changed(shop: Shop, mon
     monkeypatch.setenv("ISTHMUS_ROOT", str(shop.root))
     assert outline(shop.root).project == "kept", "as `isthmus dev` starts Dagster"
     shop.replace("What a customer bought", "All that a customer bought")
+    shop.replace("\n    ttl=timedelta(days=7),\n)", '\n    ttl=timedelta(days=7),\n    owner="team:shop",\n)')
     again = outline(shop.root)
     assert again.views[0].description.startswith("All that")
     assert (again.views[0].code, again.models[0].training) == (first.views[0].code, first.models[0].training)
+    asset = build_definitions(again).resolve_asset_graph().get(dg.AssetKey(["offline", "customer_orders"]))
+    assert asset.owners == ["team:shop"]
+    (key, *_) = asset.metadata["dagster/column_schema"].columns
+    assert (key.name, key.description) == ("customer", "Who buys")
 
 
 class _Ours(IsthmusTranslator):

@@ -226,7 +226,9 @@ def test_a_planted_fault_is_found_and_named(
     name = feature.split(".")[1]
     with pytest.raises(GateFailed, match=f"feature {name}: .*after training set .* of late_order"):
         require_quality(report)
-    assert name in page(report)
+    headline = page(report).split("<h2>")[0]
+    assert f"feature {name}: " in headline, "the page begins with what has drifted"
+    assert "population stability index" in page(report)
 
 
 def test_drift_stops_a_build_that_promises_none(promising: Shop, project: Open) -> None:

@@ -59,7 +59,7 @@ def test_a_browser_shows_every_operation(server: Server) -> None:
             page.locator(f'[data-path="{path}"]').wait_for(timeout=20_000)
         locked = json.loads((WEB / "package.json").read_text())["dependencies"]["swagger-ui-dist"]
         assert page.evaluate("versions.swaggerUI.version") == locked
-        page.locator("#operations-default-isUp").click()
+        page.locator("#operations-health-isUp").click()
         page.get_by_text("Try it out").click()
         page.get_by_text("Execute", exact=True).click()
         page.locator(".live-responses-table").get_by_text('"status": "up"').wait_for(timeout=10_000)
@@ -77,7 +77,7 @@ def test_a_browser_is_asked_for_the_key(tmp_path: Path, redis_url: str) -> None:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page()
         page.goto(f"{str(guarded.http.base_url).rstrip('/')}/docs")
-        page.locator("#operations-default-isReady").click(timeout=20_000)
+        page.locator("#operations-health-isReady").click(timeout=20_000)
         page.get_by_text("Try it out").click()
         page.get_by_text("Execute", exact=True).click()
         answer = page.locator(".live-responses-table")

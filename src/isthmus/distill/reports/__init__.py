@@ -1,7 +1,7 @@
 """What a reader gets of a run, all from its `report.json`: an HTML page, a model card and a boundary card."""
 
 from isthmus.distill.reports.boundarycard import boundary_card, require_boundary
-from isthmus.distill.reports.comparison import comparison, legend
+from isthmus.distill.reports.comparison import comparison, explained, legend, measures
 from isthmus.distill.reports.figures import images
 from isthmus.distill.reports.findings import teacher_gain
 from isthmus.distill.reports.modelcard import model_card
@@ -13,8 +13,10 @@ __all__ = [
     "Report",
     "boundary_card",
     "comparison",
+    "explained",
     "images",
     "legend",
+    "measures",
     "model_card",
     "page",
     "read_report",

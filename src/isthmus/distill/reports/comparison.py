@@ -1,9 +1,25 @@
 """The models of a run side by side, and where the student loses most."""
 
+from collections.abc import Iterable
+
 from isthmus.distill.reports.plots import MODELS, axis, color_class, drawable, marks
 from isthmus.distill.reports.report import Model, Report, WorstSlice
 from isthmus.distill.reports.words import between, duration, measure, number, scaled
-from isthmus.features.document.blocks import Block, Legend, Paragraph, Table, Text, absent, aside
+from isthmus.features.document.blocks import Block, Bullets, Legend, Paragraph, Table, Text, absent, aside, strong
+
+_MEASURES = {
+    "auc": "area under the ROC curve, the chance that a row of class 1 scores above one of class 0; more is better",
+    "log_loss": "mean negative log-likelihood of the labels, in nats; less is better",
+    "brier": "mean squared error of the probabilities; less is better",
+    "ece": "expected calibration error, by how much probabilities miss the share of rows of class 1; less is better",
+    "agreement": "share of rows that get the class that the teacher gives them; more is better",
+    "kl": "Kullback-Leibler divergence of the probabilities from the teacher's, in nats; less is better",
+    "taught": "what the student is better by than the control, the same student without the teacher",
+    "gap_closed": "share of the way from the control to the teacher",
+    "lift_kept": "share of the reference's auc over chance",
+    "p50": "half of the answers take no longer",
+    "p99": "99 of 100 answers take no longer",
+}
 
 
 def metrics(report: Report) -> list[str]:
@@ -20,13 +36,28 @@ def legend(report: Report) -> Legend:
     ])  # fmt: skip
 
 
+def explained(names: Iterable[str]) -> list[Block]:
+    """What measures mean, as far as they are those of Isthmus: a task may have others."""
+    known = [(strong(name), f": {_MEASURES[name]}") for name in names if name in _MEASURES]
+    return [Bullets(known)] if known else []
+
+
+def measures(report: Report) -> list[str]:
+    """The names in the comparison: metrics, likeness to the teacher, latency."""
+    return [*metrics(report), *_likeness(report), "p50", "p99"]
+
+
+def _likeness(report: Report) -> list[str]:
+    return list(dict.fromkeys(name for model in report.agreement.values() for name in model))
+
+
 def comparison(report: Report) -> Table:
     """A column per model: its quality, its likeness to the teacher, and what it costs."""
     models = report.models
     rows: list[list[Text]] = [
         [metric, *(_quality(model, metric) for model in models.values())] for metric in metrics(report)
     ]
-    for likeness in dict.fromkeys(name for measures in report.agreement.values() for name in measures):
+    for likeness in _likeness(report):
         values = (report.agreement.get(name, {}).get(likeness) for name in models)
         rows.append([f"{likeness}, with the teacher", *map(measure, values)])
     rows += [

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from isthmus.distill.reports.comparison import comparison, legend, worst_slices
+from isthmus.distill.reports.comparison import comparison, explained, legend, measures, worst_slices
 from isthmus.distill.reports.findings import limits, teacher_gain
 from isthmus.distill.reports.report import Model, Quality, Report, read_report
 from isthmus.distill.reports.words import UNKNOWN, duration, measure, number
@@ -24,6 +24,7 @@ def model_card(report: Mapping[str, Any]) -> str:
         Heading("Evaluation"),
         Paragraph(_setting(read)),
         comparison(read),
+        *explained(measures(read)),
         *map(Paragraph, teacher_gain(read)),
         Heading("Worst slices"),
         *(worst_slices(read) or [Paragraph("Not measured.")]),

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from isthmus.distill.reports.boundarycard import SCOPE, Prices, halves
-from isthmus.distill.reports.comparison import comparison, legend, metrics, worst_slices
+from isthmus.distill.reports.comparison import comparison, explained, legend, measures, metrics, worst_slices
 from isthmus.distill.reports.figures import quality, training
 from isthmus.distill.reports.findings import limits, teacher_gain
 from isthmus.distill.reports.plots import STYLE
@@ -30,8 +30,10 @@ def page(
         Heading(_title(read), 1),
         *_summary(read),
         _gates(read.gates),
+        *explained(gate.metric for gate in read.gates),
         Heading("Quality"),
         legend(read),
+        *explained(measures(read)),
         *([Paragraph(_SPREAD)] if len(read.seeds) > 1 else []),
         Group("plots", list(quality(read).values())),
         comparison(read),

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from isthmus.distill.reports.comparison import explained
 from isthmus.distill.reports.plots import STYLE, Dot, scatter
 from isthmus.distill.reports.words import duration, measure, number, scaled
 from isthmus.distill.search.trials import FORMAT, Trial
@@ -73,6 +74,7 @@ def search_blocks(read: SearchResult) -> list[Block]:
         _summary(read),
         Group("card", advice(read)),
         Legend([(color, precision, "") for precision, color in _COLORS.items()]),
+        *explained([read.metric, "p50", "p99"]),
         Paragraph(_HINT),
         Group("plots", _plots(read)),
         front(read),
@@ -114,7 +116,7 @@ def _summary(read: SearchResult) -> Block:
     untrained = sum(trial.status == "over budget" and trial.score is None for trial in read.trials)
     text = (
         f"Of {len(read.trials)} students {counts['trained']} keep to the budget: {read.budget.words}. "
-        f"{counts['over budget']} do not, {untrained} of which were not trained: a graph costs the same before. "
+        f"{counts['over budget']} do not, {untrained} of which were not trained: a graph costs the same before it is. "
         f"{counts['failed']} failed. Measured in {read.runtime} with {read.threads} "
         f"thread{'' if read.threads == 1 else 's'} on this host ({read.host}); {read.metric} by the "
         f"exported graph on the {read.rows:,} rows of the validation part, never the test part. "
@@ -164,7 +166,7 @@ def _stairs(dots: Sequence[Dot], *, more: bool) -> list[tuple[float, float]]:
 
 
 def _trials(read: SearchResult) -> Table:
-    columns = ["student", "", read.metric, "p50", "p99", "size", "seconds", "why"]
+    columns = ["student", "state", read.metric, "p50", "p99", "size", "seconds", "why"]
     rows = [
         [f"{trial.number}: {trial.name}", trial.status, *_costs(trial), number(trial.seconds), trial.why]
         for trial in read.trials

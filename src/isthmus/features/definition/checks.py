@@ -11,6 +11,7 @@ from isthmus.features.clock import MICROSECOND
 from isthmus.features.contract.contract import RESERVED, SEPARATOR, STATUS, Column
 from isthmus.features.definition import codehash, expectations
 from isthmus.features.definition.spec import (
+    OWNER,
     Entity,
     FeatureProjection,
     FeatureService,
@@ -20,6 +21,7 @@ from isthmus.features.definition.spec import (
     RequestTransform,
     Source,
     Spine,
+    is_owner,
 )
 from isthmus.features.errors import Problem, one_of
 from isthmus.features.types import INPUTS, KEY_TYPES, SCALARS, TYPES, Bytes, DataType
@@ -39,7 +41,8 @@ _PARTS: dict[type, dict[str, tuple[type, ...]]] = {
     Source: {"path": (str,)},
     FeatureView: {"entities": (Entity,), "schema": (Field,), "sources": (Source,), "ttl": (timedelta, NoneType),
                   "delay": (timedelta,), "function": _FUNCTION, "lookback": (timedelta, NoneType),
-                  "lateness": (timedelta,), "version": (int,), "expectations": (expectations.Expectation,)},
+                  "lateness": (timedelta,), "version": (int,), "owner": (str,),
+                  "expectations": (expectations.Expectation,)},
     RequestSource: {"schema": (Field,), "expectations": expectations.BY_ROW, "defaults": (Mapping,)},
     RequestTransform: {"inputs": (FeatureView, FeatureProjection, RequestSource), "schema": (Field,),
                        "function": _FUNCTION},
@@ -128,6 +131,8 @@ class Declarations:
                 self._wrong(f"view {view.name}, lateness", str(view.lateness), "zero or a positive time")
             if isinstance(view.version, bool) or view.version < 1:
                 self._wrong(f"view {view.name}, version", repr(view.version), "1 or a later number")
+            if not is_owner(view.owner):
+                self._wrong(f"view {view.name}, owner", repr(view.owner), OWNER)
         for request in self.requests.values():
             self._schema(f"request source {request.name}", request.schema, set())
             for field in request.schema:

@@ -4,6 +4,7 @@ A declaration does not check itself: `compile.compile_contract` checks all of th
 reported at once.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -12,11 +13,19 @@ from typing import Any, Literal
 from isthmus.features.definition.expectations import Expectation
 from isthmus.features.types import DataType
 
+OWNER = 'an email address or "team:NAME"'
+_OWNER = re.compile(r"[\w.+-]+@[A-Za-z0-9-]+\.[A-Za-z0-9.-]+|team:.+", re.ASCII)
+
 Available = Literal["server", "device"]
 """Where a stored value exists: only behind the API, or also on the device that runs the student.
 
 A request field exists in both places: the contract calls it "request".
 """
+
+
+def is_owner(owner: str) -> bool:
+    """Whether Dagster takes it for the owner of an asset; empty for none."""
+    return not owner or _OWNER.fullmatch(owner) is not None
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,7 @@ class FeatureView:
         lateness: how late rows may still arrive at the sources; `isthmus build --catch-up` goes back that far. Not
             part of the contract.
         version: a higher version starts a new table, which a feature needs to change its type.
+        owner: who answers for it, an email address or "team:NAME"; not part of the contract.
     """
 
     name: str
@@ -111,6 +121,7 @@ class FeatureView:
     lookback: timedelta | None = None
     lateness: timedelta = timedelta(0)
     version: int = 1
+    owner: str = ""
 
     def __getitem__(self, features: Sequence[str]) -> "FeatureProjection":
         """Only these features of the view, for a feature service; a string is a single feature."""

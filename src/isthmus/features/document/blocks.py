@@ -96,7 +96,7 @@ class Table:
         rows: a cell per column.
         numbers: columns to align right.
         code: columns to set in monospace.
-        layout: CSS class of a table that phones lay out differently.
+        layout: CSS class of a table that phones lay out in another way than every table.
     """
 
     columns: Sequence[str]

@@ -24,14 +24,17 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 68rem; p
   background: var(--paper) }
 h1 { font-size: 1.5rem; margin: .5rem 0 } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem }
 h3 { font-size: 1rem; margin: 1rem 0 0 } .card h3 { margin: 0 } p, ul { margin: .3rem 0; color: var(--soft) }
-h1, h3, p, li, code, td:first-child { overflow-wrap: anywhere }
+ul { padding-left: 1.2rem }
+h1, h3, p, li, code, td:first-child { overflow-wrap: anywhere } td:first-child { min-width: 5rem }
 .bad { color: var(--bad); font-weight: 600 } .good { color: var(--good) }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: .8rem; margin: .8rem 0 }
-.wide { overflow-x: auto } .plots { display: flex; flex-wrap: wrap; gap: .8rem; margin: .6rem 0 }
+.wide, pre { overflow-x: auto } .wide { margin-bottom: .8rem }
+.plots { display: flex; flex-wrap: wrap; gap: .8rem; margin: .6rem 0 }
 figure { margin: 0; flex: 0 1 200px; min-width: 130px } figcaption { font-size: .8rem; color: var(--soft) }
 table { border-collapse: collapse; width: 100%; font-size: .9rem }
 td, th { padding: .2rem .6rem .2rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top }
 th { color: var(--soft); font-weight: 500 } .n { text-align: right; font-variant-numeric: tabular-nums }
+td.n { white-space: nowrap } td.n small { white-space: normal }
 td.v { font-family: ui-monospace, monospace; overflow-wrap: anywhere; min-width: 6rem }
 td svg { border: 0; background: none; margin-top: .2rem }
 .drawn { display: flex; flex-wrap: wrap; justify-content: space-between; align-items: center; gap: 0 1rem }
@@ -41,12 +44,20 @@ i.dot { display: inline-block; width: .7rem; height: .7rem; border-radius: 50%; 
 .halves { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)); gap: .8rem }
 .halves .card { margin: 0 } .halves td:first-child { width: 40% }
 @media (max-width: 40rem) { body { padding: .6rem; font-size: 14px } .card { padding: .6rem }
-  .plots { flex-wrap: nowrap } .views td:nth-child(2), .views th:nth-child(2) { display: none }
-  .sides th { display: none }
+  td.n { white-space: normal } .plots { flex-wrap: nowrap } .sides th, .records th { display: none }
+  .records tr { display: flex; flex-wrap: wrap; gap: .1rem .6rem; padding: .4rem 0;
+    border-bottom: 1px solid var(--line) }
+  .records td { min-width: 3.9rem; max-width: 100%; padding: 0; border: 0; text-align: left }
+  .records td:first-child { flex-basis: 100%; font-weight: 600 }
+  .records td:empty, .records tr:has(th) { display: none }
+  .records td + td::before { display: block; content: attr(data-of); color: var(--soft);
+    font: .75rem system-ui, sans-serif }
   .sides td { display: grid; grid-template-columns: 7.5rem 1fr; border: 0; text-align: left }
   .sides td::before { content: attr(data-of); color: var(--soft); font-family: system-ui, sans-serif }
   .sides tr + tr td:first-child { border-top: 1px solid var(--line) } }
 """
+_PHONE = 5
+"""The columns that stand side by side on a phone; it shows the rows of a table with more as records."""
 _SPANS: dict[blocks.Style, str] = {
     "good": '<span class="good">{}</span>',
     "bad": '<span class="bad">{}</span>',
@@ -117,7 +128,7 @@ def _table(table: Table) -> str:
     kinds = [
         ' class="n"' if name in table.numbers else ' class="v"' if name in table.code else "" for name in table.columns
     ]
-    # Phones stack the cells of a row, each with the name of its column.
+    # Phones show the cells of a row without their header, each with the name of its column.
     marks = [f'{kind} data-of="{name}"' if name else kind for kind, name in zip(kinds, names, strict=True)]
 
     def line(tag: str, attributes: Sequence[str], cells: Iterable[str]) -> str:
@@ -126,7 +137,8 @@ def _table(table: Table) -> str:
     head = f"{line('th', kinds, names)}\n" if any(names) else ""
     body = "\n".join(line("td", marks, map(_inline, row)) for row in table.rows)
     shown = f'<div class="wide"><table>\n{head}{body}\n</table></div>'
-    return f'<div class="{table.layout}">{shown}</div>' if table.layout else shown
+    layout = table.layout or ("records" if len(names) > _PHONE else "")
+    return f'<div class="{layout}">{shown}</div>' if layout else shown
 
 
 def _inline(text: Text) -> str:

@@ -122,6 +122,7 @@ def _view(view: FeatureView, contract: Contract, keys: Mapping[str, feast.Entity
             created_timestamp_column="known_at",
         ),
         description=view.description,
+        owner=view.owner,
         tags={
             "isthmus.contract": contract.views[view.name].hash,
             "isthmus.project": contract.project,

@@ -62,7 +62,8 @@ def _registration(project: Project, contract: Contract) -> str:
     """The digest of all that Feast is told of a contract."""
     views = {
         name: [
-            view.description, contract.views[name].slot, [(field.name, field.description) for field in view.schema],
+            view.description, view.owner, contract.views[name].slot,
+            [(field.name, field.description) for field in view.schema],
             [(entity.name, entity.description) for entity in view.entities],
         ]
         for name, view in project.definitions.views.items()

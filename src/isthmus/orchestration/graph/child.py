@@ -12,7 +12,7 @@ import msgspec
 from dagster_pipes import PipesContext, open_dagster_pipes
 
 from isthmus.features.errors import DependencyError, IsthmusError
-from isthmus.orchestration.graph.events import FAILED, Checked, Failed, Materialized, Request
+from isthmus.orchestration.graph.events import FAILED, Checked, Failed, Materialized, Request, shown
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.project import Project
 from isthmus.serving.process import end_with
@@ -35,10 +35,9 @@ def main() -> int:
 
 def _report(pipes: PipesContext, event: Materialized | Checked, key: str) -> None:
     if isinstance(event, Materialized):
-        pipes.report_asset_materialization(metadata=event.metadata, data_version=event.version, asset_key=key)
+        pipes.report_asset_materialization(metadata=shown(event), data_version=event.version, asset_key=key)
         return
-    metadata = {**({"found": event.message} if event.message else {}), **event.metadata}
-    pipes.report_asset_check(event.check, event.passed, "ERROR" if event.blocking else "WARN", metadata, key)
+    pipes.report_asset_check(event.check, event.passed, "ERROR" if event.blocking else "WARN", shown(event), key)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,12 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from isthmus.features.document.blocks import cell
 
 Metadata = dict[str, Any]
 """Name to a number or text, or to {"type": ..., "raw_value": ...} as Dagster Pipes writes it."""
@@ -16,6 +19,7 @@ DRIFT = "resembles_its_training"
 """The check that blocks nothing: when it fails, the model is due for training."""
 FAILED = "failed"
 """Name of the Pipes message that carries a `Failed`."""
+_HASH = re.compile("[0-9a-f]{64}")
 _PLOT_CHARACTERS = 50_000
 """The limit for the images of an event."""
 
@@ -61,17 +65,42 @@ class Failed(msgspec.Struct, frozen=True):
     passes: bool = False
 
 
-def reported(report: Mapping[str, Any], began: float) -> Metadata:
-    """A report as JSON, with its figures beside it, since Dagster plots those over time."""
+def reported(report: Mapping[str, Any], began: float, series: Sequence[str] = ()) -> Metadata:
+    """A report as JSON, with its single figures before it.
+
+    Dagster plots a number over time, so only those of a `series` stay numbers, and come first; others become text. A
+    hash is shortened: the JSON has all of it.
+    """
     plain = msgspec.to_builtins(report, str_keys=True, enc_hook=str)
-    single = {name: value for name, value in plain.items() if isinstance(value, int | float | str)}
-    moments = {
-        name: {"raw_value": value / 1e6, "type": "timestamp"}
-        for name, value in single.items()
-        if isinstance(value, int) and (name == "at" or name.endswith("_at"))
+    figures = {name: plain[name] for name in series} | {"seconds": round(time.perf_counter() - began, 3)}
+    single = {name: _text(name, value) for name, value in plain.items() if isinstance(value, int | float | str)}
+    return {**figures, **(single | figures), REPORT: {"raw_value": plain, "type": "json"}}
+
+
+def _text(name: str, value: float | str) -> Any:
+    """A figure that Dagster shows without a plot: a time, a path to copy, a short hash, or text."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int) and (name == "at" or name.endswith("_at")):
+        return {"raw_value": value / 1e6, "type": "timestamp"}
+    if isinstance(value, str) and Path(value).is_absolute():
+        return {"raw_value": value, "type": "path"}
+    return value[:12] if isinstance(value, str) and _HASH.fullmatch(value) else cell(value)
+
+
+def shown(event: Materialized | Checked) -> Metadata:
+    """What Dagster shows of an event: numbers with four digits, and those of a check as text, since each is one point.
+
+    The series of the same figures are those of the asset.
+    """
+    if isinstance(event, Materialized):
+        rounded = {name: float(f"{v:.4g}") for name, v in event.metadata.items() if isinstance(v, float)}
+        return event.metadata | rounded
+    message = {"found": event.message} if event.message else {}
+    return message | {
+        name: cell(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+        for name, value in event.metadata.items()
     }
-    seconds = round(time.perf_counter() - began, 3)
-    return {**single, **moments, "seconds": seconds, REPORT: {"raw_value": plain, "type": "json"}}
 
 
 def table(rows: Iterable[Sequence[str]], columns: Sequence[str]) -> Metadata:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from isthmus.distill.declaration import Distillation
     from isthmus.orchestration.project import Project
 
-FORMAT = 1
+FORMAT = 2
 FILE = "outline.json"
 
 
@@ -55,6 +55,7 @@ class View(msgspec.Struct, frozen=True):
 
     name: str
     description: str
+    owner: str
     code: str
     columns: tuple[tuple[str, str, str], ...]
     table: str
@@ -77,6 +78,7 @@ class Model(msgspec.Struct, frozen=True):
 
     name: str
     description: str
+    owner: str
     views: tuple[str, ...]
     sources: tuple[str, ...]
     served: tuple[str, ...]
@@ -179,11 +181,12 @@ def compiled(project: "Project") -> Outline:
     sources |= {source.name: source for spine in definitions.spines.values() for source in spine.sources}
     views = []
     for name, view in definitions.views.items():
-        descriptions = {field.name: field.description for field in view.schema}
+        descriptions = {key: entity.description for entity in view.entities for key in entity.join_keys}
+        descriptions |= {field.name: field.description for field in view.schema}
         columns = (*contract.views[name].keys, *contract.views[name].fields)
         views.append(
             View(
-                name, view.description, contract.views[name].hash,
+                name, view.description, view.owner, contract.views[name].hash,
                 tuple((column.name, column.dtype.name, descriptions.get(column.name, "")) for column in columns),
                 store.path(contract.views[name].table), tuple(source.name for source in view.sources),
                 None if view.ttl is None else view.ttl.total_seconds(), _place(view.function),
@@ -225,6 +228,7 @@ def _model(project: "Project", declared: "Distillation") -> Model:
     return Model(
         declared.name,
         declared.description,
+        declared.owner,
         tuple(dict.fromkeys([*read["teacher"], *read["student"]])),
         tuple(source.name for source in declared.spine.sources),
         read["student"],

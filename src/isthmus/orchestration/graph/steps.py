@@ -93,7 +93,7 @@ def _tables(
         history = _history(project, node)
         metadata = {"dagster/row_count": history.rows()}
         if (written := built.get(_name(node))) is not None:
-            metadata |= reported(asdict(written), began)
+            metadata |= reported(asdict(written), began, ["added"])
         yield Materialized(node, history.fingerprint, metadata)
 
 
@@ -113,7 +113,7 @@ def _check_tables(project: "Project", request: Request, progress: Progress) -> I
         if check == "holds_its_contract":
             history = _history(project, node)
             rows = history.rows()
-            metadata = {"rows": rows, "contract": contract.views[name].hash, "version": history.version}
+            metadata = {"rows": rows, "contract": contract.views[name].hash[:12], "version": history.version}
             yield Checked(node, check, rows > 0, "" if rows else "the table has no row", metadata)
             continue
         report = quality.quality(project, [name], drift=False).views[name]
@@ -140,9 +140,12 @@ def _check_drift(project: "Project", request: Request, progress: Progress) -> It
         rows = [
             [model.name, feature, "" if drift.psi is None else f"{drift.psi:.3g}", ", ".join(drift.exceeded)]
             for model in report.views[name].drift
+            if model.judged
             for feature, drift in model.features.items()
         ]
-        metadata: Metadata = {"drift": table(rows, ["model", "feature", "psi", "exceeded"])} if rows else {}
+        few = ", ".join(f"{model.rows} new for {model.name}" for model in report.views[name].drift if not model.judged)
+        metadata: Metadata = {"too few rows to judge": few} if few else {}
+        metadata |= {"drift": table(rows, ["model", "feature", "psi", "exceeded"])} if rows else {}
         yield Checked(node, check, not drifted, "\n".join(drifted), metadata, blocking=False)
 
 
@@ -154,7 +157,7 @@ def _materialize(project: "Project", request: Request, progress: Progress) -> It
     for node in request.nodes:
         report = reports[_name(node)]
         # Every key has a row online, including the keys that did not change.
-        metadata = {"dagster/row_count": report.compared, **reported(report.as_dict(), began)}
+        metadata = {"dagster/row_count": report.compared, **reported(report.as_dict(), began, ["written"])}
         yield Materialized(node, _history(project, node).fingerprint, metadata)
 
 
@@ -195,11 +198,12 @@ def _distill(project: "Project", request: Request, progress: Progress) -> Iterat
         "teacher": _figures(report["models"].get("teacher", {})),
         "teacher_outputs": {"dagster/row_count": sum(report["rows"].values()), "seconds": run["seconds"]},
         "student": {
-            **run,
-            **{name: value for name, value in gate_figures(report).items() if value is not None},
+            **{name: value for name, value in gate_figures(report).items() if value is not None and "." not in name},
+            **_figures(report["models"]["student"]),
             "models": _models(report),
-            **{subject: plots(drawn) for subject, drawn in images(report).items() if drawn},
             "page": {"raw_value": str(folder / cards.PAGE), "type": "path"},
+            **{subject: plots(drawn) for subject, drawn in images(report).items() if drawn},
+            **run,
         },
         "control": _figures(report["models"].get("control", {})),
     }
@@ -232,11 +236,10 @@ def _export(project: "Project", request: Request, progress: Progress) -> Iterato
 
     (node,), began = request.nodes, time.perf_counter()
     report = export(project, _name(node), progress=progress)
-    metadata = reported(report.as_dict(), began)
-    metadata |= {
-        f"{what} {file}": value for what in ("bytes", "worst") for file, value in getattr(report, what).items()
-    }
-    metadata |= {"p50_us": report.served.p50_us, "p99_us": report.served.p99_us}
+    figures = {"p50_us": report.served.p50_us, "p99_us": report.served.p99_us}
+    figures |= {f"bytes {precision}": size for precision, size in report.bytes.items()}
+    worst = {f"worst {file}": f"{value:.3g}" for file, value in report.worst.items()}
+    metadata = {**figures, **worst, **reported(report.as_dict(), began)}
     yield Materialized(node, report.digest, metadata)
 
 
@@ -276,7 +279,7 @@ def _deploy(project: "Project", request: Request, _progress: Progress) -> Iterat
 
     (node,), began = request.nodes, time.perf_counter()
     release = deploy(project, _name(node))
-    yield Materialized(node, release.deployment.digest, reported(release.as_dict(), began))
+    yield Materialized(node, release.deployment.digest, reported(release.as_dict(), began, ["bytes"]))
     status.note(project)
 
 

@@ -64,6 +64,7 @@ class IsthmusTranslator:
     def get_asset_spec(self, node: Node) -> dg.AssetSpec:
         """The spec of a node, without its dependencies."""
         view, model = node.view, node.model
+        owner = "" if (declared := view or model) is None else declared.owner
         metadata: dict[str, Any] = {}
         description, version, freshness = "", None, None
         if view is not None:
@@ -104,14 +105,23 @@ class IsthmusTranslator:
         return dg.AssetSpec(
             # Graphs show only the last part: the name of a view, grouped by kind, or the kind, grouped by model.
             dg.AssetKey(node.id.split("/") if model is None else [model.name, node.kind]),
-            group_name=model.name.replace("-", "_") if model is not None else node.kind,
+            group_name=_group(node),
             kinds=KINDS.get(node.kind, set()),
             description=description,
             code_version=None if version is None else version[:12],
             metadata=metadata,
+            owners=[owner] if owner else [],
             freshness_policy=freshness,
             automation_condition=condition(node),
         )
+
+
+def _group(node: Node) -> str:
+    """Its kind, or its model; a package and its deployment have their own, so that a screen holds each group."""
+    if node.model is None:
+        return node.kind
+    name = node.model.name.replace("-", "_")
+    return f"{name}_release" if node.kind in ("package", "deployment") else name
 
 
 def _reference(place: Place) -> dg.CodeReferencesMetadataValue:

@@ -5,13 +5,30 @@ from collections.abc import Iterator
 import numpy as np
 
 from isthmus.features import clock
-from isthmus.features.document.blocks import Block, Figure, Heading, Paragraph, Table, Text, bad, bars, cell, good
+from isthmus.features.document.blocks import (
+    Block,
+    Bullets,
+    Figure,
+    Heading,
+    Paragraph,
+    Table,
+    Text,
+    bad,
+    bars,
+    cell,
+    good,
+    strong,
+)
 from isthmus.features.document.html import to_html
 from isthmus.features.quality.statistics import FeatureStatistics, ViewStatistics
 from isthmus.orchestration.quality.quality import QualityReport, ViewDrift
 
 FEATURE_COLUMNS = ("feature", "type", "nulls", "distinct", "low", "median", "high", "mean")
-_MEASURES = ("psi", "ks", "wasserstein")
+_MEASURES = {
+    "psi": "population stability index, how much the shares of its bins have changed",
+    "ks": "Kolmogorov-Smirnov statistic, the largest gap between the two cumulative distributions",
+    "wasserstein": "how far values have moved on average, in standard deviations of the training set",
+}
 _BARS = 24
 _WIDTH, _HEIGHT = 144, 28
 _STYLE = "svg rect { fill: #4a7ab5 }\n"
@@ -20,12 +37,13 @@ _STYLE = "svg rect { fill: #4a7ab5 }\n"
 def page(report: QualityReport) -> str:
     """A self-contained HTML page."""
     verdict = good("passed") if report.passed else bad("failed")
-    blocks = [Heading(("Feature quality: ", verdict), 1), *quality_blocks(report)]
+    wrong = [bad(str(sentence)) for sentence in (*report.broken(), *report.drifted())]
+    blocks = [Heading(("Feature quality: ", verdict), 1), *([Bullets(wrong)] if wrong else []), *quality_blocks(report)]
     return to_html("Feature quality", blocks, _STYLE)
 
 
 def quality_blocks(report: QualityReport) -> Iterator[Block]:
-    """Of each view its statistics, expectations and drift."""
+    """Of each view its statistics, expectations and drift, and what the measures of drift mean."""
     for name, view in report.views.items():
         statistics = view.statistics
         hashes = f"contract {statistics.contract[:12]}, fingerprint {statistics.fingerprint[:12]}"
@@ -41,6 +59,13 @@ def quality_blocks(report: QualityReport) -> Iterator[Block]:
             yield Table(["feature", "expectation", "found", ""], rows)
         for drift in view.drift:
             yield from _drift(drift)
+    if any(drift.judged for view in report.views.values() for drift in view.drift):
+        limits = {name: getattr(report.thresholds, name) for name in _MEASURES}
+        yield Heading("Measures of drift")
+        yield Bullets([
+            (strong(name), f": {about}; up to {limits[name]:g} is no drift") for name, about in _MEASURES.items()
+        ])  # fmt: skip
+        yield Paragraph("More is drift where it also exceeds chance and the usual variation within the training set.")
 
 
 def feature_rows(statistics: ViewStatistics) -> list[list[str]]:
@@ -57,11 +82,11 @@ def feature_rows(statistics: ViewStatistics) -> list[list[str]]:
 def _drift(drift: ViewDrift) -> Iterator[Block]:
     until = "" if drift.until is None else f" until {clock.moment(drift.until):%Y-%m-%d %H:%M}Z"
     window = f"after {clock.moment(drift.after):%Y-%m-%d %H:%M}Z{until}"
-    yield Heading(
-        f"Drift of {drift.rows:,} rows {window}, against training set {drift.training_set} of {drift.name}", 3
-    )
+    against = f"training set {drift.training_set[:12]} of {drift.name}"
     if not drift.rows:
+        yield Paragraph(f"No rows {window} to compare with {against}.")
         return
+    yield Heading(f"Drift of {drift.rows:,} rows {window}, against {against}", 3)
     if not drift.judged:
         yield Paragraph("These are too few rows to judge: what they differ by may be chance.")
         return
@@ -70,7 +95,7 @@ def _drift(drift: ViewDrift) -> Iterator[Block]:
         unseen = f" unseen: {', '.join(feature.unseen)}" if feature.unseen else ""
         figures = ("-" if value is None else f"{value:.3g}" for value in (feature.psi, feature.ks, feature.wasserstein))
         rows.append([name, *figures, (bad(", ".join(feature.exceeded)), unseen)])
-    yield Table(["feature", *_MEASURES, ""], rows, numbers=_MEASURES)
+    yield Table(["feature", *_MEASURES, "drift"], rows, numbers=_MEASURES)
 
 
 def _plot(feature: FeatureStatistics) -> Figure:

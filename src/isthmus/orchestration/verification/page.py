@@ -106,7 +106,7 @@ def _overview(verdict: Verdict) -> Table:
         share = Figure(shares, f"{width:.2f} % differ", width=100, height=8)
         rows.append([name, f"{len(features)}", *_figures(total), share])
     numbers = ("features", *_NUMBERS)
-    return Table(["", *numbers, "share"], rows, numbers=numbers, layout="views")
+    return Table(["", *numbers, "share"], rows, numbers=numbers)
 
 
 def _groups(verdict: Verdict) -> dict[str, Mapping[str, FeatureVerdict]]:

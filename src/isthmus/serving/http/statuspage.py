@@ -7,13 +7,7 @@ from isthmus.features.document.html import to_html
 from isthmus.features.status import Status, minute, short
 from isthmus.serving.wire.messages import HistoryState, LatencyState, ModelState, PublishedState, StatusAnswer
 
-_STYLE = """\
-.wide { margin-bottom: .8rem } td.v, td code { white-space: nowrap }
-@media (max-width: 40rem) { tr:has(th) { display: none }
-  tr { display: block; border-bottom: 1px solid var(--line); padding: .4rem 0 }
-  td { display: block; position: relative; border: 0; padding: .1rem 0 .1rem 8.5rem; min-height: 1.8em }
-  td.n { text-align: left } td::before { content: attr(data-of); color: var(--soft); position: absolute; left: 0 } }
-"""
+_STYLE = "td.v, td code { white-space: nowrap }\n"
 _HASHES = ("package", "contract")
 
 
@@ -29,7 +23,7 @@ def page(status: StatusAnswer) -> str:
         Heading("Online store"),
         _online(status.views),
         Heading("Latency"),
-        Paragraph(f"The objective is a p99 of {status.latency_objective_ms:g} ms."),
+        Paragraph(f"The objective is a p99 of {status.latency_objective_ms:g} ms: 99 of 100 take no longer."),
         _latency(status.latency),
         Heading("History"),
         _history(status.history),

@@ -49,10 +49,20 @@ _STREAM = {
     "per view `<view>__status` and `<view>__event_timestamp`. The schema's metadata names the contract.",
 }
 
+_GROUPS = {
+    "lookups": ("The latest features of keys, by Feast's online API.", ("/get-online-features",)),
+    "predictions": ("What the deployed models answer.", ("/predict", "/models")),
+    "pushes": ("Rows that are written to the online store at once.", ("/push", "/write-to-online-store")),
+    "health": ("For load balancers and orchestrators.", ("/healthz", "/readyz")),
+    "operations": ("The state of the server and its project, and the metrics.", ("/status", "/metrics")),
+}
+"""The paths by tag, each with the description of its tag."""
+
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Isthmus API</title>
 <link rel="stylesheet" href="docs/assets/swagger-ui.css">
 <link rel="icon" type="image/png" href="docs/assets/favicon-32x32.png">
@@ -61,7 +71,13 @@ _PAGE = """<!DOCTYPE html>
 <div id="swagger-ui"></div>
 <script src="docs/assets/swagger-ui-bundle.js"></script>
 <script>
-SwaggerUIBundle({url: "openapi.json", dom_id: "#swagger-ui", validatorUrl: null, deepLinking: true});
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const paint = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
+dark.addEventListener("change", paint);
+paint();
+SwaggerUIBundle({
+  url: "openapi.json", dom_id: "#swagger-ui", validatorUrl: null, deepLinking: true, defaultModelsExpandDepth: 0,
+});
 </script>
 </body>
 </html>
@@ -100,13 +116,14 @@ def document() -> dict[str, Any]:
     ]  # fmt: skip
     # One table, longer than a function should be: an entry per route.
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    return {
+    written: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
             "title": "Isthmus",
             "version": version("isthmus"),
             "description": "Features by Feast's online API, and predictions from the same values.",
         },
+        "tags": [{"name": tag, "description": description} for tag, (description, _) in _GROUPS.items()],
         "paths": {
             "/get-online-features": {
                 "post": _operation(
@@ -159,6 +176,11 @@ def document() -> dict[str, Any]:
         # Nothing, which is enough while there are no keys, or a key.
         "security": [{}, {"key": []}],
     }  # fmt: skip
+    for tag, (_, paths) in _GROUPS.items():
+        for path in paths:
+            for operation in written["paths"][path].values():
+                operation["tags"] = [tag]
+    return written
 
 
 def _operation(  # noqa: PLR0913 - the parts of an operation, by name
