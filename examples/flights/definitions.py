@@ -170,7 +170,8 @@ def aircraft_punctuality(flights: DataFrame, airports: DataFrame) -> DataFrame:
     return punctuality(flights, airports, "tailnum")
 
 
-WEATHER = {
+WEATHER = ("temp", "dewp", "humid", "wind_dir", "wind_speed", "wind_gust", "precip", "pressure", "visib")
+ABOUT = {
     "temp": "Temperature, °F",
     "dewp": "Dew point, °F",
     "humid": "Relative humidity, %",
@@ -186,7 +187,7 @@ WEATHER = {
 @transform(
     entities=[origin],
     sources=[hourly],
-    schema=[Field(name, Float32, "device", about) for name, about in WEATHER.items()],
+    schema=[Field(name, Float32, "device", ABOUT[name]) for name in WEATHER],
     ttl=timedelta(hours=6),
     delay=timedelta(hours=1),
     expectations=[
