@@ -36,7 +36,7 @@ _TITLES: dict[type, str] = {
 _FUNCTION = (FunctionType, NoneType)
 _PARTS: dict[type, dict[str, tuple[type, ...]]] = {
     Entity: {"join_keys": (Mapping,)},
-    Source: {"path": (str,)},
+    Source: {"path": (str,), "timestamp": (str, NoneType), "known": (str, NoneType), "null_values": (str,)},
     FeatureView: {"entities": (Entity,), "schema": (Field,), "sources": (Source,), "ttl": (timedelta, NoneType),
                   "delay": (timedelta,), "function": _FUNCTION, "lookback": (timedelta, NoneType),
                   "lateness": (timedelta,), "version": (int,), "expectations": (expectations.Expectation,)},
