@@ -115,7 +115,7 @@ class Declarations:
             if not view.schema:
                 self._wrong(f"view {view.name}", "has no feature", "at least one Field in its schema")
             if not view.entities:
-                self._wrong(f"view {view.name}", "has no entity", "at least one")
+                self._wrong(f"view {view.name}", "has no entity", "at least one Entity in its entities")
             if view.ttl is not None and view.ttl <= MICROSECOND * 0:
                 self._wrong(f"view {view.name}, ttl", str(view.ttl), "a positive time, or None")
             if view.delay < MICROSECOND * 0:

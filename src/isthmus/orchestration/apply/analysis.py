@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isthmus.features.contract.contract import Column, Contract, sha256
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def unbuildable(project: Project) -> list[Problem]:
-    """The problems of sources and functions that show without computing a row, all of them.
+def unbuildable(project: Project) -> tuple[list[Problem], str]:
+    """The problems of sources and functions that show without computing a row, all of them; and what was looked at.
 
     Not seen are URLs, sources without a row, and what reads these; functions, unless the engine is Sail, since others
-    take long to start; and functions that have rows computed themselves. What had no problem is looked at again only
-    after definitions, sources or engine have changed.
+    take long to start; and functions that have rows computed themselves. What `remember` has is not looked at again: it
+    is a digest of definitions, sources and engine.
     """
     definitions = project.definitions
     declarations: list[FeatureView | Spine] = [*definitions.views.values(), *definitions.spines.values()]
@@ -33,17 +34,21 @@ def unbuildable(project: Project) -> list[Problem]:
     for source in local.values():
         with _added_to(problems):
             contents[source.name] = [source.path, sources.content(source, project.root)]
-    note, digest = project.state / "analyzed", ""
-    if not problems:
-        parts = {"contract": definitions.contract.hash, "engine": project.settings.engine, "sources": contents}
-        digest = sha256(parts)
-        with suppress(OSError):
-            if note.read_text(encoding="utf-8") == digest:
-                return []
-    problems += _analyzed(project, declarations, [local[name] for name in contents])
-    if not problems:
-        write_atomically(note, digest.encode())
-    return problems
+    parts = {"contract": definitions.contract.hash, "engine": project.settings.engine, "sources": contents}
+    digest = sha256(parts)
+    with suppress(OSError):
+        if _note(project).read_text(encoding="utf-8") == digest and not problems:
+            return [], digest
+    return problems + _analyzed(project, declarations, [local[name] for name in contents]), digest
+
+
+def remember(project: Project, digest: str) -> None:
+    """Keeps what was without a problem, by the digest that `unbuildable` returned."""
+    write_atomically(_note(project), digest.encode())
+
+
+def _note(project: Project) -> Path:
+    return project.state / "analyzed"
 
 
 def _analyzed(

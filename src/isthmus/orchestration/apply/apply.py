@@ -10,7 +10,7 @@ from isthmus.features.contract.generations import Generations
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
 from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.store import OfflineStore
-from isthmus.orchestration.apply.analysis import unbuildable
+from isthmus.orchestration.apply.analysis import remember, unbuildable
 from isthmus.orchestration.apply.switch import register
 from isthmus.orchestration.project import Project
 
@@ -40,7 +40,7 @@ def apply(project: Project) -> Applied:
     """
     definitions = project.definitions
     project.require_objectives_of(definitions.contract.views)
-    problems = unbuildable(project)
+    problems, analyzed = unbuildable(project)
     with project.locked("contract"):
         unreadable = False
         try:
@@ -62,6 +62,7 @@ def apply(project: Project) -> Applied:
             generations = generations.prepare(contract, clock.now())
         # Last, because from here on the contract is in force.
         generations.write(project.contract_file)
+    remember(project, analyzed)
     current = generations.current or contract
     return Applied(contract.hash, changes, registered, current.hash)
 

@@ -11,7 +11,7 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.spine import SpineRows
 from isthmus.features.progress import Progress, silent
 from isthmus.features.values.columns import ARROW
-from isthmus.orchestration.artifacts import RECORD, STATISTICS, TrainingSet
+from isthmus.orchestration.artifacts import RECORD, TrainingSet
 from isthmus.orchestration.frames import source_frames, spine_columns
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import baseline
@@ -95,7 +95,7 @@ def training_set(
         progress(f"joining {', '.join(views)} to {len(spine)} rows", 0.4)
         data.write(folder)
     written = TrainingSet.read(folder)
-    if not (folder / STATISTICS).exists():
+    if not baseline.readable(written):
         inputs = dict.fromkeys(column for service in services for column in contract.inputs(service))
         baseline.write(written, list(inputs), histories, offline)
     write_atomically(latest, identity.encode())
