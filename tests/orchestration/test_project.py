@@ -76,6 +76,9 @@ def last_line(path: Path) -> int:
         ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("from isthmus import Float128\n", "ImportError: cannot import name 'Float128' from 'isthmus'"),
         ("undefined\n", "NameError: name 'undefined' is not defined"),
+        ("transfrom\n", "NameError: name 'transfrom' is not defined (did you mean transform?)"),
+        ("from isthmus import Expct\n", "ImportError: cannot import name 'Expct' from 'isthmus'"),
+        ("Gate.at_leest\n", "AttributeError: type object 'Gate' has no attribute 'at_leest' (did you mean at_least?)"),
         ("def f(:\n", "SyntaxError: invalid syntax"),
         ("import sys; sys.exit(3)\n", "SystemExit: 3"),
         ("transform(entities=customer, sources=[orders], schema=[])(print)\n", "TypeError: 'Entity' object is not"),
@@ -85,6 +88,27 @@ def test_definitions_that_fail(shop: Shop, text: str, found: str) -> None:
     shop.append(text)
     (problem,) = problems(shop)
     assert problem.startswith(f"line {last_line(shop.definitions)}: fails with {found}")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            "transform(entites=[customer], sources=[orders], schema=[])",
+            "transform takes no argument 'entites' (did you mean entities?); expected one of delay, entities,",
+        ),
+        (
+            "FeatureService('s', feature=[customer_orders])",
+            "FeatureService takes no argument 'feature' (did you mean features?); expected one of description,",
+        ),
+        ("Tabular(hiden=(16,))", "Tabular takes no argument 'hiden' (did you mean hidden?); expected one of"),
+        ("Distillation('d', teachr=on_server)", "Distillation takes no argument 'teachr' (did you mean teacher?)"),
+    ],
+)
+def test_a_misspelled_argument_is_named_with_the_nearest(shop: Shop, text: str, found: str) -> None:
+    shop.append(f"{text}\n")
+    (problem,) = problems(shop)
+    assert problem.startswith(f"line {last_line(shop.definitions)}: {found}")
 
 
 @pytest.mark.parametrize("text", [LAST, "def f(:\n"])

@@ -83,13 +83,16 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
             "'localhost:6379'; expected \"embedded\", or a URL that begins with redis://, rediss://, "
             "unix://, redis+cluster:// or rediss+cluster://"
         ),
-        "stores.onlin": "is not a setting; expected one of keep_contracts_hours, offline, online",
+        "stores.onlin": (
+            "is not a setting (did you mean online?); expected one of keep_contracts_hours, offline, online"
+        ),
         "profiles.training.device": "'tpu'; expected 'cpu', 'cuda' or 'auto'",
         "profiles.training.batch": "0; expected greater than or equal to 1",
         "profiles.training.epochs": "'four'; expected a whole number",
         "profiles.serving.thread": (
-            "is not a setting; expected one of batch, latency_objective_ms, load_ms, memory_mb, package_kb, precision, "
-            "probation_seconds, replicas_max, replicas_min, runtime, target_utilization, threads"
+            "is not a setting (did you mean threads?); expected one of batch, latency_objective_ms, load_ms, "
+            "memory_mb, package_kb, precision, probation_seconds, replicas_max, replicas_min, runtime, "
+            "target_utilization, threads"
         ),
         "profiles.serving.latency_objective_ms": "-1; expected greater than 0",
         "server.port": "70000; expected less than or equal to 65535",
@@ -100,7 +103,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         "server.limits.deadline_seconds": "61; expected less than or equal to 60",
         "server.limits.requests_per_second": "'many'; expected a whole number",
         "server.limits.row": (
-            "is not a setting; expected one of "
+            "is not a setting (did you mean rows?); expected one of "
             "body_bytes, concurrency, deadline_seconds, head_bytes, head_fields, requests_per_second, rows, values"
         ),
         "dev.log_level": "'loud'; expected 'debug', 'info', 'warning' or 'error'",
@@ -231,7 +234,10 @@ def test_a_wrong_variable_is_named_as_one(tmp_path: Path, monkeypatch: pytest.Mo
     assert sorted(problems(tmp_path, SMALLEST)) == [
         "ISTHMUS_PROJECT__NOW: '2013-12-31T12:00:00'; expected a time with its zone, for example 2013-12-31T12:00:00Z",
         "ISTHMUS_SERVER__PORT: 'http'; expected a whole number",
-        "ISTHMUS_STORES__ONLIN: is not a setting; expected one of keep_contracts_hours, offline, online",
+        (
+            "ISTHMUS_STORES__ONLIN: is not a setting (did you mean online?); expected one of keep_contracts_hours, "
+            "offline, online"
+        ),
     ]
 
 
@@ -249,7 +255,7 @@ def test_a_misspelled_variable_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("ISTHMUS_ENGIN", "spark")
     (problem,) = problems(tmp_path, SMALLEST)
     assert problem.startswith(
-        "ISTHMUS_ENGIN: is not a setting; expected a name that begins with ISTHMUS_DEV, ISTHMUS_E"
+        "ISTHMUS_ENGIN: is not a setting (did you mean ISTHMUS_ENGINE?); expected a name that begins with ISTHMUS_DEV, "
     )
 
 

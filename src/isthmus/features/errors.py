@@ -12,7 +12,7 @@ IsthmusError
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 _LONGEST = 600
 """Characters of each part of a message about a package."""
@@ -35,17 +35,21 @@ class IsthmusError(Exception):
         super().__init__(str(self))
 
     def __str__(self) -> str:
-        sentence = f"{self.where}: {self.found}"
-        if self.expected:
-            sentence += f"; expected {self.expected}"
-        if self.remedy:
-            sentence += f". {self.remedy[0].upper()}{self.remedy[1:]}"
-        return sentence
+        return _sentence(self)
 
     def as_dict(self) -> dict[str, object]:
         """The error as plain data, for `--json` and for an API answer."""
         parts = {name: getattr(self, name) for name in ("where", "found", "expected", "remedy")}
         return {"error": type(self).__name__, **parts}
+
+
+def _sentence(error: "IsthmusError | Problem") -> str:
+    sentence = f"{error.where}: {error.found}"
+    if error.expected:
+        sentence += f"; expected {error.expected}"
+    if error.remedy:
+        sentence += f". {error.remedy[0].upper()}{error.remedy[1:]}"
+    return sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +59,10 @@ class Problem:
     where: str
     found: str
     expected: str = ""
+    remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.found}" + (f"; expected {self.expected}" if self.expected else "")
+        return _sentence(self)
 
 
 class ConfigurationError(IsthmusError):
@@ -68,7 +73,8 @@ class ConfigurationError(IsthmusError):
     def __init__(self, where: str, problems: Sequence[Problem], *, remedy: str = "") -> None:
         self.problems = tuple(problems)
         if len(self.problems) == 1:
-            text = str(self.problems[0])
+            remedy = remedy or self.problems[0].remedy
+            text = str(replace(self.problems[0], remedy=""))
         else:
             text = f"{len(self.problems)} problems" + "".join(f"\n  - {problem}" for problem in self.problems)
         super().__init__(where, text, remedy=remedy)
@@ -158,6 +164,14 @@ def harmless(text: str) -> str:
 def first_line(error: Exception) -> str:
     """The first line of an error's message, or the error's type if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """For a message about an unknown name, the known name that it resembles; empty without one."""
+    import difflib
+
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def one_of(names: Iterable[str]) -> str:

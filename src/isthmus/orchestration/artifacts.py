@@ -231,7 +231,7 @@ class Artifacts:
         student = self.models / read_package(package).model
         if not student.exists():
             raise DataError(
-                str(student), "is gone, with what the package cost", remedy="run `isthmus distill` and export"
+                str(student), "is gone, with what the package cost", remedy="run `isthmus distill` and `isthmus export`"
             )
         return read_report(student, package)
 

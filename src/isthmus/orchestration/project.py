@@ -21,6 +21,7 @@ from isthmus.features.contract.diff import differences, named
 from isthmus.features.contract.generations import Generations
 from isthmus.features.definition.checks import Declaration
 from isthmus.features.definition.compile import compile_contract
+from isthmus.features.definition.failure import reason
 from isthmus.features.definition.spec import (
     AtRequest,
     Entity,
@@ -32,7 +33,7 @@ from isthmus.features.definition.spec import (
     Source,
     Spine,
 )
-from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, RequestError, one_of
+from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, RequestError, meant, one_of
 from isthmus.features.package.signature import PASSWORD, Signer, read_public_key
 from isthmus.features.types import INPUTS
 from isthmus.orchestration.settings import FILE, ProjectSettings, find, load
@@ -170,7 +171,7 @@ class Project:
         if name is None and len(known) == 1:
             return next(iter(known.values()))
         if name is None or name not in known:
-            problem = "none is named" if name is None else f"{name!r} is not declared"
+            problem = "none is named" if name is None else f"{name!r} is not declared{meant(name, known)}"
             if not known:
                 remedy = f"declare a Distillation in {self.settings.project.definitions}.py"
                 raise RequestError("distillation", f"{problem}, and the definitions declare none", remedy=remedy)
@@ -301,9 +302,10 @@ class Project:
                 spec.loader.exec_module(module)
             except (Exception, SystemExit) as error:  # the user's own code may raise anything
                 place = _place(error, self.root, file)
-                reason = f"fails with {type(error).__name__}: {str(error).rstrip('.')}"
-                expected = _WITHOUT_SESSION if "SESSION" in reason and "PySpark" in reason else ""
-                problem = Problem(place, reason, expected)
+                found, expected = reason(error, vars(module))
+                if "SESSION" in found and "PySpark" in found:
+                    expected = _WITHOUT_SESSION
+                problem = Problem(place, found, expected)
                 raise ConfigurationError(where, [problem], remedy="correct that line") from error
             else:
                 yield module

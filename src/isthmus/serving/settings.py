@@ -102,7 +102,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         except DataError as error:
             why = str(error)
         problem = f"{self.host!r} is open to other machines, and {why}"
-        return [Problem("host", problem, "127.0.0.1, ::1 or localhost, or a key of `isthmus keys create`")]
+        expected = "127.0.0.1, ::1 or localhost, or a key of `isthmus keys create NAME --scope 'read:*'`"
+        return [Problem("host", problem, expected)]
 
     @classmethod
     def from_environment(cls) -> "ServerSettings":

@@ -21,7 +21,7 @@ import pyarrow as pa
 from isthmus.features import clock
 from isthmus.features.days import FIRST, LAST
 from isthmus.features.definition.spec import Source
-from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, meant
 from isthmus.features.files import write_atomically
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ _PACKAGE = "package:"
 _REPAIR = "bring the complete file there, or correct the source's path"
 _SAIL_NAME, _SAIL_PART = re.compile(r"ObjectName\(\[.*?\]\)"), re.compile(r'Identifier\("(.*?)"\)')
 _STACK = "Traceback (most recent call last):"
+
+
+class NoRowsError(DataError):
+    """A source that holds no row yet."""
 
 
 def read(spark: "SparkSession", source: Source, root: Path, staging: Path) -> "DataFrame":
@@ -45,11 +49,7 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path) -> "D
 
     place = source.path
     if "://" not in place:
-        path = file = _locate(source, root)
-        if path.is_file() and path.suffix.lower() in (".csv", ".zip", ".gz"):
-            file = _stage(source, path, staging)
-        _require_rows(source, path, file)
-        place = str(file)
+        place = str(_parquet(source, root, staging))
     try:
         frame = spark.read.parquet(place)
         types = dict(frame.dtypes)
@@ -62,6 +62,19 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path) -> "D
         raise DataError(f"source {source.name}", problem, remedy=_REPAIR)
     _check_times(source, types)
     return frame
+
+
+def require_readable(source: Source, root: Path, staging: Path) -> None:
+    """Checks a source that is no URL as `read` does, as far as that needs no engine."""
+    from pyarrow import parquet
+
+    file = _parquet(source, root, staging)
+    # Which columns a folder has is for the engine to say: its files may differ.
+    if file.is_file():
+        types = {field.name: field.type for field in parquet.read_schema(file)}
+        zones = {name: getattr(dtype, "tz", None) for name, dtype in types.items() if pa.types.is_timestamp(dtype)}
+        spark = {name: "timestamp" if zone else "timestamp_ntz" for name, zone in zones.items()}
+        _check_times(source, {name: str(dtype) for name, dtype in types.items()} | spark)
 
 
 def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFrame":
@@ -107,6 +120,30 @@ def _named(name: re.Match[str]) -> str:
     return f"`{'.'.join(_SAIL_PART.findall(name[0]))}`"
 
 
+def _parquet(source: Source, root: Path, staging: Path) -> Path:
+    from pyarrow import dataset
+
+    path = file = _locate(source, root)
+    if path.is_file() and path.suffix.lower() in (".csv", ".zip", ".gz"):
+        file = _stage(source, path, staging)
+    # Users know the file by its own path, not by that of its staged form.
+    where = f"source {source.name}"
+    try:
+        data = dataset.dataset(file, format="parquet")
+        rows = data.count_rows()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(where, f"{path} cannot be read as Parquet ({first_line(error)})", remedy=_REPAIR) from error
+    if rows == 0:
+        raise NoRowsError(where, f"{path} holds no row", remedy="bring the data there before a build")
+    fine = [field.name for field in data.schema if pa.types.is_timestamp(field.type) and field.type.unit == "ns"]
+    if fine:
+        raise DataError(
+            where, f"{path} holds times in nanoseconds ({', '.join(fine)}), which Spark does not read",
+            expected="microseconds", remedy='write it with coerce_timestamps="us", as pyarrow and pandas name it',
+        )  # fmt: skip
+    return file
+
+
 def _locate(source: Source, root: Path) -> Path:
     if source.path.startswith(_PACKAGE):
         name, _, rest = source.path.removeprefix(_PACKAGE).partition("/")
@@ -122,7 +159,9 @@ def _locate(source: Source, root: Path) -> Path:
     else:
         path = root / source.path
     if not path.exists():
-        missing = Problem(f"source {source.name}", f"there is no {path}", "an existing file or folder")
+        there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        found = f"there is no {path}{meant(path.name, there)}"
+        missing = Problem(f"source {source.name}", found, "an existing file or folder")
         raise ConfigurationError("definitions.py", [missing], remedy="correct its path or bring the file there")
     return path
 
@@ -164,34 +203,17 @@ def _only_file(where: str, path: Path, content: bytes) -> bytes:
         return archive.read(names[0])
 
 
-def _require_rows(source: Source, path: Path, file: Path) -> None:
-    from pyarrow import dataset
-
-    # `file` may be the staged form of `path`, which users know.
-    where = f"source {source.name}"
-    try:
-        data = dataset.dataset(file, format="parquet")
-        rows = data.count_rows()
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(where, f"{path} cannot be read as Parquet ({first_line(error)})", remedy=_REPAIR) from error
-    if rows == 0:
-        raise DataError(where, f"{path} holds no row", remedy="bring the data there before a build")
-    fine = [field.name for field in data.schema if pa.types.is_timestamp(field.type) and field.type.unit == "ns"]
-    if fine:
-        raise DataError(
-            where, f"{path} holds times in nanoseconds ({', '.join(fine)}), which Spark does not read",
-            expected="microseconds", remedy='write it with coerce_timestamps="us", as pyarrow and pandas name it',
-        )  # fmt: skip
-
-
 def _check_times(source: Source, types: dict[str, str]) -> None:
     problems = []
     for role, column in (("timestamp", source.timestamp), ("known", source.known)):
         where = f"source {source.name}, {role}"
         if column is not None and column not in types:
-            problems.append(Problem(where, f"no column {column!r}", "one of " + ", ".join(types)))
+            found = f"no column {column!r}{meant(column, types)}"
+            remedy = f"correct {role}= of the source, or leave it out"
+            problems.append(Problem(where, found, "one of " + ", ".join(types), remedy))
         elif column is not None and types[column] != "timestamp":
-            expected = "timestamp, with a time zone"
-            problems.append(Problem(where, f"column {column!r} has type {types[column]}", expected))
+            found = f"column {column!r} has type {types[column]}"
+            remedy = f"write it with a time zone; or leave {role}= out, and let the transforms convert the column"
+            problems.append(Problem(where, found, "timestamp, with a time zone", remedy))
     if problems:
         raise ConfigurationError("definitions.py", problems)

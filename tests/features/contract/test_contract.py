@@ -267,12 +267,14 @@ def test_every_problem_is_reported_at_once() -> None:
     )
     service = FeatureService("late", [DELAYS[["nothing"]], REQUEST, REQUEST])
     empty = FeatureView("empty", [keyless], [], [Source("nowhere", path="")], delay=timedelta(seconds=-1))
-    found = _problems(weather_view, double, service, empty, Entity("odd", join_keys={"k": Float64}), project="Prod!")
+    odd, alone = Entity("odd", join_keys={"k": Float64}), replace(SKY, name="alone", entities=[])
+    found = _problems(weather_view, double, service, empty, odd, alone, project="Prod!")
     for sentence in (
         "project 'Prod!'", "entity keyless: has no join key", "entity odd, join key k: type Float64",
         "source nowhere: has no path", "'bad view' is not a usable name", "its function takes (flights)",
         "view bad view, ttl: 0:00:00", "field 'x': is there twice", "field 'carrier': has the name of a join key",
         "'known_at' is a reserved name", "view empty: has no feature", "view empty: has no function",
+        "view alone: has no entity; expected at least one Entity in its entities",
         "view empty, delay: -1 day, 23:59:59", "no feature 'nothing'", "distance is there twice",
         "a second view has this name",
     ):  # fmt: skip

@@ -366,7 +366,8 @@ def test_another_type_needs_another_version(built: Shop, project: Open) -> None:
     assert apply_diff(project(built)).tables["customer_orders"].action == "refuse"
     before = files(built.state)
     with pytest.raises(
-        ConfigurationError, match=r"customer_orders, mean_amount_7d: its table holds double; expected f"
+        ConfigurationError,
+        match=r"customer_orders, mean_amount_7d: its table holds double; expected float. Declare .* with version=2,",
     ):
         apply(project(built))
     assert files(built.state) == before

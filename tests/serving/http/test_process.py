@@ -179,7 +179,10 @@ def test_a_taken_port_is_one_sentence_and_exit_code_2(tmp_path: Path, server: Se
     with log.open("wb") as output:
         assert start(settings(tmp_path, port=server.http.base_url.port), output).wait(30) == 2
     (line,) = map(json.loads, log.read_text().splitlines())
-    assert "cannot be listened on" in line["problem"]
+    assert line["problem"] == (
+        f"server: 127.0.0.1:{server.http.base_url.port}: cannot be listened on (Address already in use); "
+        "expected a free port. End what listens there, or choose another port"
+    )
 
 
 @pytest.mark.parametrize("text", [None, "{", "{}", '{"host": 1}'])

@@ -206,7 +206,7 @@ UA = {"carrier": ["UA"]}
         ({"features": ["route:flights"], "entities": UA}, 422, "entities.flight", "missing"),
         ({"features": ["punctuality:flights"], "entities": {**UA, "plane": ["N1"]}}, 422, "entities.plane", "carrier"),
         ({"features": ["punctuality:flights"], "entities": {"carrier": "UA"}}, 422, "entities.carrier", "array"),
-        ({"features": ["punctuality:flights"], "entities": {"carrier": [1]}}, 422, "entities.carrier", "String"),
+        ({"features": ["punctuality:flights"], "entities": {"carrier": [1]}}, 422, "entities.carrier", "in quotes"),
         ({"features": ["punctuality:flights"], "entities": {"carrier": [None]}}, 422, "entities.carrier", "String"),
         ({"features": ["punctuality:flights"], "entities": {"carrier": []}}, 422, "entities", "no row"),
         ({"features": ["everything:b"], "entities": {"flight": ["1"]}}, 422, "entities.flight", "Int64"),

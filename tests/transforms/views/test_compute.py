@@ -185,6 +185,9 @@ def test_keys_of_every_type(events: "Mapping[str, DataFrame]") -> None:
     assert [table.schema.field(name).type for name in "bty"] == [pa.bool_(), UTC_TIME, pa.binary()]
 
 
+CAST = "Cast it, or declare its type"
+
+
 def test_every_problem_of_a_schema_is_in_one_error(events: "Mapping[str, DataFrame]") -> None:
     def wrong(events: DataFrame) -> DataFrame:
         return events.select(
@@ -199,14 +202,20 @@ def test_every_problem_of_a_schema_is_in_one_error(events: "Mapping[str, DataFra
         compute(declared, events)
     place = line_of(wrong)
     assert [str(problem) for problem in caught.value.problems] == [
-        f"{place}: its column 'k' has type string; expected bigint, because it is declared as Int64",
-        f"{place}: its column 'x' has type int; expected bigint, because it is declared as Int64",
-        f"{place}: its result has no column 'y'; expected one of type float beside k, event_timestamp, known_at, x",
+        f"{place}: its column 'k' has type string; expected bigint, because it is declared as Int64. {CAST}",
+        f"{place}: its column 'x' has type int; expected bigint, because it is declared as Int64. {CAST}",
         (
-            f"{place}: its column 'event_timestamp' has no time zone (timestamp_ntz); "
-            "expected timestamp; convert it with to_utc_timestamp"
+            f"{place}: its result has no column 'y'; expected one of type float beside k, event_timestamp, known_at, "
+            "x. Return it, or correct the declaration"
         ),
-        f"{place}: its column 'known_at' has type string; expected timestamp",
+        (
+            f"{place}: its column 'event_timestamp' has no time zone (timestamp_ntz); expected timestamp. Convert it "
+            "with to_utc_timestamp, a number with timestamp_seconds, _millis or _micros"
+        ),
+        (
+            f"{place}: its column 'known_at' has type string; expected timestamp. Convert it with to_utc_timestamp, "
+            "a number with timestamp_seconds, _millis or _micros"
+        ),
     ]
 
 

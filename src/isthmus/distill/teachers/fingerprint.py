@@ -67,7 +67,7 @@ class _Walk:
                 raise ConfigurationError(
                     "fingerprint",
                     [Problem(place, reason, "code in a file, numbers and settings")],
-                    remedy="give the teacher a version, and change it with the answers",
+                    remedy='give the teacher a version, version="1" for example, and change it with the answers',
                 ) from error
             return _hash("named", _name(value if isinstance(value, type | types.FunctionType) else type(value)))
         finally:

@@ -23,7 +23,7 @@ from isthmus.features.definition.spec import (
     Spine,
     is_owner,
 )
-from isthmus.features.errors import Problem, one_of
+from isthmus.features.errors import Problem, meant, one_of
 from isthmus.features.types import INPUTS, KEY_TYPES, SCALARS, TYPES, Bytes, DataType
 
 Declaration = Entity | Source | FeatureView | RequestSource | RequestTransform | FeatureService | Spine
@@ -38,7 +38,7 @@ _TITLES: dict[type, str] = {
 _FUNCTION = (FunctionType, NoneType)
 _PARTS: dict[type, dict[str, tuple[type, ...]]] = {
     Entity: {"join_keys": (Mapping,)},
-    Source: {"path": (str,)},
+    Source: {"path": (str,), "timestamp": (str, NoneType), "known": (str, NoneType), "null_values": (str,)},
     FeatureView: {"entities": (Entity,), "schema": (Field,), "sources": (Source,), "ttl": (timedelta, NoneType),
                   "delay": (timedelta,), "function": _FUNCTION, "lookback": (timedelta, NoneType),
                   "lateness": (timedelta,), "version": (int,), "owner": (str,),
@@ -118,7 +118,7 @@ class Declarations:
             if not view.schema:
                 self._wrong(f"view {view.name}", "has no feature", "at least one Field in its schema")
             if not view.entities:
-                self._wrong(f"view {view.name}", "has no entity", "at least one")
+                self._wrong(f"view {view.name}", "has no entity", "at least one Entity in its entities")
             if view.ttl is not None and view.ttl <= MICROSECOND * 0:
                 self._wrong(f"view {view.name}, ttl", str(view.ttl), "a positive time, or None")
             if view.delay < MICROSECOND * 0:
@@ -213,7 +213,7 @@ class Declarations:
                 self._wrong(place, "its function takes nothing", f"parameters named like its inputs: {one_of(known)}")
             for name in parameters:
                 if name not in known:
-                    self._wrong(place, f"its function takes {name!r}", one_of(known))
+                    self._wrong(place, f"its function takes {name!r}{meant(name, known)}", one_of(known))
 
     def _checked(self, where: str, request: RequestSource) -> None:
         # A checked request source has columns `source__field` in a training set, like a view.
@@ -246,7 +246,7 @@ class Declarations:
         names = list(part.features) if isinstance(part, FeatureProjection) else known
         for name in names:
             if name not in known:
-                self._wrong(f"{where}, {view.name}", f"no feature {name!r}", one_of(known))
+                self._wrong(f"{where}, {view.name}", f"no feature {name!r}{meant(name, known)}", one_of(known))
         return [f"{view.name}{SEPARATOR}{name}" for name in names]
 
     def _service(self, service: FeatureService) -> None:

@@ -38,8 +38,6 @@ from isthmus.features.values.rows import RowCodec
 _HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END")
 """Operations of other tools that leave the rows as they are."""
 
-NEW_VERSION = "declare the view with the next `version`, which begins a table of its own"
-
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -131,7 +129,7 @@ class OfflineStore:
         table = self._table(view.table)
         before = self._commit(view.table, table) if table else None
         if table is not None and (problems := self._retyped(view, table)):
-            raise ConfigurationError(f"offline table of {view.table}", problems, remedy=NEW_VERSION)
+            raise ConfigurationError(f"offline table of {view.table}", problems)
         if within is not None:
             _require_extendable(view, before)
         old = (before.days or {}) if before else {}
@@ -269,8 +267,11 @@ class OfflineStore:
     def _retyped(self, view: ViewContract, table: DeltaTable) -> list[Problem]:
         with self.reading(view.table):
             types = {column.name: column.type for column in pa.schema(table.schema().to_arrow())}
+        remedy = f"declare the view with version={view.version + 1}, which begins a table of its own"
         return [
-            Problem(f"view {view.name}, {column.name}", f"its table holds {types[column.name]}", str(column.type))
+            Problem(
+                f"view {view.name}, {column.name}", f"its table holds {types[column.name]}", str(column.type), remedy
+            )
             for column in table_schema(view)
             if types.get(column.name, column.type) != column.type
         ]

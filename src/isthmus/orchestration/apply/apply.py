@@ -7,9 +7,10 @@ from isthmus.features import clock
 from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.diff import differences
 from isthmus.features.contract.generations import Generations
-from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError
+from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
 from isthmus.features.offline.log import MaterializationLog
-from isthmus.features.offline.store import NEW_VERSION, OfflineStore
+from isthmus.features.offline.store import OfflineStore
+from isthmus.orchestration.apply.analysis import remember, unbuildable
 from isthmus.orchestration.apply.switch import register
 from isthmus.orchestration.project import Project
 
@@ -32,12 +33,14 @@ def apply(project: Project) -> Applied:
     """Checks the project and puts its contract in force: at once if no rows need to be written first.
 
     Raises:
-        ConfigurationError: with every problem of the definitions, of features that have another type than the table, or
-            of objectives for views that there are not.
+        ConfigurationError: with every problem of the definitions; or of objectives for views that there are not; or of
+            sources and functions, as far as `unbuildable` sees them, and of features that have another type than the
+            table.
         DependencyError: feast is not installed.
     """
     definitions = project.definitions
     project.require_objectives_of(definitions.contract.views)
+    problems, analyzed = unbuildable(project)
     with project.locked("contract"):
         unreadable = False
         try:
@@ -48,7 +51,9 @@ def apply(project: Project) -> Applied:
         changes = differences(before, contract) if before else []
         if unreadable:
             changes = ["the contract before was not readable"]
-        _refuse_types(project, contract)
+        problems += _retyped(project, contract)
+        if problems:
+            raise ConfigurationError(f"{project.settings.project.definitions}.py", problems)
         if _has_rows(project, generations, contract):
             registered = register(project, contract)
             generations = generations.switch(contract, clock.now())
@@ -57,6 +62,7 @@ def apply(project: Project) -> Applied:
             generations = generations.prepare(contract, clock.now())
         # Last, because from here on the contract is in force.
         generations.write(project.contract_file)
+    remember(project, analyzed)
     current = generations.current or contract
     return Applied(contract.hash, changes, registered, current.hash)
 
@@ -70,12 +76,11 @@ def _has_rows(project: Project, generations: Generations, contract: Contract) ->
     return not served.intersection(view.hash for before in generations.every() for view in before.views.values())
 
 
-def _refuse_types(project: Project, contract: Contract) -> None:
-    """No build could fulfill a contract with another type than the table."""
+def _retyped(project: Project, contract: Contract) -> list[Problem]:
+    """Features of another type than in the table: no build could fulfill such a contract."""
     store, problems = OfflineStore(project.offline), []
     for view in contract.views.values():
         # A damaged table is for the readers of its rows to report.
         with suppress(DataError):
             problems += store.retyped(view)
-    if problems:
-        raise ConfigurationError("definitions.py", problems, remedy=NEW_VERSION)
+    return problems

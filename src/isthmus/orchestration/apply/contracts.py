@@ -10,6 +10,7 @@ import msgspec
 from isthmus.features.contract.contract import Contract, ServiceContract, TransformContract, ViewContract
 from isthmus.features.contract.diff import Change, ServiceChange, changes, consequences
 from isthmus.features.errors import PackageError, RequestError
+from isthmus.features.package.checksums import REMEDY
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.settings import FILE
 from isthmus.transforms.preparation.fit import LEARNED, Preparation
@@ -104,4 +105,4 @@ def _learned(file: Path) -> dict[str, str]:
         numbers = {item.name: str(item) for item in preparation.numbers}
         return numbers | {item.name: str(item) for item in preparation.texts}
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
-        raise PackageError(str(file), f"cannot be read ({error})", remedy="run `isthmus export`") from error
+        raise PackageError(str(file), f"cannot be read ({error})", remedy=REMEDY) from error

@@ -5,6 +5,7 @@ row as often as its spine asks for it, and would differ though nothing has moved
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import pyarrow.compute as pc
@@ -67,6 +68,19 @@ def write(
     )
 
 
+def readable(training_set: TrainingSet) -> bool:
+    """Whether its statistics are there and whole."""
+    try:
+        _read(training_set.path)
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return False
+    return True
+
+
+def _read(folder: Path) -> TrainingStatistics:
+    return msgspec.json.decode((folder / STATISTICS).read_bytes(), type=TrainingStatistics)
+
+
 def references(project: Project, view: ViewContract) -> list[Reference]:
     """The rows of a view in the last training set of each distillation that was joined from it under this contract.
 
@@ -76,8 +90,7 @@ def references(project: Project, view: ViewContract) -> list[Reference]:
     references = []
     for name in project.definitions.distillations:
         try:
-            file = read_pointer(project.state / "training" / name / "latest") / STATISTICS
-            measured = msgspec.json.decode(file.read_bytes(), type=TrainingStatistics)
+            measured = _read(read_pointer(project.state / "training" / name / "latest"))
         except FileNotFoundError:
             continue
         except (ValueError, msgspec.MsgspecError) as error:

@@ -4,16 +4,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from isthmus.features.contract.contract import Column, Contract, optional
+from isthmus.features.contract.contract import optional
 from isthmus.features.errors import RequestError
 from isthmus.features.files import write_atomically
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.spine import SpineRows
 from isthmus.features.progress import Progress, silent
-from isthmus.features.types import TYPES
 from isthmus.features.values.columns import ARROW
-from isthmus.orchestration.artifacts import RECORD, STATISTICS, TrainingSet
-from isthmus.orchestration.frames import source_frames
+from isthmus.orchestration.artifacts import RECORD, TrainingSet
+from isthmus.orchestration.frames import source_frames, spine_columns
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import baseline
 from isthmus.orchestration.training.data import HashedSpine, TrainingOrigin, data_of, require_join, training_data
@@ -96,16 +95,9 @@ def training_set(
         progress(f"joining {', '.join(views)} to {len(spine)} rows", 0.4)
         data.write(folder)
     written = TrainingSet.read(folder)
-    if not (folder / STATISTICS).exists():
+    if not baseline.readable(written):
         inputs = dict.fromkeys(column for service in services for column in contract.inputs(service))
         baseline.write(written, list(inputs), histories, offline)
     write_atomically(latest, identity.encode())
     progress("the training set is written", 1.0)
     return written
-
-
-def spine_columns(contract: Contract, name: str) -> list[Column]:
-    """Keys, request fields and label of a spine. A request field named like a key is that key."""
-    spine = contract.spines[name]
-    columns = {name: (dtype, *size) for name, dtype, *size in (*spine["keys"], *spine["request"], spine["label"])}
-    return [Column(name, TYPES[dtype], size=next(iter(size), None)) for name, (dtype, *size) in columns.items()]

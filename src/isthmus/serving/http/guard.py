@@ -31,9 +31,10 @@ OPEN_FOLDER = "/docs/assets/"
 UNCOUNTED = frozenset({"/healthz", "/readyz", "/metrics"})
 """Answered also when the server is busy: that is when they are looked at."""
 
-_LOST = "create a key with `isthmus keys create`, restore the key file, or open the server with `isthmus keys open`"
+_CREATE = "create a key with `isthmus keys create NAME --scope 'read:*'`"
+_LOST = f"{_CREATE}, restore the key file, or open the server with `isthmus keys open`"
 _HOST = re.compile(r"(\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(:[0-9]+)?")
-_REMEDY = "send `Authorization: Bearer KEY`, with a key that `isthmus keys create` has made"
+_REMEDY = "send `Authorization: Bearer KEY`, with a key of `isthmus keys create NAME --scope 'read:*'`"
 
 
 class Guarded:
@@ -105,13 +106,13 @@ class Guarded:
         if foreign := [host for host in named if not _is_loopback(host) and _name(host) not in self._hosts]:
             raise errors.ForbiddenError(
                 "request", f"is for host {foreign[0].decode('latin-1')[:100]!r}", expected="a name of this machine",
-                remedy="name it in `[server] hosts`, or create a key with `isthmus keys create`",
+                remedy=f"name it in `[server] hosts`, or {_CREATE}",
             )  # fmt: skip
         origin, site = _header(scope, b"origin"), _header(scope, b"sec-fetch-site")
         if site not in (None, b"same-origin", b"none") or (origin and origin.partition(b"://")[2] not in named):
             raise errors.ForbiddenError(
                 "request", "comes from a page of another site", expected="a caller of its own, or an API key",
-                remedy="create a key with `isthmus keys create`",
+                remedy=_CREATE,
             )  # fmt: skip
 
     def _ring(self) -> Keyring | None:

@@ -130,5 +130,8 @@ def _listen(settings: ServerSettings) -> socket.socket:
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
         place = f"{settings.host}:{settings.port}"
-        problem = Problem(place, f"cannot be listened on ({error.strerror})", "a free port")
-        raise ConfigurationError("server", [problem], remedy="choose another port") from error
+        reason = str(error.strerror).partition(" (while")[0]
+        problem = Problem(place, f"cannot be listened on ({reason})", "a free port")
+        raise ConfigurationError(
+            "server", [problem], remedy="end what listens there, or choose another port"
+        ) from error

@@ -134,7 +134,8 @@ def _decode(where: str, raw: msgspec.Raw, column: Column, decoders: Mapping[str,
         expected = f"a list of {_WORDS[column.dtype.name]} ({column.dtype.name})"
         # For msgspec the texts "NaN" and "Infinity" are an enumeration.
         message = str(error).replace("$", "list").replace("Invalid enum value", "Expected a number, got")
-        raise RequestError(where, message, expected=expected) from error
+        remedy = "put each of them in quotes" if column.dtype.name == "String" and "got `int`" in message else ""
+        raise RequestError(where, message, expected=expected, remedy=remedy) from error
     except FAILURES as error:
         raise unreadable(where, bytes(raw), error) from error
     return decoded

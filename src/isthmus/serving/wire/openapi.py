@@ -170,7 +170,7 @@ def document() -> dict[str, Any]:
         "components": {
             "schemas": schemas,
             "securitySchemes": {
-                "key": {"type": "http", "scheme": "bearer", "description": "A key of `isthmus keys create`."}
+                "key": {"type": "http", "scheme": "bearer", "description": "An API key: see `isthmus keys --help`."}
             },
         },
         # Nothing, which is enough while there are no keys, or a key.

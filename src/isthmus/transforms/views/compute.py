@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
@@ -11,7 +13,7 @@ from isthmus.features import clock
 from isthmus.features.contract.contract import Column, ViewContract
 from isthmus.features.definition import codehash
 from isthmus.features.definition.spec import FeatureView, Spine
-from isthmus.features.errors import ConfigurationError, DataError, Problem
+from isthmus.features.errors import ConfigurationError, DataError, Problem, meant
 from isthmus.features.values.columns import ARROW, null_elements, other_sizes
 from isthmus.transforms.sources import failing_line, first_line
 
@@ -23,6 +25,8 @@ Frames: TypeAlias = "Mapping[str, DataFrame]"
 
 _CORRECT = "correct it, or the data of its sources; nothing was written"
 _TIMES = ("event_timestamp", "known_at")
+_ROLES = dict(zip(_TIMES, ("timestamp", "known"), strict=True))
+"""The attribute of a source that names its column for each of the times."""
 
 
 def stream_view(
@@ -81,6 +85,34 @@ def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa
     return table.take(pc.sort_indices(pa.table(parts, names), by)).combine_chunks()
 
 
+class _WantsRowsError(BaseException):
+    """Ends a function that lets the engine compute: its `except Exception` must not go on without the rows."""
+
+
+def analyze(spark: Any, declaration: FeatureView | Spine, columns: Sequence[Column], frames: Frames) -> None:
+    """Checks a view or a spine as far as is possible before the engine computes a row.
+
+    A function that has rows computed itself, to count them for example, is not judged.
+
+    Raises:
+        ConfigurationError: the result lacks declared columns or has other types; it names all of them.
+        DataError: the function failed, or the engine refused it.
+    """
+    client = spark.client
+    kind = "view" if isinstance(declaration, FeatureView) else "spine"
+
+    def refuse() -> None:
+        raise _WantsRowsError
+
+    # Every request to compute begins with it; what only asks for names and types does not.
+    client._execute_plan_request_with_metadata = refuse
+    try:
+        with suppress(_WantsRowsError):
+            _frame(f"{kind} {declaration.name}", declaration, columns, frames)
+    finally:
+        del client._execute_plan_request_with_metadata
+
+
 def _require_later(where: str, table: pa.Table) -> None:
     early = table.filter(pc.less(table["known_at"], table["event_timestamp"]))
     if len(early):
@@ -113,8 +145,9 @@ def _frame(
     try:
         frame = function(**{source.name: frames[source.name] for source in declaration.sources})
     except Exception as error:  # user code may raise anything
-        failure = f"its function failed{failing_line(error, function)} with {type(error).__name__}: {first_line(error)}"
-        raise DataError(place, failure, remedy=_CORRECT) from error
+        failure = f"its function failed{failing_line(error, function)} with {type(error).__name__}: "
+        message, expected = _explained(first_line(error), declaration, frames)
+        raise DataError(place, failure + message, expected=expected, remedy=_CORRECT) from error
     if not isinstance(frame, DataFrame):
         problem = Problem(place, f"its function returned {type(frame).__name__}", "a PySpark DataFrame")
         raise ConfigurationError("definitions.py", [problem])
@@ -127,16 +160,20 @@ def _frame(
         times = [name for name in _TIMES if name in frame.columns]
         return place, frame.select(*(column.name for column in columns), *times)
     except PySparkException as error:
-        message = first_line(error)
-        raise DataError(place, f"the engine refused it: {message}", expected=_available(message, declaration, frames),
-                        remedy=_CORRECT) from error  # fmt: skip
+        message, expected = _explained(first_line(error), declaration, frames)
+        raise DataError(place, f"the engine refused it: {message}", expected=expected, remedy=_CORRECT) from error
 
 
-def _available(message: str, declaration: FeatureView | Spine, frames: Frames) -> str:
-    if not re.search("cannot (be resolved|resolve attribute)", message):
-        return ""
-    columns = (f"{source.name} has {', '.join(frames[source.name].columns)}" for source in declaration.sources)
-    return f"columns that there are: {'; '.join(columns)}"
+def _explained(message: str, declaration: FeatureView | Spine, frames: Frames) -> tuple[str, str]:
+    """An error's message, and what was expected, if it is about a column that there is not."""
+    message = message.rstrip(".")
+    if not re.search("cannot (be resolved|resolve attribute)|ATTRIBUTE_NOT_SUPPORTED", message):
+        return message, ""
+    columns = {source.name: frames[source.name].columns for source in declaration.sources}
+    unknown = re.search("`([^`]+)`", message)
+    message += meant(unknown[1], chain(*columns.values())) if unknown and "Did you mean" not in message else ""
+    listed = "; ".join(f"{name} has {', '.join(names)}" for name, names in columns.items())
+    return message, f"columns that there are: {listed}"
 
 
 def _batches(place: str, frame: "DataFrame") -> Iterator[pa.Table]:
@@ -190,20 +227,25 @@ def _check_schema(place: str, frame: "DataFrame", columns: Sequence[Column], *, 
     for column in columns:
         expected = column.dtype.spark
         if column.name not in types:
+            missing = f"its result has no column {column.name!r}{meant(column.name, names)}"
             beside = f"one of type {expected} beside {', '.join(names)}"
-            problems.append(Problem(place, f"its result has no column {column.name!r}", beside))
+            problems.append(Problem(place, missing, beside, "return it, or correct the declaration"))
         elif types[column.name] != expected:
             wrong = f"its column {column.name!r} has type {types[column.name]}"
-            problems.append(Problem(place, wrong, f"{expected}, because it is declared as {column.dtype.name}"))
+            because, remedy = (
+                f"{expected}, because it is declared as {column.dtype.name}",
+                "cast it, or declare its type",
+            )
+            problems.append(Problem(place, wrong, because, remedy))
     for name in _TIMES:
         if name not in types:
             if name == "event_timestamp" or needs_known:
-                problems.append(Problem(place, f"its result has no column {name!r}", "one of type timestamp"))
-        elif types[name] == "timestamp_ntz":
-            problems.append(Problem(place, f"its column {name!r} has no time zone (timestamp_ntz)",
-                                    "timestamp; convert it with to_utc_timestamp"))  # fmt: skip
+                remedy = f"return it, or name the column in the source: {_ROLES[name]}="
+                problems.append(Problem(place, f"its result has no column {name!r}", "one of type timestamp", remedy))
         elif types[name] != "timestamp":
-            problems.append(Problem(place, f"its column {name!r} has type {types[name]}", "timestamp"))
+            zone = "has no time zone (timestamp_ntz)" if types[name] == "timestamp_ntz" else f"has type {types[name]}"
+            remedy = "convert it with to_utc_timestamp, a number with timestamp_seconds, _millis or _micros"
+            problems.append(Problem(place, f"its column {name!r} {zone}", "timestamp", remedy))
     if problems:
         raise ConfigurationError("definitions.py", problems)
 

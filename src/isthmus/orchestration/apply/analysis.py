@@ -1,0 +1,94 @@
+"""What would make a build fail, as far as that can be seen before a row is computed."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from isthmus.features.contract.contract import Column, Contract, sha256
+from isthmus.features.definition.spec import FeatureView, Source, Spine
+from isthmus.features.errors import ConfigurationError, DependencyError, IsthmusError, Problem
+from isthmus.features.files import write_atomically
+from isthmus.orchestration.frames import spine_columns
+from isthmus.orchestration.project import Project
+from isthmus.transforms import engine, sources
+from isthmus.transforms.views.compute import analyze
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def unbuildable(project: Project) -> tuple[list[Problem], str]:
+    """The problems of sources and functions that show without computing a row, all of them; and what was looked at.
+
+    Not seen are URLs, sources without a row, and what reads these; functions, unless the engine is Sail, since others
+    take long to start; and functions that have rows computed themselves. What `remember` has is not looked at again: it
+    is a digest of definitions, sources and engine.
+    """
+    definitions = project.definitions
+    declarations: list[FeatureView | Spine] = [*definitions.views.values(), *definitions.spines.values()]
+    local = {source.name: source for each in declarations for source in each.sources if "://" not in source.path}
+    problems: list[Problem] = []
+    contents: dict[str, list[str | None]] = {}
+    for source in local.values():
+        with _added_to(problems):
+            contents[source.name] = [source.path, sources.content(source, project.root)]
+    parts = {"contract": definitions.contract.hash, "engine": project.settings.engine, "sources": contents}
+    digest = sha256(parts)
+    with suppress(OSError):
+        if _note(project).read_text(encoding="utf-8") == digest and not problems:
+            return [], digest
+    return problems + _analyzed(project, declarations, [local[name] for name in contents]), digest
+
+
+def remember(project: Project, digest: str) -> None:
+    """Keeps what was without a problem, by the digest that `unbuildable` returned."""
+    write_atomically(_note(project), digest.encode())
+
+
+def _note(project: Project) -> Path:
+    return project.state / "analyzed"
+
+
+def _analyzed(
+    project: Project, declarations: Sequence[FeatureView | Spine], present: Sequence[Source]
+) -> list[Problem]:
+    contract, staging = project.definitions.contract, project.state / "sources"
+    problems: list[Problem] = []
+    frames: dict[str, DataFrame] = {}
+    with ExitStack() as stack:
+        spark = None
+        with suppress(DependencyError):
+            if project.settings.engine == "sail":
+                spark = stack.enter_context(engine.session("sail"))
+        for source in present:
+            # The columns of a CSV file without rows have no types yet.
+            with _added_to(problems), suppress(sources.NoRowsError):
+                if spark is None:
+                    sources.require_readable(source, project.root, staging)
+                else:
+                    frames[source.name] = sources.read(spark, source, project.root, staging)
+        stack.enter_context(project.importing())
+        for declaration in declarations if spark else ():
+            if all(source.name in frames for source in declaration.sources):
+                with _added_to(problems):
+                    analyze(spark, declaration, _columns(contract, declaration), frames)
+    return problems
+
+
+def _columns(contract: Contract, declaration: FeatureView | Spine) -> list[Column]:
+    if isinstance(declaration, Spine):
+        return spine_columns(contract, declaration.name)
+    view = contract.views[declaration.name]
+    return [*view.keys, *view.fields]
+
+
+@contextmanager
+def _added_to(problems: list[Problem]) -> Iterator[None]:
+    try:
+        yield
+    except ConfigurationError as error:
+        problems += [replace(problem, remedy=problem.remedy or error.remedy) for problem in error.problems]
+    except IsthmusError as error:
+        problems.append(Problem(error.where, error.found, error.expected, error.remedy))

@@ -1,0 +1,123 @@
+"""Mistakes in data and functions are found by `apply`, all at once; what it cannot see it does not claim."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from isthmus.features.errors import ConfigurationError
+from isthmus.orchestration.apply.analysis import remember, unbuildable
+from isthmus.orchestration.apply.apply import apply
+from tests.orchestration.shop import Open, Shop
+
+MORE = """
+returns = Source("returns", path="data/orders.parquet", timestamp="orderd_at")
+
+
+@transform(entities=[customer], sources=[returns], schema=[Field("cents", Int64)])
+def returned(returns: DataFrame) -> DataFrame:
+    return returns
+
+
+@transform(entities=[customer], sources=[orders], schema=[Field("cents", Int64)])
+def spent(orders: DataFrame) -> DataFrame:
+    return orders.where(1 / 0)
+"""
+COUNTED = """
+
+@transform(entities=[customer], sources=[orders], schema=[Field("cents", Int64)])
+def spent(orders: DataFrame) -> DataFrame:
+    try:
+        count = orders.count()
+    except Exception:
+        raise SystemError from None
+    return orders.where(F.col("sents") > count)
+"""
+
+
+def problems(shop: Shop, project: Open) -> list[str]:
+    with pytest.raises(ConfigurationError) as caught:
+        apply(project(shop))
+    return [re.sub(r"definitions\.py:\d+|line \d+", "there", str(problem)) for problem in caught.value.problems]
+
+
+def test_all_mistakes_in_data_and_functions_at_once(shop: Shop, project: Open) -> None:
+    shop.replace('F.avg("cents")', 'F.avg("cent")')
+    shop.replace("data/customers.csv", "data/customer.csv")
+    shop.replace('Field("sold_1d", Int64', 'Field("sold_1d", Int32')
+    shop.replace('        F.col("delivered_at").alias("known_at"),\n', "")
+    shop.append(MORE)
+    assert problems(shop, project) == [
+        (
+            f"source customers: there is no {shop.root}/data/customer.csv (did you mean customers.csv?); expected an "
+            "existing file or folder. Correct its path or bring the file there"
+        ),
+        (
+            "source returns, timestamp: no column 'orderd_at' (did you mean ordered_at?); expected one of customer, "
+            "store, product, ordered_at, delivered_at, cents, weight, distance, late. Correct timestamp= of the "
+            "source, or leave it out"
+        ),
+        (
+            "view customer_orders (there): the engine refused it: attribute `cent` is missing from the schema: cannot "
+            "resolve attribute (did you mean cents?); expected columns that there are: orders has customer, store, "
+            "product, ordered_at, delivered_at, cents, weight, distance, late. Correct it, or the data of its "
+            "sources; nothing was written"
+        ),
+        (
+            "view shelf_demand (there): its column 'sold_1d' has type bigint; expected int, because it is declared as "
+            "Int32. Cast it, or declare its type"
+        ),
+        (
+            "view spent (there): its function failed in there with ZeroDivisionError: division by zero. Correct it, "
+            "or the data of its sources; nothing was written"
+        ),
+        (
+            "spine placed (there): its result has no column 'known_at'; expected one of type timestamp. Return it, or "
+            "name the column in the source: known="
+        ),
+    ]
+    assert not (shop.state / "contract.json").exists()
+
+
+def test_a_function_that_asks_for_rows_is_not_judged(shop: Shop, project: Open) -> None:
+    shop.append(COUNTED)
+    assert unbuildable(project(shop))[0] == []
+
+
+@pytest.mark.parametrize("path", ["s3://nowhere/orders", "data/empty.csv"])
+def test_sources_that_cannot_be_seen_are_not_judged(shop: Shop, project: Open, path: str) -> None:
+    (shop.root / "data" / "empty.csv").write_text("customer,ordered_at,delivered_at\n")
+    shop.replace('F.avg("cents")', 'F.avg("cent")')
+    shop.replace("data/orders.parquet", path)
+    assert unbuildable(project(shop))[0] == []
+
+
+@pytest.mark.parametrize("engine", ["spark", "sc://127.0.0.1:1"])
+def test_other_engines_are_not_started(shop: Shop, project: Open, engine: str) -> None:
+    shop.replace("[project]\n", f'engine = "{engine}"\n\n[project]\n', "isthmus.toml")
+    shop.replace('F.avg("cents")', 'F.avg("cent")')
+    before = shop.definitions.read_text()
+    shop.replace('known="delivered_at"', 'known="delivered"')
+    shop.replace("data/customers.csv", "data/customer.csv")
+    missing, unknown = problems(shop, project)
+    assert missing.startswith(f"source customers: there is no {shop.root}/data/customer.csv")
+    assert unknown.startswith("source orders, known: no column 'delivered' (did you mean delivered_at?); expected one")
+    shop.definitions.write_text(before)
+    assert unbuildable(project(shop))[0] == []
+
+
+def test_only_what_has_changed_is_analyzed_again(shop: Shop, project: Open, tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    shop.replace(
+        '    week = Window.partitionBy("customer")',
+        f'    with open("{calls}", "a") as file:\n        file.write("x")\n    week = Window.partitionBy("customer")',
+    )
+    for count in (1, 1):
+        wrong, analyzed = unbuildable(project(shop))
+        remember(project(shop), analyzed)
+        assert (wrong, len(calls.read_text())) == ([], count)
+    shop.append("9,2024-01-01T00:00:00Z,,,,\n", "data/customers.csv")
+    assert unbuildable(project(shop))[0] == []
+    shop.replace("ttl=timedelta(days=7)", "ttl=timedelta(days=8)")
+    assert unbuildable(project(shop))[0] == []
+    assert len(calls.read_text()) == 3

@@ -1,0 +1,138 @@
+"""Every command that a message names is followed: it is run, and the error is gone."""
+
+import ast
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+import isthmus
+from isthmus.features.redis.connection import connect
+from isthmus.features.redis.embedded import EmbeddedRedis
+from tests.commandline import run
+from tests.orchestration.shop import Shop, data_file
+from tests.repository.test_docs import parsed
+
+NAMED = re.compile(r"`isthmus ([a-z][^`]*?)(?: --help)?`")
+REMOVED = re.compile(r"(/\S+) (?:cannot be read|was written).*[Rr]emove that folder|[Rr]emove (/\S+)")
+PROGRESS = re.compile(r": +\d+% ")
+LOOKUP = "lookup late_order_server customer=3000009 store=s1 product=3"
+
+
+def follow(shop: Shop, command: str, before: tuple[str, ...] = ()) -> list[str]:
+    """Runs a command; if it fails, runs what its message names, and the command again. Returns the messages."""
+    done = run(*shlex.split(command), cwd=shop.root)
+    if done.returncode == 0:
+        return []
+    said = "\n".join(line for line in done.stderr.splitlines() if not PROGRESS.search(line))
+    assert said not in before, f"came again: {said}"
+    if removed := REMOVED.search(said):
+        shutil.rmtree(removed[1] or removed[2])
+    named = NAMED.findall(said)
+    assert named, said
+    messages = [said]
+    for step in named:
+        messages += follow(shop, step, (*before, said))
+    return messages + follow(shop, command, (*before, said))
+
+
+def edit(shop: Shop) -> None:
+    shop.replace("SLOW = 60", "SLOW = 61")
+
+
+def alter_the_contract(shop: Shop) -> None:
+    shop.replace('"ttl": 259200000000', '"ttl": 259200000001', ".isthmus/contract.json")
+
+
+def damage_the_table(shop: Shop) -> None:
+    data_file(shop, "shelf_demand").write_bytes(b"PAR1")
+
+
+def rewrite_the_table(shop: Shop) -> None:
+    table = DeltaTable(shop.state / "offline" / "shelf_demand")
+    write_deltalake(table, table.to_pyarrow_table(), mode="overwrite", partition_by=["event_day"])
+
+
+def damage_the_rows(shop: Shop) -> None:
+    with EmbeddedRedis(shop.state / "redis") as server, connect(server.url) as client:
+        for key in client.keys("shop:customer:*"):
+            if row := client.hget(key, "customer_orders"):
+                client.hset(key, "customer_orders", row[:10])
+
+
+def retype_the_source(shop: Shop) -> None:
+    orders = pq.read_table(shop.orders)
+    place = orders.schema.get_field_index("cents")
+    pq.write_table(orders.set_column(place, "cents", orders["cents"].cast("double")), shop.orders)
+
+
+def damage_the_registry(shop: Shop) -> None:
+    (shop.state / "feast" / "registry.db").write_bytes(b"nonsense")
+
+
+@pytest.mark.parametrize(
+    ("damage", "command", "messages"),
+    [
+        (edit, "materialize", ["have changed since the last apply", "built under"]),
+        (damage_the_rows, LOOKUP, ["a value of 10 bytes"]),
+        *(
+            pytest.param(*case, marks=pytest.mark.accept)
+            for case in [
+                (edit, "build shelf_demand --catch-up", ["have changed since the last apply", "outside of the range"]),
+                (alter_the_contract, "build", ["its content has hash"]),
+                (damage_the_table, "materialize", ["cannot be read"]),
+                (rewrite_the_table, "materialize", ["was written by another tool"]),
+                (retype_the_source, "build customer_orders --from 2024-02-01", ["has type double and had bigint"]),
+                (damage_the_registry, "apply", ["registry in .* cannot be used"]),
+            ]
+        ),
+    ],
+)
+def test_what_a_message_names_mends_it(
+    built: Shop, damage: Callable[[Shop], None], command: str, messages: list[str]
+) -> None:
+    damage(built)
+    followed = follow(built, command)
+    assert len(followed) == len(messages), followed
+    assert all(re.search(message, said) for message, said in zip(messages, followed, strict=True)), followed
+
+
+@pytest.mark.accept
+def test_messages_lead_from_nothing_to_a_deployment_and_back_there(shop: Shop) -> None:
+    shop.replace('Gate("lift_kept", at_least=0.95)', "")
+    shop.append("\n[profiles.serving]\nlatency_objective_ms = 1000\nprobation_seconds = 0\n", "isthmus.toml")
+    steps = [re.findall("`isthmus ([a-z-]+)", said)[0] for said in follow(shop, "deploy")]
+    assert steps == ["export", "apply", "distill", "training-set", "build", "verify", "build"]
+
+    latest = shop.state / "training" / "late_order" / "latest"
+    (latest.with_name(latest.read_text()) / "statistics.json").write_bytes(b"{")
+    assert "its statistics cannot be read" in follow(shop, "quality")[0]
+    (latest.with_name(latest.read_text()) / "data.parquet").write_bytes(b"PAR1")
+    assert "data.parquet cannot be read" in follow(shop, "distill")[0]
+    for name in ("training", "models"):
+        (shop.state / name / "late_order" / "latest").unlink()
+    assert "there is none in" in follow(shop, "export")[0]
+    for student in (shop.state / "models" / "late_order").iterdir():
+        if student.is_dir():
+            shutil.rmtree(student)
+    assert "is gone, with what the package cost" in follow(shop, "deploy")[0]
+    (shop.state / "verdicts" / "late_order.json").write_bytes(b"{")
+    assert "is not a verdict" in follow(shop, "deploy")[0]
+
+
+def test_every_command_that_a_message_names_is_there() -> None:
+    named = set[str]()
+    for file in Path(isthmus.__file__).parent.rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+        documentation = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+                named |= set(NAMED.findall(node.value))
+    assert {"apply", "build", "materialize --full", "keys create NAME --scope 'read:*'"} < named
+    for command in sorted(named):
+        parsed(shlex.split(command.replace("SHARE", "0.1")), command)
