@@ -180,6 +180,13 @@ def test_a_taken_port_is_one_sentence_and_exit_code_2(tmp_path: Path, server: Se
         assert start(settings(tmp_path, port=server.http.base_url.port), output).wait(30) == 2
     (line,) = map(json.loads, log.read_text().splitlines())
     assert "cannot be listened on" in line["problem"]
+    # On a terminal, a person reads it.
+    controller, terminal = os.openpty()
+    with os.fdopen(terminal, "wb") as output:
+        assert start(settings(tmp_path, port=server.http.base_url.port), output).wait(30) == 2
+    said = os.read(controller, 4096).decode()
+    os.close(controller)
+    assert said == f"isthmus: {line['problem']}\r\n"
 
 
 @pytest.mark.parametrize("text", [None, "{", "{}", '{"host": 1}'])
