@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from isthmus.features.errors import DependencyError
+from isthmus.features.errors import ConfigurationError, DependencyError, Problem
 from isthmus.orchestration import supervisor
 from isthmus.orchestration.api.server import address, reachable, serving
 from isthmus.orchestration.graph.instance import dagster_home
@@ -27,9 +28,12 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
     `host` and `port` are those of Dagster's page, by default a port of the settings.
 
     Raises:
+        ConfigurationError: a port is taken.
         DependencyError: dagster is not installed, or a part of it ended by itself.
     """
     dagster = _dagster()
+    _require_free(host, project.settings.dev.port if port is None else port, "--port or [dev] port")
+    _require_free(project.settings.server.host, project.settings.server.port, "[server] port")
     # Report what is wrong with the project here, not in a browser.
     outline(project.root)
     home = dagster_home(project)
@@ -78,6 +82,18 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
         for number, handler in before.items():
             signal.signal(number, handler)
     return 0
+
+
+def _require_free(host: str, port: int, where: str) -> None:
+    """Refuses a port that is taken: whatever answers there would pass for what was started."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        # Python adds the address, which is there already.
+        reason = str(error.strerror).partition(" (while")[0]
+        problem = Problem(f"{host}:{port}", f"cannot be listened on ({reason})", "a free port")
+        remedy = f"choose another with {where}, or end what has it"
+        raise ConfigurationError("isthmus dev", [problem], remedy=remedy) from error
 
 
 def _say(text: str) -> None:

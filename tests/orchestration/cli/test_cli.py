@@ -20,6 +20,7 @@ import isthmus
 from isthmus.features.redis.address import SCHEMES
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
+from isthmus.orchestration.cli.help import GROUPS
 from tests.commandline import run
 from tests.orchestration.shop import Shop, files, order_rows
 from tests.refusing import ARGUMENTS, PASSWORD
@@ -82,10 +83,18 @@ def strictly(text: str) -> dict[str, Any]:
 # --- the shape
 
 
-def test_help_names_every_verb() -> None:
-    done = run("--help")
-    assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.partition("Commands:\n")[2].splitlines()] == VERBS
+def test_help_names_every_verb_in_a_group_and_cuts_no_sentence() -> None:
+    assert [name for names in GROUPS.values() for name in names] == VERBS
+    for columns in ("80", "120"):
+        done = run("--help", COLUMNS=columns)
+        assert done.returncode == 0
+        assert max(map(len, done.stdout.splitlines())) <= int(columns)
+        _, *sections = re.split(rf"^(?:{'|'.join(GROUPS)}):$", done.stdout, flags=re.MULTILINE)
+        assert [re.findall(r"^  ([\w-]+)", section, re.MULTILINE) for section in sections] == [
+            list(names) for names in GROUPS.values()
+        ]
+        for text in (done.stdout, run("keys", "--help", COLUMNS=columns).stdout):
+            assert "..." not in text.partition("Options:")[2]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -125,6 +134,10 @@ def test_the_project_may_stand_before_the_verb(shop: Shop) -> None:
     assert (after.returncode, after.stderr) == (0, "")
     for before in (["--project", str(shop.root)], [f"--project={shop.root}"]):
         assert run(*before, "history", "--json").stdout == after.stdout
+        lacking = run(*before)
+        assert (lacking.returncode, lacking.stderr) == (
+            2, "isthmus: command line: Missing command. See `isthmus --help`\n",
+        )  # fmt: skip
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -147,7 +160,7 @@ def test_help_loads_nothing_heavy() -> None:
         "duckdb",
         "orjson",
     }
-    assert "Commands:" in done.stdout
+    assert "Releases and servers:" in done.stdout
     assert "'typer'" in done.stderr
     assert not heavy & set(re.findall(r"'(\w+)'", done.stderr))
 
@@ -172,7 +185,7 @@ def test_public_names_are_sorted_and_there() -> None:
 def test_no_verb_shows_the_help() -> None:
     done = run()
     assert done.returncode == 2
-    assert "Commands:" in done.stdout + done.stderr
+    assert "Releases and servers:" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

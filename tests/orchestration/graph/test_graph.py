@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,11 +19,13 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver, S
 from dagster._core.loader import LoadingContextForTest
 
 from isthmus import ConfigurationError
+from isthmus.orchestration.dev import dev
 from isthmus.orchestration.graph import IsthmusTranslator, Node, build_definitions, child
 from isthmus.orchestration.graph.assets import observe
 from isthmus.orchestration.graph.events import DRIFT
 from isthmus.orchestration.graph.outline import outline
 from isthmus.orchestration.graph.resource import CHILD, Context, IsthmusResource, Results, Steps
+from isthmus.orchestration.project import Project
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import VIEWS, Shop
 
@@ -539,3 +542,17 @@ def test_three_lines_of_yaml_are_the_whole_graph(shop: Shop, tmp_path: Path) -> 
 def _dg(*arguments: str, folder: Path, environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
     command = [str(Path(sys.executable).with_name("dg")), *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("table", "remedy"),
+    [("dev", r"Choose another with --port or \[dev\] port"), ("server", r"Choose another with \[server\] port")],
+)
+def test_a_taken_port_of_dev_is_a_sentence(shop: Shop, table: str, remedy: str) -> None:
+    # The program there would answer, and pass for the page or the API.
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        shop.append(f"\n[{table}]\nport = {port}\n", "isthmus.toml")
+        problem = rf"127.0.0.1:{port}: cannot be listened on \(Address already in use\); expected a free port. {remedy}"
+        with pytest.raises(ConfigurationError, match=problem):
+            dev(Project(shop.root))

@@ -183,6 +183,13 @@ def test_a_taken_port_is_one_sentence_and_exit_code_2(tmp_path: Path, server: Se
         f"server: 127.0.0.1:{server.http.base_url.port}: cannot be listened on (Address already in use); "
         "expected a free port. End what listens there, or choose another port"
     )
+    # On a terminal, a person reads it.
+    controller, terminal = os.openpty()
+    with os.fdopen(terminal, "wb") as output:
+        assert start(settings(tmp_path, port=server.http.base_url.port), output).wait(30) == 2
+    said = os.read(controller, 4096).decode()
+    os.close(controller)
+    assert said == f"isthmus: {line['problem']}\r\n"
 
 
 @pytest.mark.parametrize("text", [None, "{", "{}", '{"host": 1}'])

@@ -15,6 +15,8 @@ import typer
 
 from isthmus.features.errors import DependencyError, IsthmusError, RequestError
 from isthmus.orchestration.cli import contracts, features, keys, models, packages, project, releases
+from isthmus.orchestration.cli.help import WIDTH, CommandGroup
+from isthmus.orchestration.cli.options import ProjectOption
 from isthmus.orchestration.cli.screens.terminal import say, write_json
 
 _INTERRUPTED = 130
@@ -24,18 +26,18 @@ _UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="isthmus",
+    cls=CommandGroup,
     help="A feature store and distillation framework: one definition, one contract, one verdict.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # importing the rich help costs more than everything else together
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
 )
 for part in (project, features, models, releases):
     app.add_typer(part.verbs)
-app.add_typer(keys.verbs, name="keys")
-app.add_typer(contracts.verbs, name="contract")
-app.add_typer(packages.verbs, name="package")
+for name, part in (("keys", keys), ("contract", contracts), ("package", packages)):
+    app.add_typer(part.verbs, name=name, cls=CommandGroup)
 
 
 def _version(wanted: bool) -> None:
@@ -52,6 +54,7 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version.")
     ] = False,
+    project: ProjectOption = None,
 ) -> None:
     """A feature store and distillation framework: one definition, one contract, one verdict."""
 

@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from prometheus_client.multiprocess import mark_process_dead
 from starlette.types import ASGIApp
 from uvicorn.supervisors import Multiprocess
 
-from isthmus.features.errors import ConfigurationError, IsthmusError, Problem
+from isthmus.features.errors import ConfigurationError, IsthmusError, Problem, harmless
 from isthmus.serving import log
 from isthmus.serving.http.protocol import WAIT_SECONDS, Configuration, Connection
 from isthmus.serving.process import end_with, received
@@ -35,7 +36,11 @@ def main(settings: int | None = None, parent: int | None = None) -> int:
     try:
         run(ServerSettings.from_environment() if settings is None else received(settings))
     except IsthmusError as error:
-        log.error("server refused", problem=str(error))
+        if sys.stderr.isatty():
+            # Nobody collects this log: it is a person who reads it.
+            sys.stderr.write(f"isthmus: {harmless(str(error))}\n")
+        else:
+            log.error("server refused", problem=str(error))
         return error.exit_code
     return 0
 
@@ -130,6 +135,7 @@ def _listen(settings: ServerSettings) -> socket.socket:
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
         place = f"{settings.host}:{settings.port}"
+        # Python adds the address, which is there already.
         reason = str(error.strerror).partition(" (while")[0]
         problem = Problem(place, f"cannot be listened on ({reason})", "a free port")
         raise ConfigurationError(
