@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import math
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -124,8 +126,12 @@ def test_a_number_of_another_width_is_taken() -> None:
     lists = [Value(double_list_val=DoubleList(val=[0.1, 2])), Value(int64_list_val=Int64List(val=[1]))]
     found = _feast_values.column(lists, FORMS["Array(Float32)"], "here")
     assert [[*array] for array in found.data] == [[np.float32(0.1), 2], [1]]
-    for value, dtype in ((Value(double_val=0.5), "Int64"), (Value(int64_val=2**31), "Int32")):
-        with pytest.raises(DataError, match=f"here: has a value that does not fit .*; expected {dtype}, as declared"):
+    huge = Value(double_list_val=DoubleList(val=[math.inf, 1e300]))
+    wrong = (Value(double_val=0.5), "Int64"), (Value(int64_val=2**31), "Int32"), (huge, "Array(Float32)")
+    for value, dtype in wrong:
+        with pytest.raises(
+            DataError, match=rf"here: has a value that does not fit .*; expected {re.escape(dtype)}, as declared"
+        ):
             _feast_values.column([value], FORMS[dtype], "here")
 
 

@@ -54,6 +54,7 @@ def test_the_command(built: Shop, project: Open) -> None:
     assert shown.returncode == 0, shown.stderr
     for text in ("customer_orders__orders_7d", "1000003", "NOT_FOUND"):
         assert text in shown.stdout
+    assert "1970" not in shown.stdout
     (keys, _) = json.loads(run(*command, "--json", cwd=built.root).stdout)["results"]
     assert keys["values"] == [1_000_003, 5]
 
@@ -65,6 +66,7 @@ def test_the_command(built: Shop, project: Open) -> None:
         (["late_order_device", "store"], "'store' is no key and value; expected key=value"),
         (["late_order_device", "store=s1"], "entities.product: is missing"),
         (["late_order_device", "store=s1", "product=one"], "entities.product"),
+        (["late_order_device", "store=s1", "product=1,2"], "entities.product"),
         (["late_order_device", "store=\udcff", "product=1"], "the value of store is not UTF-8"),
         (["late_order_device", "store=s1", "product=1", "shelf=1"], "entities.shelf: is no join key"),
         (["late_order_device", "store=s1", "store=s2", "product=1"], "the columns differ in length"),

@@ -283,11 +283,19 @@ def _converted(protos: Sequence[Value], kinds: Sequence[str], form: Form, where:
     if form.dtype.element is not None:
         items = [None if item is None else list(item.val) for item in items]
     try:
-        return from_arrow(pa.array(items).cast(ARROW[form.dtype.name]), form.dtype)
+        array = pa.array(items)
+        converted = array.cast(ARROW[form.dtype.name])
+        problem = "it is beyond the largest number" if _infinities(converted) > _infinities(array) else ""
     except pa.ArrowInvalid as error:
-        raise DataError(
-            where, f"has a value that does not fit ({error})", expected=f"{form.dtype}, as declared"
-        ) from None
+        problem = str(error)
+    if problem:
+        raise DataError(where, f"has a value that does not fit ({problem})", expected=f"{form.dtype}, as declared")
+    return from_arrow(converted, form.dtype)
+
+
+def _infinities(array: pa.Array) -> int:
+    flat = array.flatten() if pa.types.is_list(array.type) else array
+    return int(pc.sum(pc.is_inf(flat)).as_py() or 0) if pa.types.is_floating(flat.type) else 0
 
 
 def _kinds(protos: Sequence[Value]) -> list[str]:

@@ -58,19 +58,30 @@ def table(answer: Mapping[str, Any], arguments: Sequence[str]) -> tuple[list[str
     keys = [name for name in columns if name in asked]
     count = len(answer["results"][0]["values"])
     rows = [
-        [*(str(columns[key]["values"][row]) for key in keys), name,
-         *("" if part[row] is None else str(part[row]) for part in column.values())]
+        [*(str(columns[key]["values"][row]) for key in keys), name, *_answered(columns[name], row)]
         for row in range(count)
-        for name, column in columns.items()
+        for name in columns
         if name not in keys
-    ]  # fmt: skip
+    ]
     return [*keys, "feature", "value", "status", "event time"], rows
 
 
+def _answered(column: Mapping[str, list[Any]], row: int) -> list[str]:
+    value, status, time = (column[part][row] for part in ("values", "statuses", "event_timestamps"))
+    # As in Feast's answers, what is not there has the first moment of 1970.
+    return ["" if value is None else str(value), status, "" if status == "NOT_FOUND" else time]
+
+
 def _json(texts: Sequence[str], column: Column | None) -> bytes:
-    """A column whose values were typed: what is no text is JSON as it stands."""
+    """A column whose values were typed: what is neither text nor JSON is text, which the column will refuse."""
     quoted = column is None or column.dtype in (String, Bytes)
-    items = [
-        orjson.dumps(text) if quoted or text in ("NaN", "Infinity", "-Infinity") else text.encode() for text in texts
-    ]
+    items = [orjson.dumps(text) if quoted or not _is_json(text) else text.encode() for text in texts]
     return b"[" + b",".join(items) + b"]"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return True
