@@ -148,6 +148,19 @@ def test_the_verbs_and_options_in_the_text_of_a_page_are_there(page: str) -> Non
         assert option in ours | OTHER_OPTIONS.keys(), f"{page}: {option}"
 
 
+def test_the_commands_that_messages_name_are_there() -> None:
+    named = set[str]()
+    for file in (ROOT / "src" / "isthmus").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+        documentation = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+                named.update(re.findall("`isthmus ([a-z][^`]*?)(?: --help)?`", node.value))
+    assert {"apply", "build", "materialize --full", "keys create NAME --scope 'read:*'"} < named
+    for command in sorted(named):
+        parsed(words(command.replace("SHARE", "0.1")), command)
+
+
 def options(command: click.Command) -> set[str]:
     """Of a command and of those below it."""
     own = {name for parameter in command.params for name in parameter.opts}
