@@ -126,5 +126,5 @@ def test_a_package_without_the_precision_is_refused(package: Path) -> None:
 
 @pytest.mark.parametrize("text", [b"", b"{}", b'{"model": 1}', b'{"later": 1}', b"\xff"])
 def test_a_broken_deployment_is_named(text: bytes) -> None:
-    with pytest.raises(PackageError, match="is not a deployment .*, or the version of Isthmus that wrote it"):
+    with pytest.raises(PackageError, match=r"is not a deployment .*, or the version of Isthmus that wrote it"):
         Deployment.loads(text)
