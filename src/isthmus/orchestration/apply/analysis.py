@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from isthmus.features.contract.contract import Column, Contract, sha256
 from isthmus.features.definition.spec import FeatureView, Source, Spine
@@ -14,9 +14,6 @@ from isthmus.orchestration.frames import spine_columns
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine, sources
 from isthmus.transforms.views.compute import analyze
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 def unbuildable(project: Project) -> tuple[list[Problem], str]:
@@ -56,7 +53,7 @@ def _of_engine(
 ) -> list[Problem]:
     contract, staging = project.definitions.contract, project.state / "sources"
     problems: list[Problem] = []
-    frames: dict[str, DataFrame] = {}
+    frames: dict[str, Any] = {}
     with ExitStack() as stack:
         spark = None
         with suppress(DependencyError):
