@@ -166,7 +166,7 @@ def first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """For a message about an unknown name, the known name that it resembles; empty without one."""
     import difflib
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from isthmus.features.contract.contract import Column, Contract
 from isthmus.features.definition.spec import FeatureView, Source, Spine
-from isthmus.features.errors import RequestError, meant
+from isthmus.features.errors import RequestError, nearest
 from isthmus.features.types import TYPES
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine, sources
@@ -21,7 +21,7 @@ def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
     known = list(project.definitions.views)
     unknown = [name for name in views or () if name not in known]
     if unknown:
-        problem = f"is not declared{meant(unknown[0], known)}"
+        problem = f"is not declared{nearest(unknown[0], known)}"
         raise RequestError(f"view {unknown[0]!r}", problem, expected="one of " + ", ".join(known))
     return list(views) if views else known
 

@@ -33,7 +33,7 @@ from isthmus.features.definition.spec import (
     Source,
     Spine,
 )
-from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, RequestError, meant, one_of
+from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, RequestError, nearest, one_of
 from isthmus.features.package.signature import PASSWORD, Signer, read_public_key
 from isthmus.features.types import INPUTS
 from isthmus.orchestration.settings import FILE, ProjectSettings, find, load
@@ -171,7 +171,7 @@ class Project:
         if name is None and len(known) == 1:
             return next(iter(known.values()))
         if name is None or name not in known:
-            problem = "none is named" if name is None else f"{name!r} is not declared{meant(name, known)}"
+            problem = "none is named" if name is None else f"{name!r} is not declared{nearest(name, known)}"
             if not known:
                 remedy = f"declare a Distillation in {self.settings.project.definitions}.py"
                 raise RequestError("distillation", f"{problem}, and the definitions declare none", remedy=remedy)

@@ -20,7 +20,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from isthmus.features.errors import ConfigurationError, Problem, meant, one_of
+from isthmus.features.errors import ConfigurationError, Problem, nearest, one_of
 from isthmus.features.package.signature import PASSWORD
 from isthmus.features.profiles import ServingProfile, TrainingProfile
 from isthmus.features.redis.address import SCHEMES
@@ -322,7 +322,7 @@ def _problems(error: ValidationError) -> Iterator[Problem]:
             yield Problem(key, "is missing", f"a table [{key}]" if table else "a value")
         elif kind in ("extra_forbidden", "unexpected_keyword_argument"):
             known = _fields(place[:-1])
-            yield Problem(key, f"is not a setting{meant(place[-1], known)}", one_of(known))
+            yield Problem(key, f"is not a setting{nearest(place[-1], known)}", one_of(known))
         elif table:
             yield Problem(key, shown, f"a table [{'.'.join(place)}]")
         else:
@@ -353,7 +353,7 @@ def _unknown_variables() -> Iterator[Problem]:
     for name in os.environ:
         table = name.upper().partition("__")[0]
         if name.upper().startswith(_ENVIRONMENT) and table not in known and name not in PROCESS_VARIABLES:
-            found = f"is not a setting{meant(table, known)}"
+            found = f"is not a setting{nearest(table, known)}"
             yield Problem(name, found, f"a name that begins with {', '.join(sorted(known))}")
 
 

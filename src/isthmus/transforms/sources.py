@@ -21,7 +21,7 @@ import pyarrow as pa
 from isthmus.features import clock
 from isthmus.features.days import FIRST, LAST
 from isthmus.features.definition.spec import Source
-from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, meant
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, nearest
 from isthmus.features.files import write_atomically
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _locate(source: Source, root: Path) -> Path:
         path = root / source.path
     if not path.exists():
         there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        found = f"there is no {path}{meant(path.name, there)}"
+        found = f"there is no {path}{nearest(path.name, there)}"
         missing = Problem(f"source {source.name}", found, "an existing file or folder")
         raise ConfigurationError("definitions.py", [missing], remedy="correct its path or bring the file there")
     return path
@@ -208,7 +208,7 @@ def _check_times(source: Source, types: dict[str, str]) -> None:
     for role, column in (("timestamp", source.timestamp), ("known", source.known)):
         where = f"source {source.name}, {role}"
         if column is not None and column not in types:
-            found = f"no column {column!r}{meant(column, types)}"
+            found = f"no column {column!r}{nearest(column, types)}"
             remedy = f"correct {role}= of the source, or leave it out"
             problems.append(Problem(where, found, "one of " + ", ".join(types), remedy))
         elif column is not None and types[column] != "timestamp":

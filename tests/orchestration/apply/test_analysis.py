@@ -113,8 +113,8 @@ def test_only_what_has_changed_is_analyzed_again(shop: Shop, project: Open, tmp_
         f'    with open("{calls}", "a") as file:\n        file.write("x")\n    week = Window.partitionBy("customer")',
     )
     for count in (1, 1):
-        wrong, analyzed = unbuildable(project(shop))
-        remember(project(shop), analyzed)
+        wrong, digest = unbuildable(project(shop))
+        remember(project(shop), digest)
         assert (wrong, len(calls.read_text())) == ([], count)
     shop.append("9,2024-01-01T00:00:00Z,,,,\n", "data/customers.csv")
     assert unbuildable(project(shop))[0] == []

@@ -23,7 +23,7 @@ from isthmus.features.definition.spec import (
     Spine,
     is_owner,
 )
-from isthmus.features.errors import Problem, meant, one_of
+from isthmus.features.errors import Problem, nearest, one_of
 from isthmus.features.types import INPUTS, KEY_TYPES, SCALARS, TYPES, Bytes, DataType
 
 Declaration = Entity | Source | FeatureView | RequestSource | RequestTransform | FeatureService | Spine
@@ -213,7 +213,7 @@ class Declarations:
                 self._wrong(place, "its function takes nothing", f"parameters named like its inputs: {one_of(known)}")
             for name in parameters:
                 if name not in known:
-                    self._wrong(place, f"its function takes {name!r}{meant(name, known)}", one_of(known))
+                    self._wrong(place, f"its function takes {name!r}{nearest(name, known)}", one_of(known))
 
     def _checked(self, where: str, request: RequestSource) -> None:
         # A checked request source has columns `source__field` in a training set, like a view.
@@ -246,7 +246,7 @@ class Declarations:
         names = list(part.features) if isinstance(part, FeatureProjection) else known
         for name in names:
             if name not in known:
-                self._wrong(f"{where}, {view.name}", f"no feature {name!r}{meant(name, known)}", one_of(known))
+                self._wrong(f"{where}, {view.name}", f"no feature {name!r}{nearest(name, known)}", one_of(known))
         return [f"{view.name}{SEPARATOR}{name}" for name in names]
 
     def _service(self, service: FeatureService) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from isthmus.features.errors import meant, one_of
+from isthmus.features.errors import nearest, one_of
 
 _ARGUMENT = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'")
 _IMPORT = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
@@ -18,14 +18,14 @@ def reason(error: BaseException, names: Mapping[str, Any]) -> tuple[str, str]:
     text = str(error).rstrip(".")
     if (wrong := _ARGUMENT.match(text)) and (known := _parameters(wrong[1])):
         function = wrong[1].removesuffix(".__init__")
-        return f"{function} takes no argument {wrong[2]!r}{meant(wrong[2], known)}", one_of(known)
+        return f"{function} takes no argument {wrong[2]!r}{nearest(wrong[2], known)}", one_of(known)
     near = ""
     if isinstance(error, NameError) and error.name:
-        near = meant(error.name, {*names, *dir(builtins)})
+        near = nearest(error.name, {*names, *dir(builtins)})
     elif isinstance(error, AttributeError) and error.name:
-        near = meant(error.name, dir(error.obj))
-    elif isinstance(error, ImportError) and (lacking := _IMPORT.match(text)) and lacking[2] in sys.modules:
-        near = meant(lacking[1], dir(sys.modules[lacking[2]]))
+        near = nearest(error.name, dir(error.obj))
+    elif isinstance(error, ImportError) and (name := _IMPORT.match(text)) and name[2] in sys.modules:
+        near = nearest(name[1], dir(sys.modules[name[2]]))
     return f"fails with {type(error).__name__}: {text}{near}", ""
 
 

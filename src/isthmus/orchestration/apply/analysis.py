@@ -29,14 +29,14 @@ def unbuildable(project: Project) -> tuple[list[Problem], str]:
     problems: list[Problem] = []
     contents: dict[str, list[str | None]] = {}
     for source in local.values():
-        with _added_to(problems):
+        with _collecting(problems):
             contents[source.name] = [source.path, sources.content(source, project.root)]
     parts = {"contract": definitions.contract.hash, "engine": project.settings.engine, "sources": contents}
     digest = sha256(parts)
     with suppress(OSError):
         if _note(project).read_text(encoding="utf-8") == digest and not problems:
             return [], digest
-    return problems + _analyzed(project, declarations, [local[name] for name in contents]), digest
+    return problems + _of_engine(project, declarations, [local[name] for name in contents]), digest
 
 
 def remember(project: Project, digest: str) -> None:
@@ -45,10 +45,10 @@ def remember(project: Project, digest: str) -> None:
 
 
 def _note(project: Project) -> Path:
-    return project.state / "analyzed"
+    return project.state / "analysis"
 
 
-def _analyzed(
+def _of_engine(
     project: Project, declarations: Sequence[FeatureView | Spine], present: Sequence[Source]
 ) -> list[Problem]:
     contract, staging = project.definitions.contract, project.state / "sources"
@@ -61,7 +61,7 @@ def _analyzed(
                 spark = stack.enter_context(engine.session("sail"))
         for source in present:
             # The columns of a CSV file without rows have no types yet.
-            with _added_to(problems), suppress(sources.NoRowsError):
+            with _collecting(problems), suppress(sources.NoRowsError):
                 if spark is None:
                     sources.require_readable(source, project.root, staging)
                 else:
@@ -69,7 +69,7 @@ def _analyzed(
         stack.enter_context(project.importing())
         for declaration in declarations if spark else ():
             if all(source.name in frames for source in declaration.sources):
-                with _added_to(problems):
+                with _collecting(problems):
                     analyze(spark, declaration, _columns(contract, declaration), frames)
     return problems
 
@@ -82,7 +82,7 @@ def _columns(contract: Contract, declaration: FeatureView | Spine) -> list[Colum
 
 
 @contextmanager
-def _added_to(problems: list[Problem]) -> Iterator[None]:
+def _collecting(problems: list[Problem]) -> Iterator[None]:
     try:
         yield
     except ConfigurationError as error:

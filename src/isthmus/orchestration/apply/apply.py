@@ -40,7 +40,7 @@ def apply(project: Project) -> Applied:
     """
     definitions = project.definitions
     project.require_objectives_of(definitions.contract.views)
-    problems, analyzed = unbuildable(project)
+    problems, digest = unbuildable(project)
     with project.locked("contract"):
         unreadable = False
         try:
@@ -62,7 +62,7 @@ def apply(project: Project) -> Applied:
             generations = generations.prepare(contract, clock.now())
         # Last, because from here on the contract is in force.
         generations.write(project.contract_file)
-    remember(project, analyzed)
+    remember(project, digest)
     current = generations.current or contract
     return Applied(contract.hash, changes, registered, current.hash)
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from isthmus.features.contract.contract import Contract
 from isthmus.features.definition.spec import FeatureView, Spine
-from isthmus.features.errors import ContractMismatch, DataError, RequestError, meant, one_of
+from isthmus.features.errors import ContractMismatch, DataError, RequestError, nearest, one_of
 from isthmus.features.files import publish, write_atomically
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.scan import in_lots
@@ -281,12 +281,12 @@ def select_features(contract: Contract, features: str | Sequence[str]) -> Featur
         if declared is None:
             named = one_of([*contract.views, *contract.transforms])
             expected = f"{one_of(contract.services)} for a service, or view:feature with {named}"
-            near = meant(owner, [*contract.views, *contract.transforms, *contract.services])
+            near = nearest(owner, [*contract.views, *contract.transforms, *contract.services])
             raise RequestError(f"features, {name!r}", f"is not in the contract{near}", expected=expected)
         kind = "view" if owner in contract.views else "request transform"
         known = [column.name for column in declared.fields]
         if feature and feature not in known:
-            problem = f"{kind} {owner} has no such feature{meant(feature, known)}"
+            problem = f"{kind} {owner} has no such feature{nearest(feature, known)}"
             raise RequestError(f"features, {name!r}", problem, expected=one_of(known))
         selected = (selection.stored if kind == "view" else selection.computed).setdefault(owner, [])
         for added in [feature] if feature else known:

@@ -13,7 +13,7 @@ from isthmus.features import clock
 from isthmus.features.contract.contract import Column, ViewContract
 from isthmus.features.definition import codehash
 from isthmus.features.definition.spec import FeatureView, Spine
-from isthmus.features.errors import ConfigurationError, DataError, Problem, meant
+from isthmus.features.errors import ConfigurationError, DataError, Problem, nearest
 from isthmus.features.values.columns import ARROW, null_elements, other_sizes
 from isthmus.transforms.sources import failing_line, first_line
 
@@ -171,7 +171,7 @@ def _explained(message: str, declaration: FeatureView | Spine, frames: Frames) -
         return message, ""
     columns = {source.name: frames[source.name].columns for source in declaration.sources}
     unknown = re.search("`([^`]+)`", message)
-    message += meant(unknown[1], chain(*columns.values())) if unknown and "Did you mean" not in message else ""
+    message += nearest(unknown[1], chain(*columns.values())) if unknown and "Did you mean" not in message else ""
     listed = "; ".join(f"{name} has {', '.join(names)}" for name, names in columns.items())
     return message, f"columns that there are: {listed}"
 
@@ -227,7 +227,7 @@ def _check_schema(place: str, frame: "DataFrame", columns: Sequence[Column], *, 
     for column in columns:
         expected = column.dtype.spark
         if column.name not in types:
-            missing = f"its result has no column {column.name!r}{meant(column.name, names)}"
+            missing = f"its result has no column {column.name!r}{nearest(column.name, names)}"
             beside = f"one of type {expected} beside {', '.join(names)}"
             problems.append(Problem(place, missing, beside, "return it, or correct the declaration"))
         elif types[column.name] != expected:
