@@ -148,6 +148,18 @@ def test_the_gate_of_the_tutorial_refuses_a_teacher_that_adds_nothing(tmp_path: 
     assert "expected taught at least 0.015" in refused.stderr
 
 
+def test_a_benchmark_that_cannot_run_stands_on_the_page_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "git").symlink_to(str(shutil.which("git")))
+    page = tmp_path / "page.html"
+    command = [sys.executable, str(ROOT / "benchmarks/benchmark.py"), "--only", "online", "--page", str(page)]
+    done = subprocess.run(command, env={**os.environ, "PATH": str(tmp_path)}, capture_output=True, check=False)
+    assert done.returncode == 1
+    lookups, writes = re.findall(r"Not measured: ([^<]*)", page.read_text())
+    assert "wrk is not on PATH: install the package wrk" in lookups
+    assert "wrk" not in writes
+    assert "redis-server is not on PATH: install the package redis-server" in writes
+
+
 # --- commands
 
 
