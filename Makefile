@@ -9,7 +9,7 @@ PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 # Tests start some 700 processes: each would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test accept lint docs thorough constraints clean
+.PHONY: demo test accept lint docs benchmark thorough constraints clean
 
 demo: $(DEMO)
 	$(VENV)/bin/isthmus demo --project examples/flights
@@ -38,6 +38,16 @@ lint: $(INSTALLED)
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy --num-workers 2
 	$(VENV)/bin/lint-imports
+
+# Beside its peers, in an environment of its own that is deleted afterward: benchmark.html. QUICK=1 takes some minutes, KEEP=1
+# keeps the environment for the next time, ONLY="request distill" runs these.
+PEERS := .venv-benchmark
+benchmark:
+	@trap '$(if $(KEEP),,rm -rf $(PEERS))' EXIT; trap 'exit 130' INT TERM; \
+	echo "Installing Isthmus and its peers into $(PEERS), $(if $(KEEP),which stays,for this run alone)"; \
+	{ test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS); } && \
+	$(subst $(VENV),$(PEERS),$(PIP)) -c constraints.txt -e '.[all]' 'feast[duckdb]' httpx polars psutil && \
+	$(PEERS)/bin/python benchmarks/benchmark.py $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
 # The documentation as a folder of pages that asks no other host: site/index.html.
 docs: $(INSTALLED)

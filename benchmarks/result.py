@@ -1,6 +1,7 @@
 """What every benchmark prints: one list of comparisons, as a table or as JSON."""
 
 import json
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "results"))
 
 
 @dataclass(frozen=True)

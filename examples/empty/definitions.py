@@ -15,11 +15,16 @@ visitor = Entity("visitor", join_keys={"visitor": String}, description="Who visi
     entities=[visitor],
     sources=[visits],
     ttl=timedelta(days=30),
-    schema=[Field("visits_7d", Int64, "device"), Field("spent_7d", Float64, "device"), Field("bought_7d", Int64)],
+    schema=[
+        Field("visits_7d", Int64, "device"),
+        Field("spent_7d", Float64, "device"),
+        Field("page", String, "device", description="Where the last visit ended"),
+        Field("saved", Int64, description="What the last visit put on the list for later"),
+    ],
     expectations=[Expect.between("visits_7d", 1, 10_000), Expect.present("spent_7d")],
 )
 def habits(visits: DataFrame) -> DataFrame:
-    """What a visitor did in the last seven days, known when the visit has ended."""
+    """What a visitor did in the last seven days and on the last visit, known when the visit has ended."""
     week = Window.partitionBy("visitor").orderBy(F.unix_seconds("began_at")).rangeBetween(1 - 7 * 86400, 0)
     return visits.select(
         "visitor",
@@ -27,7 +32,8 @@ def habits(visits: DataFrame) -> DataFrame:
         "ended_at",
         F.count("*").over(week).alias("visits_7d"),
         F.sum("spent").over(week).alias("spent_7d"),
-        F.sum((F.col("spent") > 0).cast("bigint")).over(week).alias("bought_7d"),
+        "page",
+        F.col("saved").cast("bigint").alias("saved"),
     )
 
 

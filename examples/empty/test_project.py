@@ -16,8 +16,8 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.verify import verify
 
 START = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(days=20)
-VISITS = [("ann", 0, 5.0), ("bob", 1, 0.0), ("ann", 2, 0.0), ("ann", 12, 7.5)]
-"""Who came, after how many days, and what was spent. Each visit takes half an hour."""
+VISITS = [("ann", 0, 5.0, 2), ("bob", 1, 0.0, 0), ("ann", 2, 0.0, 4), ("ann", 12, 7.5, 1)]
+"""Who came, after how many days, what was spent and how much saved. Each visit takes half an hour."""
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +27,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     for name in ("isthmus.toml", "definitions.py"):
         shutil.copy(Path(__file__).with_name(name), folder)
     rows = []
-    for who, days, spent in VISITS:
+    for who, days, spent, saved in VISITS:
         began = START + timedelta(days=days)
-        rows.append((who, began.isoformat(), (began + timedelta(minutes=30)).isoformat(), spent))
+        rows.append((who, began.isoformat(), (began + timedelta(minutes=30)).isoformat(), spent, "lamps", saved))
     write(rows, folder / "data" / "visits.csv")
     with pytest.MonkeyPatch.context() as environment:
         # Whatever isthmus.toml says: a test writes into stores of its own.
@@ -43,23 +43,24 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 @pytest.mark.parametrize(
-    ("who", "days", "visits", "spent", "status"),
+    ("who", "days", "visits", "spent", "saved", "status"),
     [
-        ("ann", 0, None, None, "not_found"),  # the first visit has begun, and is not known yet
-        ("ann", 1, 1, 5.0, "present"),
-        ("ann", 2, 1, 5.0, "present"),
-        ("ann", 2.1, 2, 5.0, "present"),
-        ("ann", 13, 1, 7.5, "present"),  # more than seven days later, the others do not count
-        ("bob", 19, 1, 0.0, "present"),
-        ("eve", 19, None, None, "not_found"),
+        ("ann", 0, None, None, None, "not_found"),  # the first visit has begun, and is not known yet
+        ("ann", 1, 1, 5.0, 2, "present"),
+        ("ann", 2, 1, 5.0, 2, "present"),
+        ("ann", 2.1, 2, 5.0, 4, "present"),
+        ("ann", 13, 1, 7.5, 1, "present"),  # more than seven days later, the others do not count
+        ("bob", 19, 1, 0.0, 0, "present"),
+        ("eve", 19, None, None, None, "not_found"),
     ],
 )
 def test_a_value_at_a_moment(
-    project: Project, who: str, days: float, visits: int | None, spent: float | None, status: str
+    project: Project, who: str, days: float, visits: int | None, spent: float | None, saved: int | None, status: str
 ) -> None:
     asked = pa.table({"visitor": [who], "event_timestamp": [START + timedelta(days=days)]})
     (row,) = training_data(project, ["habits"], asked).table().to_pylist()
-    assert (row["habits__visits_7d"], row["habits__spent_7d"], row["habits__status"]) == (visits, spent, status)
+    found = [row[f"habits__{name}"] for name in ("visits_7d", "spent_7d", "saved", "status")]
+    assert found == [visits, spent, saved, status]
 
 
 def test_what_is_served_is_what_was_built(project: Project) -> None:

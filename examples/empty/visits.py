@@ -7,29 +7,34 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 FILE = Path(__file__).parent / "data" / "visits.csv"
-DAYS, VISITORS = 60, 200
+DAYS, VISITORS, PAGES = 60, 200, 150
+COLUMNS = ("visitor", "began_at", "ended_at", "spent", "page", "saved")
+Visit = tuple[str, str, str, float, str, int]
+"""As in `COLUMNS`: the page on which the visit ended, and how many items it put on the visitor's list for later."""
 
 
-def visits(end: datetime) -> list[tuple[str, str, str, float]]:
-    """Visitor, beginning, end and money spent of each visit: the same for the same end."""
-    chance = random.Random(7)
+def visits(end: datetime, seed: int = 7) -> list[Visit]:
+    """The same visits for the same end. The more a visitor has saved, the likelier the next visit ends in buying."""
+    chance = random.Random(seed)
+    appeal = [chance.gauss(3, 1.5) for _ in range(PAGES)]
     rows = []
     for number in range(VISITORS):
-        habit, began = chance.random(), end - timedelta(days=DAYS * chance.random())
+        habit, saved, began = chance.random(), 3, end - timedelta(days=DAYS * chance.random())
         while (ended := began + timedelta(minutes=chance.randint(2, 40))) < end:
-            bought = chance.random() < 0.05 + 0.9 * habit
+            bought = chance.random() < 0.05 + 0.15 * min(saved, 6)
             spent = round(chance.gammavariate(2, 15), 2) if bought else 0.0
-            rows.append((f"v{number:03}", began.isoformat(), ended.isoformat(), spent))
-            habit = 0.9 * habit + 0.1 * bought
+            page = chance.randrange(PAGES)
+            saved = max(0, round(chance.gauss(appeal[page], 0.7)))
+            rows.append((f"v{number:03}", began.isoformat(), ended.isoformat(), spent, f"p{page:03}", saved))
             began = ended + timedelta(days=0.1 + 3 * chance.random() * (1.2 - habit))
     return sorted(rows, key=lambda row: row[1])
 
 
-def write(rows: list[tuple[str, str, str, float]], file: Path) -> None:
+def write(rows: list[Visit], file: Path) -> None:
     """A CSV file that `definitions.py` reads."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", newline="") as out:
-        csv.writer(out).writerows([("visitor", "began_at", "ended_at", "spent"), *rows])
+        csv.writer(out).writerows([COLUMNS, *rows])
 
 
 if __name__ == "__main__":

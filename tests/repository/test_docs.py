@@ -26,6 +26,8 @@ from isthmus.orchestration.graph import IsthmusProjectComponent
 from isthmus.orchestration.graph.instance import INSTANCE
 from isthmus.orchestration.planning import devices
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.scaffold import init
+from tests.commandline import run
 from tests.repository.pages import PAGES, ROOT, Block, Terminal, blocks, prose, words
 
 ELSEWHERE = {"docs/packages.md": "tests/serving/rollout/test_signature.py"}
@@ -127,6 +129,35 @@ def test_the_tutorial_runs_from_top_to_bottom(tmp_path: Path) -> None:
     assert '"contract"' in text
     assert "will_buy" in printed[-2]
     assert '"written":1' in served[1]
+    worth = re.search(r"teacher is worth ([\d.]+) auc to the student \(([\d.]+) to ([\d.]+)\)", text)
+    assert worth
+    assert float(worth[2]) > 0
+
+
+@pytest.mark.accept
+def test_the_gate_of_the_tutorial_refuses_a_teacher_that_adds_nothing(tmp_path: Path) -> None:
+    init(tmp_path / "shop")
+    (block,) = [block for block in blocks("docs/tutorial.md", "python") if "Distillation" in block.text]
+    with (tmp_path / "shop" / "definitions.py").open("a") as file:
+        file.write(block.text.replace("teacher=server", "teacher=phone"))
+    steps = ("python visits.py", "isthmus apply", "isthmus build", "isthmus training-set", "isthmus distill")
+    with Terminal(tmp_path / "shop") as terminal:
+        terminal.run(Block("docs/tutorial.md", 1, "sh", "\n".join(steps)))
+    refused = run("export", cwd=tmp_path / "shop")
+    assert refused.returncode == 1
+    assert "expected taught at least 0.015" in refused.stderr
+
+
+def test_a_benchmark_that_cannot_run_stands_on_the_page_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "git").symlink_to(str(shutil.which("git")))
+    page = tmp_path / "page.html"
+    command = [sys.executable, str(ROOT / "benchmarks/benchmark.py"), "--only", "online", "--page", str(page)]
+    done = subprocess.run(command, env={**os.environ, "PATH": str(tmp_path)}, capture_output=True, check=False)
+    assert done.returncode == 1
+    lookups, writes = re.findall(r"Not measured: ([^<]*)", page.read_text())
+    assert "wrk is not on PATH: install the package wrk" in lookups
+    assert "wrk" not in writes
+    assert "redis-server is not on PATH: install the package redis-server" in writes
 
 
 # --- commands
