@@ -181,8 +181,7 @@ REFUSED = {
     "no column": ("weight > 3", "True", "returned bool; expected a Column"),
     "a field too few": ('"heavy": weight > 3,\n', "", "returned no heavy"),
     "a field too many": ("weight > 3,", 'weight > 3, "more": weight,', "'more', which its schema lacks"),
-    "an unknown parameter": ("store: Column, shelf", "stores: Column, shelf",
-     "takes 'stores' .did you mean store.*; expected one of"),
+    "an unknown parameter": ("store: Column, shelf", "stores: Column, shelf", "takes 'stores' .did you mean store"),
     "no such function": ("weight > 3", 'F.soundex(store) == "S"', "graphs have no soundex"),
     "a sum of very many": ("weight > 3", "sum([weight] * 49, F.lit(0.0)) > 3", "field heavy: too many"),
     "casts of casts": (
