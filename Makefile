@@ -108,4 +108,4 @@ constraints: $(INSTALLED)
 	$(VENV)/bin/python -m pip freeze --all --exclude-editable --exclude pip | sed 's/+cpu$$//' | LC_ALL=C sort -f > constraints.txt
 
 clean:
-	rm -rf $(VENV) site examples/*/.isthmus .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) benchmark.html site examples/*/.isthmus .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
