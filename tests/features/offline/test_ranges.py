@@ -178,7 +178,7 @@ def test_features_come_and_go_and_another_type_needs_a_version(store: OfflineSto
     assert read(store)[0].column_names == table_schema(VIEW).names
     retyped = make_view({"a": Int64, "b": String}, {"k": String})
     rows = rows_of(range(3)).set_column(3, "a", pa.array(range(9)))
-    with pytest.raises(ConfigurationError, match=r"traffic, a: its table holds double; expected int64.*`version`"):
+    with pytest.raises(ConfigurationError, match=r"traffic, a: its table holds double; expected int64.*version=2"):
         store.prepare(retyped, rows)
     second = type(retyped).from_dict("traffic", {**retyped.as_dict(), "version": 2})
     assert store.path(second.table).endswith("/traffic.v2")
