@@ -1,5 +1,6 @@
 """A file that is read again once it has changed."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ class WatchedFile(Generic[T]):
             self.content = self.problem = None
             return
         try:
-            self.content, self.problem = self._parse(_read(self.path), str(self.path)), None
+            self.content, self.problem = self._parse(self._read(), str(self.path)), None
         except IsthmusError as error:
             good = self.content is not None and not isinstance(self.content, IsthmusError)
             log.warning("file refused", path=str(self.path), problem=str(error), previous="kept" if good else "none")
@@ -47,20 +48,25 @@ class WatchedFile(Generic[T]):
             return
         log.info("file loaded", path=str(self.path))
 
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(str(path), f"cannot be read ({error.strerror})") from error
+    def _read(self) -> bytes:
+        try:
+            with self.path.open("rb") as file:
+                # By now, the path may lead to another file: what is read of that must not be read twice.
+                self._stamp = _of(os.fstat(file.fileno()))
+                return file.read()
+        except OSError as error:
+            raise DataError(str(self.path), f"cannot be read ({error.strerror})") from error
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
     """Changes with the file; None only if it is certain that there is none."""
     try:
-        status = path.stat()
+        return _of(path.stat())
     except FileNotFoundError:
         return None
     except OSError as error:
         return 0, 0, -(error.errno or 1)
+
+
+def _of(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_mtime_ns, status.st_size, status.st_ino
