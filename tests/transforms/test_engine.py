@@ -151,6 +151,7 @@ def test_rolling_punctuality_is_what_the_oracle_says(name: str, data: Path, comp
 
 
 @pytest.mark.spark
+@pytest.mark.accept
 def test_engines_agree_to_the_bit(data: Path, computed: dict[str, Computed]) -> None:
     assert compute("sail", data, computed).carriers.equals(compute("spark", data, computed).carriers)
 

@@ -369,7 +369,8 @@ def _listen(view: Page, asked: list[str], said: list[str]) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.accept)])
+@pytest.mark.accept
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_needs_nothing_and_fits_a_phone(tmp_path: Path, scheme: Literal["light", "dark"]) -> None:
     chromium = shutil.which("chromium")
     assert chromium, "install the package chromium"

@@ -104,6 +104,7 @@ def test_a_model_that_no_process_opens_is_said(tmp_path: Path, monkeypatch: pyte
         footprint(b"no model", {}, 1, None)
 
 
+@pytest.mark.accept
 def test_two_searches_train_a_student_once(few: pa.Table, tmp_path: Path) -> None:
     searched(tmp_path, few, trials=1)
     (weights,) = tmp_path.glob("search/students/*.safetensors")

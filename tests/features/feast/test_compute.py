@@ -218,7 +218,8 @@ feast.FeatureStore(repo_path=sys.argv[1]).materialize(now - timedelta(hours=9), 
 """
 
 
-@pytest.mark.parametrize("engine", [ENGINE, pytest.param(FEASTS_ENGINE, marks=pytest.mark.accept)])
+@pytest.mark.accept
+@pytest.mark.parametrize("engine", [ENGINE, FEASTS_ENGINE])
 def test_a_kill_leaves_the_view_readable(tmp_path: Path, client: redis.Redis, url: str, engine: str) -> None:
     """Under Feast's own engine it does not: that is what ours is for. A setting of Feast's registry helps both."""
     store = repository(tmp_path, isthmus(url), offline=OFFLINE, engine=engine, registry=FILE)

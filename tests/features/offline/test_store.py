@@ -334,6 +334,7 @@ def big(offset: float) -> pa.Table:
     })  # fmt: skip
 
 
+@pytest.mark.accept
 def test_a_killed_writer_leaves_the_old_rows_and_a_rerun_finishes(store: OfflineStore, tmp_path: Path) -> None:
     store.write(store.prepare(VIEW, big(0.0)))
     old = _read(store)

@@ -1,7 +1,6 @@
 """The project in Dagster: what a run gives, what is stale after which change, what is selected, and what is refused."""
 
 import json
-import multiprocessing
 import os
 import shutil
 import socket
@@ -17,6 +16,7 @@ import pytest
 from dagster import PipesEnvContextInjector, PipesTempFileMessageReader, open_pipes_session
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
+from dagster_pipes import PipesContext
 
 from isthmus import ConfigurationError
 from isthmus.orchestration.dev import dev
@@ -63,28 +63,21 @@ class Dagster:
         }  # fmt: skip
 
 
-LIBRARIES = ["isthmus.orchestration.graph.child", "isthmus.features.feast", "pyspark.sql", "sklearn.ensemble", "torch"]
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(LIBRARIES)
-
-
-class _Forked(IsthmusResource):
-    """Each step is a fork of a process that has loaded its libraries: elsewhere, loading them is half of the time."""
+class _Here(IsthmusResource):
+    """Each step in this process, over the same pipes: elsewhere, loading libraries and an engine takes most of it."""
 
     def launch(self, context: Context, extras: dict[str, Any]) -> dg.PipesClientCompletedInvocation:
-        with open_pipes_session(
-            context.op_execution_context, PipesEnvContextInjector(), PipesTempFileMessageReader(), extras
-        ) as session:
-            process = FORKS.Process(target=_step, args=(session.get_bootstrap_env_vars(),))
-            process.start()
-            process.join()
-            assert process.exitcode == 0
+        with (
+            open_pipes_session(
+                context.op_execution_context, PipesEnvContextInjector(), PipesTempFileMessageReader(), extras
+            ) as session,
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            for name, value in session.get_bootstrap_env_vars().items():
+                patch.setenv(name, value)
+            patch.setattr(PipesContext, "_instance", None)
+            assert child.main() == 0
         return dg.PipesClientCompletedInvocation(session)
-
-
-def _step(environment: Mapping[str, str]) -> None:
-    os.environ.update(environment)
-    child.main()
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +90,7 @@ def _ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "home").mkdir()
     with dg.DagsterInstance.local_temp(str(folder / "home")) as instance:
         observe(instance, root)
-        result = Dagster(root, instance, _Forked(project=str(root))).run()
+        result = Dagster(root, instance, _Here(project=str(root))).run()
         assert result.success, [event.message for event in result.all_events if event.is_failure]
     return folder
 

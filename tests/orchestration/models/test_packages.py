@@ -169,6 +169,7 @@ def test_a_key_asks_for_a_signature(tmp_path: Path) -> None:
     assert (shown.returncode, "isthmus[signing]" in shown.stderr) == (3, True)
 
 
+@pytest.mark.accept
 def test_a_browser_s_runtime_takes_tensors_of_every_kind(cache: Path, tmp_path: Path) -> None:
     package = of_tensors(tmp_path)
     inspection = inspect(package, runtime=WebRuntime(cache))
@@ -210,6 +211,7 @@ def test_what_a_browser_s_runtime_lacks_is_named(cache: Path, tmp_path: Path) ->
     assert list((tmp_path / "cache" / "isthmus").iterdir()) == []
 
 
+@pytest.mark.accept
 def test_the_javascript_of_a_readme_runs(tmp_path: Path) -> None:
     for package in (of_tensors(tmp_path), of_rows(tmp_path)):
         (code,) = re.findall(r"```javascript\n(.*?)```", (package / "README.md").read_text(), re.DOTALL)

@@ -147,6 +147,7 @@ def check(spark: "SparkSession", folder: Path, cases: tuple[pa.Table, list[ViewH
 
 
 @pytest.mark.thorough
+@pytest.mark.accept
 def test_the_join_is_the_time_rule_on_sail(
     sail: "SparkSession", tmp_path: Path, cases: tuple[pa.Table, list[ViewHistory], pa.Table]
 ) -> None:
