@@ -17,10 +17,9 @@ demo: $(DEMO)
 # Three at a time on two cores, each file as a whole: tests often wait for processes.
 PYTEST := $(VENV)/bin/python -m pytest -n 3 --durations=15 --dist loadfile --no-loadscope-reorder
 
-# One test reads what a JVM computes; its second compiler would take longer than what it compiles runs.
 test: needs $(INSTALLED) browser
 	$(MAKE) --no-print-directory --jobs 2 lint $(COMPILED)
-	JDK_JAVA_OPTIONS=-XX:TieredStopAtLevel=1 $(PYTEST) -m "not accept"
+	$(PYTEST) -m "not accept"
 
 # What a release must pass besides: the examples whole, Dagster in a browser, Spark Connect and a cluster, kills.
 accept: needs $(COMPILED) browser
