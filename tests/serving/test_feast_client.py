@@ -157,7 +157,7 @@ def test_arrays_by_keys_of_every_type(answers: dict[str, dict[str, list[object]]
     }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=[pytest.param("open", marks=pytest.mark.accept), "with a key"])
+@pytest.fixture(scope="module", params=[pytest.param(how, marks=pytest.mark.accept) for how in ("open", "with a key")])
 def written(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Server, dict[str, Any], dict[str, Any]]]:

@@ -99,7 +99,11 @@ def test_a_killed_run_has_failed_and_gives_back_its_place_in_a_pool(shop: Shop) 
         assert instance.event_log_storage.get_concurrency_info("engine").active_slot_count == 0
 
 
-STARTED = "import subprocess, sys\nsubprocess.Popen(sys.argv[1:]).wait()"
+STARTED = """
+import signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as Dagster does in the background
+subprocess.Popen(sys.argv[1:]).wait()
+"""
 
 
 def test_a_step_ends_with_the_run_that_has_started_it(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed(tmp_path_factory.mktemp("cache")) / "check.mjs"
 
 
+@pytest.mark.accept
 def test_a_browser_keeps_what_the_table_of_functions_promises(browser: Path, tmp_path: Path) -> None:
     with traced():
         graph, expressions = everything()

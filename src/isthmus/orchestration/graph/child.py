@@ -5,6 +5,7 @@ started it: a run that was killed gives back its place, and the next must not ru
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from isthmus.serving.process import end_with
 
 def main() -> int:
     """Runs the step. A failure is a message; the exit code is for defects and signals."""
+    # Dagster gives SIGTERM the handler of SIGINT, which shells ignore for what they start in the background.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with(os.getppid())
     with open_dagster_pipes() as pipes:
         request, keys = msgspec.convert(pipes.get_extra("asked"), Request), pipes.get_extra("keys")
