@@ -17,5 +17,5 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Engines first: their files take the longest, and at the end a worker would be alone with one."""
-    items.sort(key=lambda item: "transforms" not in item.path.parts)
+    """Engines and rollouts first: their files take the longest, and at the end a worker would be alone with one."""
+    items.sort(key=lambda item: {"transforms", "rollout"}.isdisjoint(item.path.parts))
