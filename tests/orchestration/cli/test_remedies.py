@@ -68,7 +68,7 @@ def retype_the_source(shop: Shop) -> None:
 
 
 def damage_the_registry(shop: Shop) -> None:
-    (shop.state / "feast" / "registry.db").write_bytes(b"nonsense")
+    (shop.state / "feast" / "registry.pb").write_bytes(b"nonsense")
 
 
 @pytest.mark.parametrize(
