@@ -71,6 +71,10 @@ def damage_the_registry(shop: Shop) -> None:
     (shop.state / "feast" / "registry.pb").write_bytes(b"nonsense")
 
 
+def forget_what_was_materialized(shop: Shop) -> None:
+    shutil.rmtree(shop.state / "offline" / "_materializations")
+
+
 @pytest.mark.parametrize(
     ("damage", "command", "messages"),
     [
@@ -85,6 +89,7 @@ def damage_the_registry(shop: Shop) -> None:
                 (rewrite_the_table, "materialize", ["was written by another tool"]),
                 (retype_the_source, "build customer_orders --from 2024-02-01", ["has type double and had bigint"]),
                 (damage_the_registry, "apply", ["registry in .* cannot be used"]),
+                (forget_what_was_materialized, "training-set --as-served", ["nothing was materialized"]),
             ]
         ),
     ],

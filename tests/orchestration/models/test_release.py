@@ -1,11 +1,13 @@
 """`isthmus rollback`, `isthmus history` and candidates, and what is said of the server of the project."""
 
 import json
+import socket
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -13,6 +15,7 @@ from isthmus.features.errors import ContractMismatch, GateFailed
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, String
+from isthmus.orchestration.api.server import reachable
 from isthmus.orchestration.models.release import history, promote, rollback
 from isthmus.orchestration.project import Project
 from isthmus.serving.rollout.rollout import deploy
@@ -51,7 +54,8 @@ def test_a_release_and_the_way_back_say_when_the_server_has_switched(tmp_path: P
         put(package, verdict_of(package), at=NOW + n)
     put(packages[0], verdict_of(packages[0]), at=NOW + 3, share=0.5)
     dropped = rollback(project).as_dict()
-    assert (dropped["digest"], dropped["candidate"], dropped["server"]) == (digests[2], None, "none answers here")
+    nobody = f"none answers at http://127.0.0.1:{port}; one at another port switches by itself"
+    assert (dropped["digest"], dropped["candidate"], dropped["server"]) == (digests[2], None, nobody)
     put(packages[0], verdict_of(packages[0]), at=NOW + 4, share=0.0)
     with serving(state, "redis://127.0.0.1:1", port=port) as server:
         assert promote(project).as_dict()["server"] == "has switched"
@@ -69,3 +73,10 @@ def test_a_release_and_the_way_back_say_when_the_server_has_switched(tmp_path: P
     ]  # fmt: skip
     shown = subprocess.run([SCRIPT, "history"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert [line.split()[1] for line in shown.splitlines()[3:12]] == [line["action"] for line in lines]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::", "::1"])  # noqa: S104 - for a moment
+def test_a_server_is_reached_on_whatever_it_listens(host: str) -> None:
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+        url = urlsplit(f"http://{reachable(host)}:{listener.getsockname()[1]}")
+        socket.create_connection((url.hostname, url.port), timeout=10).close()

@@ -114,7 +114,7 @@ def _readable(offline: OfflineStore, view: ViewContract, until: int | None) -> t
     if not entries:
         raise DataError(
             f"log of materializations, view {view.name}", "nothing was materialized under this contract",
-            remedy="run `isthmus materialize`; a training set as served begins with the first run",
+            remedy="run `isthmus materialize --full`; a training set as served begins with it",
         )  # fmt: skip
     parts: list[pa.Table] = []
     before: Snapshot | None = None

@@ -14,6 +14,7 @@ from isthmus.serving.settings import ServerSettings
 
 FEAST_SERVER = re.compile(rb"^  path: (http.*)$", re.MULTILINE)
 """The address of the server in the `feature_store.yaml` that `apply` writes."""
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
 
 
 def serve(project: Project, *, port: int | None = None) -> int:
@@ -49,8 +50,7 @@ def address(project: Project, port: int | None = None) -> str:
 
 def reachable(host: str) -> str:
     """A host to listen on, as it stands in a URL for this machine."""
-    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-        return "127.0.0.1"
+    host = _LOOPBACK.get(host, host)
     return f"[{host}]" if ":" in host else host
 
 
