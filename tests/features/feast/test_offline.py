@@ -26,7 +26,7 @@ from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.types import Bool, Float32, Int64, String
-from tests.features.feast_project import CITY, DRIVER, OFFLINE, SQLITE, STRICT, repository, source, view
+from tests.features.feast_project import CITY, DRIVER, OFFLINE, REGISTRY, STRICT, repository, source, view
 from tests.features.support import join_naively, make_view, same_bits, table, times, values_of
 
 with warnings.catch_warnings():
@@ -416,7 +416,7 @@ def test_without_a_spine_a_snapshot_is_that_of_feasts_dask_store(tmp_path: Path)
 
 def test_versions_of_a_view_have_the_names_that_feast_gives_them(tmp_path: Path) -> None:
     rows(tmp_path, driver=[1], event=[1], trips=[1], code=["x"])
-    registry = SQLITE.format(folder=tmp_path).replace("}", ", enable_online_feature_view_versioning: true}")
+    registry = REGISTRY.format(folder=tmp_path).replace("}", ", enable_online_feature_view_versioning: true}")
     answers = []
     for offline in (OFFLINE, "{type: dask}"):
         store = repository(tmp_path, ONLINE, offline=offline, registry=registry)

@@ -29,7 +29,7 @@ from isthmus.features.types import KEY_TYPES, TYPES, DataType, Float32, Int64
 from tests.features.feast_project import (
     CITY,
     DRIVER,
-    SQLITE,
+    REGISTRY,
     answered,
     entity_key,
     frame,
@@ -667,7 +667,7 @@ def test_a_removed_view_takes_its_rows_along_and_no_others(
 
 
 def test_versions_of_a_view_lie_side_by_side(tmp_path: Path, client: redis.Redis, url: str) -> None:
-    registry = SQLITE.format(folder=tmp_path).replace("}", ", enable_online_feature_view_versioning: true}")
+    registry = REGISTRY.format(folder=tmp_path).replace("}", ", enable_online_feature_view_versioning: true}")
     store = repository(tmp_path, isthmus(url), registry=registry)
     other = view(tmp_path, {"trips": ft.Int64}, name="stats_v1")
     for schema in ({"trips": ft.Int64}, {"trips": ft.Float64}, {"trips": ft.String}):

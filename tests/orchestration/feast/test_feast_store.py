@@ -20,7 +20,7 @@ from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.project import Project
-from tests.features.feast_project import SQLITE, answered, entity_key, isthmus, now, online_store, repository
+from tests.features.feast_project import REGISTRY, answered, entity_key, isthmus, now, online_store, repository
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import VIEWS, Shop
 from tests.serving.support import serving
@@ -59,7 +59,7 @@ def store(project: tuple[Project, str], tmp_path: Path) -> feast.FeatureStore:
 
 def over(project: Project, folder: Path, online: str) -> feast.FeatureStore:
     repository(folder, online, project="my_shop")
-    before, registry = SQLITE.format(folder=folder), project.state / "feast" / "registry.pb"
+    before, registry = REGISTRY.format(folder=folder), project.state / "feast" / "registry.pb"
     file = folder / "feature_store.yaml"
     file.write_text(file.read_text().replace(before, f"{{registry_type: file, path: {registry}}}"))
     return feast.FeatureStore(repo_path=str(folder))
