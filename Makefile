@@ -90,7 +90,7 @@ $(INSTALLED): pyproject.toml constraints.txt $(EXECUTORCH) | python
 
 # pip would compile with one core before anything else; this goes beside mypy. Compiled it has to be: some packages warn
 # of their own escape sequences when an import compiles them. What nearly no test imports is left out.
-UNUSED := /(tests?|testing|transformers/models|executorch/backends|fontTools|pip)/
+UNUSED := /(tests?|testing|transformers/models|executorch|matplotlib|mypyc?|onnxscript|prompt_toolkit|fontTools|pip)/
 $(COMPILED): $(INSTALLED)
 	-@$(VENV)/bin/python -W ignore -m compileall -qq -x '$(UNUSED)' $(VENV)/lib
 	touch $@

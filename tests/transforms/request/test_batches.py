@@ -38,7 +38,7 @@ from tests.transforms.rowdraws import INPUTS, every, whatever
 from tests.transforms.rowfunctions import DOUBLES, FLOATS, INTS, functions
 from tests.transforms.rowproof import EDGES, Expression
 
-ROWS = int(os.environ.get("TEST_BATCH_ROWS", "1400"))
+ROWS = int(os.environ.get("TEST_BATCH_ROWS", "800"))
 ALONE = 2000
 """How many of the rows are computed alone, too, at most."""
 BATCH, LOT = 7, 400
