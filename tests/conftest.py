@@ -8,7 +8,7 @@ import zlib
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Nothing that modules consist of becomes garbage while they are imported: half of the time would go into looking for it.
+# What modules consist of is no garbage: half of the time of importing them would go into looking for it.
 gc.disable()
 
 settings.register_profile("default", max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
