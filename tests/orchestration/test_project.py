@@ -103,6 +103,11 @@ def test_definitions_that_fail(shop: Shop, text: str, found: str) -> None:
         ),
         ("Tabular(hiden=(16,))", "Tabular takes no argument 'hiden' (did you mean hidden?); expected one of"),
         ("Distillation('d', teachr=on_server)", "Distillation takes no argument 'teachr' (did you mean teacher?)"),
+        # A name that a function of ours has, too.
+        (
+            "def split(texts):\n    return texts\n\n\nsplit(text=1)",
+            "split takes no argument 'text' (did you mean texts?); expected texts",
+        ),
     ],
 )
 def test_a_misspelled_argument_is_named_with_the_nearest(shop: Shop, text: str, found: str) -> None:

@@ -166,11 +166,11 @@ def first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """For a message about an unknown name, the known name that it resembles; empty without one."""
+def nearest(name: object, known: Iterable[object]) -> str:
+    """For a message about an unknown name, which may be no text, the known name that it resembles; or nothing."""
     import difflib
 
-    close = difflib.get_close_matches(name, list(known), 1)
+    close = difflib.get_close_matches(str(name), map(str, known), 1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 

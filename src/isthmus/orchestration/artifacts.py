@@ -128,13 +128,15 @@ def described(features: Mapping[str, Sequence[str]]) -> str:
 
 
 def to_pandas(table: pa.Table) -> "pd.DataFrame":
-    """A table as a DataFrame, with pandas's nullable types: a whole number is Int64 or Int32, a truth value is boolean.
+    """A table as a DataFrame with pandas's nullable types: whole numbers are Int64 and so on, truth values boolean.
 
     Its other types have no null for them: a column would become one of floats, exact up to 2**53, or of objects.
     """
     import pandas as pd
 
-    types = {pa.int64(): pd.Int64Dtype(), pa.int32(): pd.Int32Dtype(), pa.bool_(): pd.BooleanDtype()}
+    whole = [f"{sign}Int{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)]
+    types = {pa.from_numpy_dtype(name.lower()): pd.api.types.pandas_dtype(name) for name in whole}
+    types[pa.bool_()] = pd.BooleanDtype()
     return table.to_pandas(types_mapper=types.get)
 
 

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,12 +13,13 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from isthmus.features.errors import ConfigurationError, DependencyError, Problem
+from isthmus.features.errors import DependencyError
 from isthmus.orchestration import supervisor
 from isthmus.orchestration.api.server import address, reachable, serving
 from isthmus.orchestration.graph.instance import dagster_home
 from isthmus.orchestration.graph.outline import outline
 from isthmus.orchestration.project import Project
+from isthmus.serving.process import listen
 
 
 def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -> int:
@@ -86,14 +86,7 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
 
 def _require_free(host: str, port: int, where: str) -> None:
     """Refuses a port that is taken: whatever answers there would pass for what was started."""
-    try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    except OSError as error:
-        # Python adds the address, which is there already.
-        reason = str(error.strerror).partition(" (while")[0]
-        problem = Problem(f"{host}:{port}", f"cannot be listened on ({reason})", "a free port")
-        remedy = f"choose another with {where}, or end what has it"
-        raise ConfigurationError("isthmus dev", [problem], remedy=remedy) from error
+    listen("isthmus dev", host, port, f"choose another with {where}, or end what has it").close()
 
 
 def _say(text: str) -> None:

@@ -302,7 +302,7 @@ class Project:
                 spec.loader.exec_module(module)
             except (Exception, SystemExit) as error:  # the user's own code may raise anything
                 place = _place(error, self.root, file)
-                found, expected = reason(error, vars(module))
+                found, expected = reason(error)
                 if "SESSION" in found and "PySpark" in found:
                     expected = _WITHOUT_SESSION
                 problem = Problem(place, found, expected)

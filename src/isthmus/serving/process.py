@@ -7,6 +7,7 @@ inherited by all that it starts. They are handed over as a file in memory.
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 from types import FrameType
@@ -14,6 +15,7 @@ from typing import IO, NoReturn
 
 import msgspec
 
+from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.serving.settings import ServerSettings
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -75,6 +77,22 @@ def end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it ended before
         signal.raise_signal(signal.SIGTERM)
+
+
+def listen(where: str, host: str, port: int, remedy: str) -> socket.socket:
+    """A socket that listens on a port, or on any that is free for 0.
+
+    Raises:
+        ConfigurationError: the port is taken, or may not be used; it begins with `where`.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        # Python adds the address, which is there already.
+        reason = str(error.strerror).partition(" (while")[0]
+        problem = Problem(f"{host}:{port}", f"cannot be listened on ({reason})", "a free port")
+        raise ConfigurationError(where, [problem], remedy=remedy) from error
 
 
 def _file_of(settings: ServerSettings) -> int:

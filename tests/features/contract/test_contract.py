@@ -321,6 +321,9 @@ def _view(**parts: Any) -> FeatureView:
         (_view(name=None), "None is not a usable name"),
         (FeatureService("s", ["v"]), "service s, features: 'v'"),  # type: ignore[list-item]
         (FeatureService("s", []), "service s: has no feature"),
+        (FeatureService("s", [_view()[[0]]]), "service s, v: no feature 0"),  # type: ignore[list-item]
+        (RequestSource("r", [FIELD], defaults={0: 1}), "request source r, default of 0: there is no such field"),  # type: ignore[dict-item]
+        (_view(sources=[replace(FLIGHTS, null_values="NA")]), "source flights, null_values: 'NA'; expected a list"),
         ("flights", "'flights'"),
     ],
 )

@@ -1,5 +1,6 @@
 """Feast's `materialize` through our engine: into our rows in a real Redis, and into Feast's SQLite store."""
 
+import math
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import redis
 
-from isthmus.features.errors import DataError, DependencyError
+from isthmus.features.errors import DataError, DependencyError, RequestError
 from tests.features.feast_project import (
     CITY,
     DRIVER,
@@ -150,15 +151,27 @@ def test_types_that_rows_hold_whole(tmp_path: Path, client: redis.Redis, url: st
     assert [type(value["n"]) for value in found["counts"][:2]] == [int, int]
 
 
-def test_a_value_that_is_none_of_a_type_that_rows_hold_whole(tmp_path: Path, client: redis.Redis, url: str) -> None:
+def test_a_value_that_does_not_fit_its_type_is_refused(tmp_path: Path, client: redis.Redis, url: str) -> None:
     store = repository(tmp_path, isthmus(url), offline=OFFLINE, engine=ENGINE)
-    store.apply([DRIVER, view(tmp_path, {"map": ft.Map})])
+    store.apply([DRIVER, view(tmp_path, {"map": ft.Map, "rate": ft.Float32, "list": ft.Array(ft.Float32)})])
+    fine = {"map": pa.nulls(3), "rate": pa.array([1.5, math.inf, None]), "list": pa.array([[math.inf], [], None])}
     twice = pa.MapArray.from_arrays([0, 2, 2, 2], ["a", "a"], ["b", "c"])
-    for column in (pa.array([1, 2, 3]), pa.array(["{", "", "x"]), twice):
-        _of_all_kinds(tmp_path, map=column)
-        with pytest.raises(DataError, match=r"stats\.map: has a value that does not fit"):
+    wrong: dict[str, list[pa.Array]] = {
+        "map": [pa.array([1, 2, 3]), pa.array(["{", "", "x"]), twice],
+        "rate": [pa.array([1e300, None, 1])],
+        "list": [pa.array([[], None, [math.inf, 1e300]])],
+    }
+    for name, column in [(name, column) for name, columns in wrong.items() for column in columns]:
+        _of_all_kinds(tmp_path, **{**fine, name: column})
+        with pytest.raises(DataError, match=rf"stats\.{name}: has a value that does not fit"):
             store.materialize(now() - 6 * HOUR, now())
     assert read(store, ["stats:map"], driver=[1]) == {"map": [None]}
+    _of_all_kinds(tmp_path, **fine)
+    store.materialize(now() - 6 * HOUR, now())
+    assert read(store, ["stats:rate", "stats:list"], driver=[1, 2]) == {
+        "rate": [1.5, math.inf],
+        "list": [[math.inf], []],
+    }
 
 
 def test_rows_that_were_created_late_are_materialised(tmp_path: Path, client: redis.Redis, url: str) -> None:
@@ -305,6 +318,11 @@ def test_a_mapped_join_key_without_a_type_or_as_text_over_numbers(
         assert store.get_historical_features(spine, ["stats:trips"]).to_df()["trips"].tolist() == [2, 1]
         store.materialize(now() - 6 * HOUR, now())
         assert read(store, ["stats:trips"], driver=[2, 9, 1]) == {"trips": [2, None, 1]}
+        if "driver" not in fields:
+            assert store.get_online_features(["stats:trips"], [{"driver": np.int32(2)}]).to_dict()["trips"] == [2]
+            # Feast leaves the key out, so that the row would be found by nobody.
+            with pytest.raises(RequestError, match=r"view stats: a row lacks a join key.*; expected one for driver"):
+                store.write_to_online_store("stats", frame([1], driver=[9], trips=[3]))
     store.write_to_online_store("stats", frame([1], driver=[9], trips=[3]))
     assert read(store, ["stats:trips"], driver=[9]) == {"trips": [3]}
     frame([5], driver=[1], trips=[1]).to_parquet(path)

@@ -29,7 +29,7 @@ COUNTED = """
 def spent(orders: DataFrame) -> DataFrame:
     try:
         count = orders.count()
-    except Exception:
+    except{what}:
         raise SystemError from None
     return orders.where(F.col("sents") > count)
 """
@@ -79,8 +79,9 @@ def test_all_mistakes_in_data_and_functions_at_once(shop: Shop, project: Open) -
     assert not (shop.state / "contract.json").exists()
 
 
-def test_a_function_that_asks_for_rows_is_not_judged(shop: Shop, project: Open) -> None:
-    shop.append(COUNTED)
+@pytest.mark.parametrize("what", [" Exception", ""])
+def test_a_function_that_asks_for_rows_is_not_judged(shop: Shop, project: Open, what: str) -> None:
+    shop.append(COUNTED.format(what=what))
     assert unbuildable(project(shop))[0] == []
 
 

@@ -450,7 +450,7 @@ def test_assets_that_depend_on_themselves_are_refused_with_the_circle(shop: Shop
 
 KILLED = """
 import os, signal, sys
-state, moment = sys.argv[1:]
+state, moment, parent = sys.argv[1:]
 
 def look(event, args):
     if event == moment and (event == "socket.connect" or str(args[0]).startswith(state)):
@@ -458,7 +458,7 @@ def look(event, args):
 
 from isthmus.orchestration.graph.child import main
 sys.addaudithook(look)
-sys.exit(main())
+sys.exit(main(int(parent)))
 """
 """A step that is killed when it is about to put the first file into its place, to reach Redis, or to check."""
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import dagster as dg
+import pytest
 import yaml
 from dagster_pipes import DAGSTER_PIPES_CONTEXT_ENV_VAR, DAGSTER_PIPES_MESSAGES_ENV_VAR, encode_env_var
 
@@ -100,13 +101,18 @@ def test_a_killed_run_has_failed_and_gives_back_its_place_in_a_pool(shop: Shop) 
 
 
 STARTED = """
-import signal, subprocess, sys
+import os, signal, subprocess, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as Dagster does in the background
-subprocess.Popen(sys.argv[1:]).wait()
+how, *command = sys.argv[1:]
+child = subprocess.Popen([*command, str(os.getpid())])
+if how == "at once":
+    os.kill(os.getpid(), signal.SIGKILL)
+child.wait()
 """
 
 
-def test_a_step_ends_with_the_run_that_has_started_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["at once", "later"])
+def test_a_step_ends_with_the_run_that_has_started_it(tmp_path: Path, how: str) -> None:
     """The next run, which gets its place, must not run beside it."""
     began = tmp_path / "began"
     os.mkfifo(began)
@@ -119,12 +125,13 @@ def test_a_step_ends_with_the_run_that_has_started_it(tmp_path: Path) -> None:
         DAGSTER_PIPES_MESSAGES_ENV_VAR: encode_env_var({"stdio": "stderr"}),
     }
     run = subprocess.Popen(
-        [sys.executable, "-c", STARTED, sys.executable, *CHILD], cwd=tmp_path, env={**os.environ, **environment},
+        [sys.executable, "-c", STARTED, how, sys.executable, *CHILD], cwd=tmp_path, env={**os.environ, **environment},
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        began.read_bytes()
-        run.kill()
+        if how == "later":
+            began.read_bytes()
+            run.kill()
         run.wait()
         assert not processes.orphans(tmp_path, 10)
     finally:

@@ -336,13 +336,15 @@ def test_a_folder_that_holds_something_else_stays(built: Shop, tmp_path: Path) -
 
 
 def test_training_data_in_pandas_keep_whole_numbers_beside_nulls(built: Shop, tmp_path: Path) -> None:
-    data = isthmus.training_data(built.root, FEATURES, _spine())
+    visits = pa.array([2**64 - 1, None] * 150, pa.uint64())
+    data = isthmus.training_data(built.root, FEATURES, _spine().append_column("visit", visits))
     table, counted = data.table(), "customer_orders__orders_7d"
     written = data.write(tmp_path / "set")
     for frame in (data.pandas(), written.pandas()):
         assert table[counted].null_count
         assert (str(frame[counted].dtype), str(frame["customer_orders__late_rate_7d"].dtype)) == ("Int64", "float32")
-        assert [None if value is pd.NA else value for value in frame[counted]] == table[counted].to_pylist()
+        for name in (counted, "visit"):
+            assert [None if value is pd.NA else value for value in frame[name]] == table[name].to_pylist()
     chosen = "300 rows, 3 features of customer_orders and customer_facts; "
     assert repr(data).startswith(f"<TrainingData: {chosen}")
     assert repr(written).startswith(f"<TrainingSet {written.id}: {chosen}")

@@ -157,6 +157,19 @@ def test_a_deployment_is_undone_once_with_its_reason(packages: list[Path], file:
     assert (again.undone, Deployment.loads(file.read_bytes(), str(file))) == (None, again)
 
 
+def test_a_rollback_after_a_server_has_gone_back_goes_no_further(packages: list[Path], file: Path) -> None:
+    """Whoever sees a deployment fail may be a second later than the server."""
+    first, second, third = (put(package, file, NOW + n) for n, package in enumerate(packages[:3]))
+    assert undo(file, third, "it failed", at=NOW + 3)
+    why = f"{third.digest[:12]} was undone: it failed"
+    with pytest.raises(GateFailed, match=f"gone back by itself: {why}; expected --to"):
+        rollback(file, Generations(CONTRACT), at=NOW + 4)
+    assert Deployment.loads(file.read_bytes(), str(file)).digest == second.digest
+    assert rollback(file, Generations(CONTRACT), at=NOW + 5, to=first.digest[:6]).deployment.digest == first.digest
+    put(packages[1], file, NOW + 6)
+    assert rollback(file, Generations(CONTRACT), at=NOW + 7).deployment.digest == first.digest
+
+
 def test_nothing_goes_back_to_what_is_being_given_up(packages: list[Path], file: Path) -> None:
     """A server that gives a deployment up while the next deployment is under way can only say so."""
     first, second = put(packages[0], file, NOW), put(packages[1], file, NOW + 1)

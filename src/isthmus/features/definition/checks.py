@@ -111,6 +111,9 @@ class Declarations:
         for source in self.sources.values():
             if not source.path:
                 self._wrong(f"source {source.name}", "has no path", "a file, a folder or a URL")
+            if isinstance(source.null_values, str):
+                # Each of its letters would be one.
+                self._wrong(f"source {source.name}, null_values", repr(source.null_values), "a list of texts")
         for view in self.views.values():
             self._unlike(f"view {view.name!r}", view.name, self.views)
             self._function(f"view {view.name}", view)

@@ -4,7 +4,9 @@ import builtins
 import inspect
 import re
 import sys
+import traceback
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 from isthmus.features.errors import nearest, one_of
@@ -13,10 +15,12 @@ _ARGUMENT = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'
 _IMPORT = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 
 
-def reason(error: BaseException, names: Mapping[str, Any]) -> tuple[str, str]:
-    """What was found, and what was expected if that is known; `names` are those of the module that failed."""
+def reason(error: BaseException) -> tuple[str, str]:
+    """What was found, and what was expected if that is known."""
     text = str(error).rstrip(".")
-    if (wrong := _ARGUMENT.match(text)) and (known := _parameters(wrong[1])):
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = frames[-1].f_globals if frames else {}
+    if (wrong := _ARGUMENT.match(text)) and (known := _parameters(wrong[1], names)):
         function = wrong[1].removesuffix(".__init__")
         return f"{function} takes no argument {wrong[2]!r}{nearest(wrong[2], known)}", one_of(known)
     near = ""
@@ -29,14 +33,14 @@ def reason(error: BaseException, names: Mapping[str, Any]) -> tuple[str, str]:
     return f"fails with {type(error).__name__}: {text}{near}", ""
 
 
-def _parameters(name: str) -> list[str]:
-    """The parameters of a function of ours by its qualified name; empty if there is none."""
+def _parameters(name: str, names: Mapping[str, Any]) -> list[str]:
+    """The parameters of a function by its qualified name, as the code knows it that called it; empty if it does not."""
     first, *rest = name.split(".")
-    for module in [module for place, module in sys.modules.items() if place.partition(".")[0] == "isthmus"]:
-        # `vars`, not `getattr`: some modules import what they are asked for.
-        function = vars(module).get(first)
+    # `vars`, not `getattr`: some modules import what they are asked for.
+    for known in (names, *(vars(module) for module in names.values() if isinstance(module, ModuleType))):
+        function = known.get(first)
         for part in rest:
             function = getattr(function, part, None)
-        if callable(function) and getattr(function, "__qualname__", "") == name:
+        if inspect.isfunction(function) and function.__qualname__ == name:
             return [parameter for parameter in inspect.signature(function).parameters if parameter != "self"]
     return []

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import redis
 import redis.asyncio
 from feast import Entity, FeatureView
-from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_VAL
+from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_NAME, DUMMY_ENTITY_VAL
 from feast.infra.online_stores.online_store import OnlineStore as FeastOnlineStore
 from feast.infra.supported_async_methods import SupportedAsyncMethods
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey
@@ -31,7 +31,7 @@ from feast.repo_config import FeastConfigBaseModel, RepoConfig
 from pydantic import Field, PositiveInt, StrictStr
 
 from isthmus.features.contract.contract import ViewContract
-from isthmus.features.errors import ConfigurationError, DataError, Problem
+from isthmus.features.errors import ConfigurationError, DataError, Problem, RequestError
 from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.lookup import Lookup, Request, Rows, ViewLookup
 from isthmus.features.feast.views import contract_of, layout_of, online_name, project_of
@@ -107,8 +107,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
         """
         if data:
             entity_keys, rows, events, created = zip(*data, strict=True)
-            # For a view without entities, `materialize` and lookups name a key that `write_to_online_store` leaves out.
-            keys = [key if key.join_keys else _DUMMY_KEY for key in entity_keys]
+            keys = _whole(table, entity_keys)
             layout = layout_of(config, table, keys)
             view = layout.view
             values = {
@@ -330,3 +329,16 @@ class IsthmusOnlineStore(FeastOnlineStore):
                 for name, held in zip(batch, versions, strict=True):
                     pipeline.hdel(name, *fields, *(field for field in held if field.partition(b"@v")[0] in gone))
                 pipeline.execute()
+
+
+def _whole(table: FeatureView, keys: Sequence[EntityKey]) -> list[EntityKey]:
+    """The entity keys of rows that Feast's SDK writes, which leaves join keys out that the view does not declare."""
+    entities = [name for name in table.entities if name != DUMMY_ENTITY_NAME]
+    if len(table.entity_columns) < len(entities) and min(len(key.join_keys) for key in keys) < len(entities):
+        raise RequestError(
+            f"view {table.name}", "a row lacks a join key, for which Feast has no type",
+            expected=f"one for {' and '.join(entities)}",
+            remedy="declare its type, by a field of the view or by value_type of the entity, and run `feast apply`",
+        )  # fmt: skip
+    # For a view without entities, `materialize` and lookups name a key that `write_to_online_store` leaves out.
+    return [key if key.join_keys else _DUMMY_KEY for key in keys]

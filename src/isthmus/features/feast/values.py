@@ -172,15 +172,19 @@ def plain_keys(values: pa.ChunkedArray, column: Column, where: str) -> list[KeyV
 
 
 def key_type(value: Value) -> str:
-    """Feast's name of the type of an entity key's value."""
+    """Feast's name of the type of an entity key's value, if the key has no declared type."""
     kind = str(value.WhichOneof("val")).removesuffix("_val")
-    return next((name for name, known in _KINDS.items() if known == kind), kind)
+    return _wide(next((name for name, known in _KINDS.items() if known == kind), kind))
 
 
 def inferred_key_type(kind: pa.DataType, where: str) -> str:
-    """Feast's name of the type that lookups give a key of an Arrow type, if the key has no declared type."""
-    dtype = arrow_key_type(kind, where)
-    return "Int64" if dtype == Int32 else dtype.name
+    """`key_type` of the values that a column of an Arrow type has."""
+    return _wide(arrow_key_type(kind, where).name)
+
+
+def _wide(key: str) -> str:
+    # Who asks has whole numbers of one width, who wrote may have had the other.
+    return "Int64" if key == "Int32" else key
 
 
 def arrow_key_type(kind: pa.DataType, where: str) -> DataType:
@@ -240,7 +244,7 @@ def typed(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.Chu
         raise DataError(where, f"has type {column.type}", expected=f"{dtype}, as declared",
                         remedy="if the source has changed, change the feature view with it")  # fmt: skip
     try:
-        return column.cast(wanted)
+        return _cast(column, wanted)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(where, f"has a value that does not fit ({error})", expected=f"{dtype}, as declared") from None
 
@@ -283,18 +287,24 @@ def _converted(protos: Sequence[Value], kinds: Sequence[str], form: Form, where:
     if form.dtype.element is not None:
         items = [None if item is None else list(item.val) for item in items]
     try:
-        array = pa.array(items)
-        converted = array.cast(ARROW[form.dtype.name])
-        problem = "it is beyond the largest number" if _infinities(converted) > _infinities(array) else ""
+        converted = _cast(pa.array(items), ARROW[form.dtype.name])
     except pa.ArrowInvalid as error:
-        problem = str(error)
-    if problem:
-        raise DataError(where, f"has a value that does not fit ({problem})", expected=f"{form.dtype}, as declared")
+        raise DataError(
+            where, f"has a value that does not fit ({error})", expected=f"{form.dtype}, as declared"
+        ) from None
     return from_arrow(converted, form.dtype)
 
 
-def _infinities(array: pa.Array) -> int:
-    flat = array.flatten() if pa.types.is_list(array.type) else array
+def _cast(array: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    """The values in another type: whole numbers exactly, others to the nearest; an ArrowInvalid if that is infinite."""
+    converted = array.cast(kind)
+    if _infinities(converted) > _infinities(array):
+        raise pa.ArrowInvalid("it is beyond the largest number")
+    return converted
+
+
+def _infinities(array: pa.Array | pa.ChunkedArray) -> int:
+    flat = pc.list_flatten(array) if pa.types.is_nested(array.type) else array
     return int(pc.sum(pc.is_inf(flat)).as_py() or 0) if pa.types.is_floating(flat.type) else 0
 
 

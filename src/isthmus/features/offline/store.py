@@ -328,15 +328,18 @@ def _damage(view: str, path: str) -> Iterator[None]:
         yield
     except TableNotFoundError:
         raise
-    except Exception as error:
-        import duckdb
-
-        if not isinstance(error, DeltaError | OSError | pa.ArrowException | duckdb.Error | ValueError):
-            raise
+    except (DeltaError, OSError, pa.ArrowException, _duckdb_error(), ValueError) as error:
         raise DataError(
             f"offline table of {view}", f"{path} cannot be read ({first_line(error)})",
             remedy="it is half-written or damaged: remove that folder and run `isthmus build`, which computes it again",
         ) from error  # fmt: skip
+
+
+def _duckdb_error() -> type[Exception]:
+    # Late, and so only where something has failed: many commands need a table and no DuckDB.
+    import duckdb
+
+    return duckdb.Error
 
 
 @contextmanager

@@ -19,11 +19,14 @@ from isthmus.orchestration.project import Project
 from isthmus.serving.process import end_with
 
 
-def main() -> int:
-    """Runs the step. A failure is a message; the exit code is for defects and signals."""
+def main(parent: int | None = None) -> int:
+    """Runs the step. A failure is a message; the exit code is for defects and signals.
+
+    `parent` is the process with which it ends; without one, that which is its parent now.
+    """
     # Dagster gives SIGTERM the handler of SIGINT, which shells ignore for what they start in the background.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    end_with(os.getppid())
+    end_with(os.getppid() if parent is None else parent)
     with open_dagster_pipes() as pipes:
         request, keys = msgspec.convert(pipes.get_extra("asked"), Request), pipes.get_extra("keys")
         try:
@@ -44,4 +47,4 @@ def _report(pipes: PipesContext, event: Materialized | Checked, key: str) -> Non
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*map(int, sys.argv[1:])))

@@ -1,5 +1,6 @@
 """What runs the steps of a project for Dagster."""
 
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -73,7 +74,9 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
     def launch(self, context: Context, extras: dict[str, Any]) -> dg.PipesClientCompletedInvocation:
         """Starts the process of a step, and waits until it ends."""
         client = PipesSubprocessClient(termination_timeout_seconds=60)
-        return client.run(context=context.op_execution_context, extras=extras, command=[sys.executable, *CHILD])
+        # By its number, a step that is still starting up sees that this process has been killed.
+        command = [sys.executable, *CHILD, str(os.getpid())]
+        return client.run(context=context.op_execution_context, extras=extras, command=command)
 
 
 def selection(context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Request:

@@ -16,10 +16,10 @@ from prometheus_client.multiprocess import mark_process_dead
 from starlette.types import ASGIApp
 from uvicorn.supervisors import Multiprocess
 
-from isthmus.features.errors import ConfigurationError, IsthmusError, Problem, harmless
+from isthmus.features.errors import IsthmusError, harmless
 from isthmus.serving import log
 from isthmus.serving.http.protocol import WAIT_SECONDS, Configuration, Connection
-from isthmus.serving.process import end_with, received
+from isthmus.serving.process import end_with, listen, received
 from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 
 
@@ -50,7 +50,8 @@ def run(settings: ServerSettings) -> None:
     # A connection is an open file, and the usual limit of 1,024 is for programs that use select().
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    listener = _listen(settings)
+    remedy = "end what listens there, or choose another port"
+    listener = listen("server", settings.host, settings.port, remedy)
     host, port = listener.getsockname()[:2]
     log.info("listening", host=host, port=port, workers=settings.workers)
     config = Configuration(
@@ -127,17 +128,3 @@ class _Workers(Multiprocess):
         for dead in self._counting - alive:
             mark_process_dead(dead, self._folder)  # type: ignore[no-untyped-call]  # so in prometheus_client
         self._counting = alive
-
-
-def _listen(settings: ServerSettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
-    except OSError as error:
-        place = f"{settings.host}:{settings.port}"
-        # Python adds the address, which is there already.
-        reason = str(error.strerror).partition(" (while")[0]
-        problem = Problem(place, f"cannot be listened on ({reason})", "a free port")
-        raise ConfigurationError(
-            "server", [problem], remedy="end what listens there, or choose another port"
-        ) from error

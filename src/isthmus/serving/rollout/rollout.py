@@ -176,7 +176,8 @@ def rollback(
 ) -> Rollout:
     """Drops the candidate, if any; else puts an earlier deployment in force again. Errors: see `deploy`.
 
-    `to` is how the digest of that deployment begins; by default it is the deployment before the current one.
+    `to` is how the digest of that deployment begins; by default it is the deployment before the current one;
+    after a server has undone a deployment, it must be named.
     """
     with _changing(file) as (history, events):
         rollout = Rollout()
@@ -332,6 +333,11 @@ def _earlier(file: Path, events: list[Event], current: Deployment | None, to: st
     if current is None:
         raise GateFailed(str(file), "nothing is deployed", expected="a deployment to go back from",
                          remedy="run `isthmus deploy`")  # fmt: skip
+    if current.undone is not None:
+        # Whoever means the deployment that failed would go one too far.
+        raise GateFailed(str(file), f"the server has gone back by itself: {current.undone.why}",
+                         expected="--to with a package, to go further back",
+                         remedy="see `isthmus history`")  # fmt: skip
     before = succession(events)[:-1]
     if not before:
         raise GateFailed(str(file), f"there is no deployment before package {current.digest[:12]}",

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -101,14 +100,21 @@ def analyze(spark: Any, declaration: FeatureView | Spine, columns: Sequence[Colu
     client = spark.client
     kind = "view" if isinstance(declaration, FeatureView) else "spine"
 
+    computing = False
+
     def refuse() -> None:
+        nonlocal computing
+        computing = True
         raise _WantsRowsError
 
     # Every request to compute begins with it; what only asks for names and types does not.
     client._execute_plan_request_with_metadata = refuse
     try:
-        with suppress(_WantsRowsError):
-            _frame(f"{kind} {declaration.name}", declaration, columns, frames)
+        _frame(f"{kind} {declaration.name}", declaration, columns, frames)
+    except (_WantsRowsError, ConfigurationError, DataError):
+        # A bare `except` or a `finally` in the function may have made another error of it.
+        if not computing:
+            raise
     finally:
         del client._execute_plan_request_with_metadata
 
