@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from isthmus.features import clock
@@ -45,6 +45,9 @@ def _content(rows: list[Any]) -> Callable[[Integers], Integers]:
 
 
 @given(ROWS, QUESTIONS, st.lists(st.integers(0, 12), max_size=3), st.booleans())
+@example([((0, ""), 0, 2, 0)], [((0, ""), 1)], [], False)  # not known yet
+@example([((0, ""), 2, 0, 0)], [((0, ""), 1)], [], False)  # known, and not true yet
+@example([((0, ""), 1, 1, 0)], [((0, ""), 1)], [], False)  # at that moment
 def test_answers_are_the_time_rule_in_whatever_blocks_the_rows_come(
     rows: list[Any], asked: list[Any], cuts: list[int], dictionaries: bool
 ) -> None:
