@@ -35,7 +35,6 @@ from isthmus.orchestration.verification.verify import verify
 from tests.end_to_end.files import served
 from tests.orchestration import shop
 from tests.orchestration.models.test_search import DECLARED
-from tests.orchestration.training.test_request import learnable, with_moment
 from tests.serving.support import free_port, wait
 
 pytestmark = pytest.mark.browser
@@ -43,7 +42,7 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    declared = learnable(with_moment(shop.write(tmp_path_factory.mktemp("pages") / "shop")))
+    declared = shop.learnable(shop.with_moment(shop.write(tmp_path_factory.mktemp("pages") / "shop")))
     declared.replace("    seeds=1, ", f"    {DECLARED}    ")
     declared.replace("    RequestSource,\n", "    RequestSource,\n    Search,\n    Settings,\n")
     opened = Project(declared.root)

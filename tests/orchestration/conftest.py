@@ -1,3 +1,5 @@
+import fcntl
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,9 +9,11 @@ import pytest
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
+from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.training.set import training_set
 from tests.orchestration import shop as shops
-from tests.orchestration.shop import Shop
+from tests.orchestration.shop import Shop, learnable, with_moment
 
 
 @pytest.fixture
@@ -24,20 +28,45 @@ def shop_with_helper(tmp_path: Path) -> Shop:
     return shops.write_with_helper(tmp_path / "shop")
 
 
-@pytest.fixture(scope="session")
-def _built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    shop = shops.write(tmp_path_factory.mktemp("template") / "shop")
-    project = Project(shop.root)
-    apply(project)
-    build(project)
-    materialize(project)
-    return shop.root
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that one worker makes for all. Who changes anything there changes a copy."""
+    base = factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, made = root / name, root / f"{name}.made"
+    with (root / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            make(folder)
+            made.touch()
+    return folder
+
+
+def _build(folder: Path) -> None:
+    shops.write(folder)
+    for step in (apply, build, materialize):
+        step(Project(folder))
+
+
+def _export(folder: Path) -> None:
+    shop = learnable(with_moment(shops.write(folder)))
+    # Two columns of one type, that could be taken for each other.
+    shop.replace('Field("late_rate_7d", Float32)', 'Field("late_rate_7d", Float64)')
+    shop.replace('.cast("float").alias("late_rate_7d")', '.alias("late_rate_7d")')
+    for step in (apply, build, materialize, training_set, distill, export):
+        step(Project(folder))
 
 
 @pytest.fixture
-def built(_built: Path, tmp_path: Path) -> Shop:
+def built(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Shop:
     """A project that is applied, built and materialized."""
-    return Shop(Path(shutil.copytree(_built, tmp_path / "shop")))
+    return Shop(Path(shutil.copytree(once(tmp_path_factory, "built", _build), tmp_path / "shop")))
+
+
+@pytest.fixture
+def exported(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Shop:
+    """A project with a request transform, from its sources to a package."""
+    return Shop(Path(shutil.copytree(once(tmp_path_factory, "exported", _export), tmp_path / "shop")))
 
 
 @pytest.fixture

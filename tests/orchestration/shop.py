@@ -284,3 +284,44 @@ def data_file(shop: Shop, view: str) -> Path:
 
 def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-200])
+
+
+MOMENT = '''
+
+@request_transform(
+    inputs=[basket, shelf_demand],
+    schema=[
+        Field("hour_sin", Float32),
+        Field("per_sold", Float64, tolerance=1e-15),
+        Field("store_code", String),
+        Field("heavy", Bool),
+    ],
+)
+def moment(hour: Column, weight: Column, store: Column, shelf_demand__sold_1d: Column) -> dict[str, Column]:
+    """What the basket and the shelf say together."""
+    return {
+        "hour_sin": F.sin(hour * (2 * math.pi / 24)).cast("float"),
+        "per_sold": F.log1p(weight) / F.coalesce(shelf_demand__sold_1d, F.lit(1)),
+        "store_code": F.upper(F.concat(store, F.lit("-"), F.when(hour < 12, "am").otherwise("pm"))),
+        "heavy": weight > 3,
+    }
+'''
+
+
+def with_moment(shop: Shop) -> Shop:
+    """The shop with a request transform, which both models read."""
+    imports = "import math\nfrom datetime import timedelta\nfrom functools import reduce\n"
+    shop.replace("from datetime import timedelta\n", imports)
+    shop.replace("from pyspark.sql import DataFrame, Window", "from pyspark.sql import Column, DataFrame, Window")
+    shop.replace("    UnixTimestamp,\n    spine,", "    UnixTimestamp,\n    request_transform,\n    spine,")
+    shop.replace("\n\n@spine(entities=[customer, shelf]", MOMENT + "\n\n@spine(entities=[customer, shelf]")
+    shop.replace("features=[shelf_demand, basket], description", "features=[shelf_demand, basket, moment], description")
+    shop.replace('[["member", "born"]], basket],', '[["member", "born"]], basket, moment],')
+    return shop
+
+
+def learnable(shop: Shop) -> Shop:
+    """The shop whose student is exported whatever it has learned."""
+    shop.replace('Gate("lift_kept", at_least=0.95)', "")
+    shop.append("\n[profiles.serving]\nlatency_objective_ms = 1000\n", "isthmus.toml")
+    return shop

@@ -20,8 +20,7 @@ from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import verify
 from tests.commandline import run
 from tests.orchestration.cli.test_cli import strictly
-from tests.orchestration.shop import Open, Shop, files
-from tests.orchestration.training.test_request import with_moment
+from tests.orchestration.shop import Open, Shop, files, with_moment
 
 ELSEWHERE = """
 

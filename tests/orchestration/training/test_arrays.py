@@ -24,8 +24,7 @@ from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.training.data import training_data
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import require_passed, verify
-from tests.orchestration.shop import Open, Shop
-from tests.orchestration.training.test_request import learnable
+from tests.orchestration.shop import Open, Shop, learnable
 from tests.serving.support import free_port, wait
 
 TASTE = '''

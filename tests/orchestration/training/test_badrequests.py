@@ -36,8 +36,7 @@ from isthmus.transforms.request.compute import computed
 from tests.commandline import run
 from tests.orchestration import shop as shops
 from tests.orchestration.cli.test_cli import strictly
-from tests.orchestration.shop import Open, Shop
-from tests.orchestration.training.test_request import learnable, with_moment
+from tests.orchestration.shop import Open, Shop, learnable, with_moment
 from tests.serving.support import free_port, wait
 
 FIELDS = """schema=[

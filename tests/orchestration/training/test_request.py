@@ -14,6 +14,7 @@ import pytest
 
 from isthmus.features.contract.diff import consequences, differences
 from isthmus.features.errors import ConfigurationError, DataError, RequestError
+from isthmus.features.files import read_pointer
 from isthmus.features.package.manifest import read_package
 from isthmus.features.request.graph import RowGraph
 from isthmus.orchestration.api.server import serving
@@ -26,58 +27,16 @@ from isthmus.orchestration.training.data import JOINS, training_data
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import require_passed, verify
 from isthmus.serving.lookup.lookup import Lookup
-from tests.orchestration.shop import Open, Shop
+from tests.orchestration.shop import Open, Shop, learnable, with_moment
 from tests.serving.support import free_port, wait
 
-MOMENT = '''
 
-@request_transform(
-    inputs=[basket, shelf_demand],
-    schema=[
-        Field("hour_sin", Float32),
-        Field("per_sold", Float64, tolerance=1e-15),
-        Field("store_code", String),
-        Field("heavy", Bool),
-    ],
-)
-def moment(hour: Column, weight: Column, store: Column, shelf_demand__sold_1d: Column) -> dict[str, Column]:
-    """What the basket and the shelf say together."""
-    return {
-        "hour_sin": F.sin(hour * (2 * math.pi / 24)).cast("float"),
-        "per_sold": F.log1p(weight) / F.coalesce(shelf_demand__sold_1d, F.lit(1)),
-        "store_code": F.upper(F.concat(store, F.lit("-"), F.when(hour < 12, "am").otherwise("pm"))),
-        "heavy": weight > 3,
-    }
-'''
-
-
-def with_moment(shop: Shop) -> Shop:
-    """The shop with a request transform, which both models read."""
-    imports = "import math\nfrom datetime import timedelta\nfrom functools import reduce\n"
-    shop.replace("from datetime import timedelta\n", imports)
-    shop.replace("from pyspark.sql import DataFrame, Window", "from pyspark.sql import Column, DataFrame, Window")
-    shop.replace("    UnixTimestamp,\n    spine,", "    UnixTimestamp,\n    request_transform,\n    spine,")
-    shop.replace("\n\n@spine(entities=[customer, shelf]", MOMENT + "\n\n@spine(entities=[customer, shelf]")
-    shop.replace("features=[shelf_demand, basket], description", "features=[shelf_demand, basket, moment], description")
-    shop.replace('[["member", "born"]], basket],', '[["member", "born"]], basket, moment],')
-    return shop
-
-
-def learnable(shop: Shop) -> Shop:
-    """The shop whose student is exported whatever it has learned."""
-    shop.replace('Gate("lift_kept", at_least=0.95)', "")
-    shop.append("\n[profiles.serving]\nlatency_objective_ms = 1000\n", "isthmus.toml")
-    return shop
-
-
-def test_one_definition_gives_the_same_values_to_training_the_api_and_the_package(shop: Shop, project: Open) -> None:
-    learnable(with_moment(shop))
-    apply(project(shop))
-    build(project(shop))
-    materialize(project(shop))
+def test_one_definition_gives_the_same_values_to_training_the_api_and_the_package(
+    exported: Shop, project: Open
+) -> None:
+    shop = exported
     table = training_set(project(shop)).table()
-    distill(project(shop))
-    package = export(project(shop)).path
+    package = read_pointer(shop.state / "packages" / "late_order.latest")
     verdict = require_passed(verify(project(shop), all_keys=True))
     assert {name: one.compared for name, one in verdict.views["moment"].items()} == dict.fromkeys(FIELDS, len(table))
     assert {name: one.compared for name, one in verdict.views["API moment"].items()} == dict.fromkeys(FIELDS, 2000)

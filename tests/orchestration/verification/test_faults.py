@@ -42,7 +42,6 @@ from isthmus.orchestration.api.server import running, settings
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import RECORD
 from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.graph.events import Materialized, Request
 from isthmus.orchestration.graph.steps import run_step
@@ -57,36 +56,12 @@ from isthmus.orchestration.verification.recomputation import recompute
 from isthmus.orchestration.verification.sides import SINGLES, OnlineSide
 from isthmus.orchestration.verification.verify import PREDICT, require_passed, verify
 from isthmus.orchestration.verification.views import compare_view
-from tests.orchestration import shop as shops
 from tests.orchestration.shop import HOUR, Open, Shop
-from tests.orchestration.training.test_request import learnable, with_moment
 from tests.signing import pair
 
 FILES = [f"file model.{precision}.{form}" for precision in ("fp32", "int8") for form in ("onnx", "ort")]
 Change = Callable[[dict[str, Values], np.ndarray[Any, Any]], np.ndarray[Any, Any]]
 """Changes columns in place; gives the event times."""
-
-
-@pytest.fixture(scope="session")
-def _exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    shop = learnable(with_moment(shops.write(tmp_path_factory.mktemp("exported") / "shop")))
-    # Two columns of one type, that could be taken for each other.
-    shop.replace('Field("late_rate_7d", Float32)', 'Field("late_rate_7d", Float64)')
-    shop.replace('.cast("float").alias("late_rate_7d")', '.alias("late_rate_7d")')
-    opened = Project(shop.root)
-    apply(opened)
-    build(opened)
-    materialize(opened)
-    training_set(opened)
-    distill(opened)
-    export(opened)
-    return shop.root
-
-
-@pytest.fixture
-def exported(_exported: Path, tmp_path: Path) -> Shop:
-    """A project with a package."""
-    return Shop(Path(shutil.copytree(_exported, tmp_path / "shop")))
 
 
 def found(shop: Shop, project: Open) -> tuple[dict[str, int], Verdict]:
