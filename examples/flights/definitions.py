@@ -76,7 +76,10 @@ def outcomes(flights: DataFrame, airports: DataFrame) -> DataFrame:
 
 
 def punctuality(flights: DataFrame, airports: DataFrame, key: str) -> DataFrame:
-    """Rolling counts, shares and mean delays of a key's flights, one row per key and tick with a new outcome."""
+    """Rolling counts, shares and mean delays of a key's flights, one row per key and tick with a new outcome.
+
+    The key begins their names, because an answer to Feast's client has the views in one table.
+    """
     tick = F.timestamp_seconds(F.ceil(F.unix_seconds("known") / TICK) * TICK)
     late = F.when(F.col("arr_delay") > LATE, 1).when(F.col("arr_delay").isNotNull(), 0)
     ticks = (
@@ -97,10 +100,10 @@ def punctuality(flights: DataFrame, airports: DataFrame, key: str) -> DataFrame:
         sums += [F.sum(part).over(window).alias(f"{part}_{name}") for part in ("all", "arrived", "late", "delay")]
         total, arrived = F.col(f"all_{name}"), F.col(f"arrived_{name}")
         features += [
-            total.alias(f"flights_{name}"),
-            share(F.col(f"late_{name}"), arrived).alias(f"late_rate_{name}"),
-            share(F.col(f"delay_{name}"), arrived).alias(f"mean_delay_{name}"),
-            share(total - arrived, total).alias(f"no_arrival_rate_{name}"),
+            total.alias(f"{key}_flights_{name}"),
+            share(F.col(f"late_{name}"), arrived).alias(f"{key}_late_rate_{name}"),
+            share(F.col(f"delay_{name}"), arrived).alias(f"{key}_mean_delay_{name}"),
+            share(total - arrived, total).alias(f"{key}_no_arrival_rate_{name}"),
         ]
     return ticks.select(key, "event_timestamp", *sums).select(key, "event_timestamp", *features)
 
@@ -110,20 +113,19 @@ def share(part: Column, whole: Column) -> Column:
     return F.try_divide(part, whole).cast("float")
 
 
-def rolling(available: str) -> list[Field]:
+def rolling(key: str, available: str) -> list[Field]:
     """The schema of `punctuality`."""
     return [
         field
         for name in WINDOWS
         for field in (
-            Field(f"flights_{name}", Int64, available, f"Flights in the last {name} whose outcome is known"),
-            Field(
-                f"late_rate_{name}", Float32, available, f"Share of their arrivals that were over {LATE} minutes late"
-            ),
-            Field(f"mean_delay_{name}", Float32, available, "Mean delay of their arrivals, in minutes"),
-            Field(f"no_arrival_rate_{name}", Float32, available, "Share of them that never arrived"),
+            Field(f"{key}_flights_{name}", Int64, available, f"Flights in the last {name} whose outcome is known"),
+            Field(f"{key}_late_rate_{name}", Float32, available,
+                  f"Share of their arrivals that were over {LATE} minutes late"),
+            Field(f"{key}_mean_delay_{name}", Float32, available, "Mean delay of their arrivals, in minutes"),
+            Field(f"{key}_no_arrival_rate_{name}", Float32, available, "Share of them that never arrived"),
         )
-    ]
+    ]  # fmt: skip
 
 
 # Sixteen carriers, three origins and a hundred destinations are a table that a phone can hold and refresh; the state
@@ -132,9 +134,9 @@ TTL = timedelta(days=28)
 REPORTING = timedelta(minutes=5)
 # What holds of every flight that was ever counted, and of a day's flights from New York.
 SOUND = [
-    Expect.present("flights_1d"),
-    Expect.between("flights_1d", 1, 2000),
-    Expect.between("late_rate_28d", 0, 1),
+    Expect.present("carrier_flights_1d"),
+    Expect.between("carrier_flights_1d", 1, 2000),
+    Expect.between("carrier_late_rate_28d", 0, 1),
     Expect.fresh(within=timedelta(days=1)),
 ]
 
@@ -142,7 +144,7 @@ SOUND = [
 @transform(
     entities=[carrier],
     sources=[flights, airports],
-    schema=rolling("device"),
+    schema=rolling("carrier", "device"),
     ttl=TTL,
     delay=REPORTING,
     expectations=SOUND,
@@ -152,19 +154,23 @@ def carrier_punctuality(flights: DataFrame, airports: DataFrame) -> DataFrame:
     return punctuality(flights, airports, "carrier")
 
 
-@transform(entities=[origin], sources=[flights, airports], schema=rolling("device"), ttl=TTL, delay=REPORTING)
+@transform(entities=[origin], sources=[flights, airports], schema=rolling("origin", "device"), ttl=TTL, delay=REPORTING)
 def origin_punctuality(flights: DataFrame, airports: DataFrame) -> DataFrame:
     """How punctual the flights from an airport have been."""
     return punctuality(flights, airports, "origin")
 
 
-@transform(entities=[destination], sources=[flights, airports], schema=rolling("device"), ttl=TTL, delay=REPORTING)
+@transform(
+    entities=[destination], sources=[flights, airports], schema=rolling("dest", "device"), ttl=TTL, delay=REPORTING
+)
 def destination_punctuality(flights: DataFrame, airports: DataFrame) -> DataFrame:
     """How punctual the flights to an airport have been."""
     return punctuality(flights, airports, "dest")
 
 
-@transform(entities=[aircraft], sources=[flights, airports], schema=rolling("server"), ttl=TTL, delay=REPORTING)
+@transform(
+    entities=[aircraft], sources=[flights, airports], schema=rolling("tailnum", "server"), ttl=TTL, delay=REPORTING
+)
 def aircraft_punctuality(flights: DataFrame, airports: DataFrame) -> DataFrame:
     """How punctual one airplane has been."""
     return punctuality(flights, airports, "tailnum")
@@ -257,10 +263,10 @@ def moment(
     minute_of_day: Column,
     arrival_minute: Column,
     weekday: Column,
-    carrier_punctuality__late_rate_3h: Column,
-    carrier_punctuality__late_rate_28d: Column,
-    origin_punctuality__late_rate_3h: Column,
-    origin_punctuality__late_rate_28d: Column,
+    carrier_punctuality__carrier_late_rate_3h: Column,
+    carrier_punctuality__carrier_late_rate_28d: Column,
+    origin_punctuality__origin_late_rate_3h: Column,
+    origin_punctuality__origin_late_rate_28d: Column,
 ) -> dict[str, Column]:
     """What the timetable and the last hours say together: computed when the question is asked, also on the phone.
 
@@ -273,8 +279,8 @@ def moment(
         # By the clocks of two places: the time zones are part of it, and so is midnight.
         "block_minutes": F.pmod(arrival_minute - minute_of_day, F.lit(1440)).cast("float"),
         "weekend": weekday.isin(1, 7),
-        "carrier_today": carrier_punctuality__late_rate_3h - carrier_punctuality__late_rate_28d,
-        "origin_today": origin_punctuality__late_rate_3h - origin_punctuality__late_rate_28d,
+        "carrier_today": carrier_punctuality__carrier_late_rate_3h - carrier_punctuality__carrier_late_rate_28d,
+        "origin_today": origin_punctuality__origin_late_rate_3h - origin_punctuality__origin_late_rate_28d,
     }
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from isthmus.features.offline.store import OfflineStore
 from isthmus.orchestration.project import Project
+from isthmus.serving.state import State
 from tests.features.support import join_naively
 
 pytestmark = pytest.mark.accept
@@ -105,6 +106,16 @@ def test_the_api_answered_with_features_and_probabilities(outcome: dict[str, Any
     for prediction in outcome["predictions"]:
         assert 0 < prediction["answer"]["predictions"][0] < 1
         assert prediction["answer"]["contract"] == outcome["contract"] == outcome["package"]["contract"]
+
+
+def test_feasts_default_request_is_answered_with_the_features_bare_names(
+    outcome: dict[str, Any], flights: Path
+) -> None:
+    state = State(Project(flights).generations())
+    for lookup in outcome["lookups"]:
+        service = lookup["request"]["feature_service"]
+        full = state.service_lookup(service, True).names
+        assert state.service_lookup(service, False).names == [name.partition("__")[2] for name in full]
 
 
 def test_a_second_build_changes_no_byte(outcome: dict[str, Any], flights: Path) -> None:

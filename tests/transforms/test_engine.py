@@ -130,10 +130,10 @@ def oracle(data: Path) -> list[dict[str, Any]]:
             for name, seconds in WINDOWS.items():
                 delays = [delay for published, delay in flights if tick - seconds < published <= tick]
                 arrived = [delay for delay in delays if delay is not None]
-                row[f"flights_{name}"] = len(delays)
-                row[f"late_rate_{name}"] = share(sum(delay > 15 for delay in arrived), len(arrived))
-                row[f"mean_delay_{name}"] = share(sum(arrived), len(arrived))
-                row[f"no_arrival_rate_{name}"] = share(len(delays) - len(arrived), len(delays))
+                row[f"carrier_flights_{name}"] = len(delays)
+                row[f"carrier_late_rate_{name}"] = share(sum(delay > 15 for delay in arrived), len(arrived))
+                row[f"carrier_mean_delay_{name}"] = share(sum(arrived), len(arrived))
+                row[f"carrier_no_arrival_rate_{name}"] = share(len(delays) - len(arrived), len(delays))
             rows.append(row)
     return rows
 
