@@ -15,6 +15,8 @@ from isthmus.serving.settings import ServerSettings
 FEAST_SERVER = re.compile(rb"^  path: (http.*)$", re.MULTILINE)
 """The address of the server in the `feature_store.yaml` that `apply` writes."""
 
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the address to reach a server that listens on all
+
 
 def serve(project: Project, *, port: int | None = None) -> int:
     """Runs the API until it is stopped; returns its exit code.
@@ -49,8 +51,7 @@ def address(project: Project, port: int | None = None) -> str:
 
 def reachable(host: str) -> str:
     """A host to listen on, as it stands in a URL for this machine."""
-    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-        return "127.0.0.1"
+    host = _LOOPBACK.get(host, host)
     return f"[{host}]" if ":" in host else host
 
 

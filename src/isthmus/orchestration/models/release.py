@@ -16,6 +16,7 @@ from isthmus.features.contract.generations import Generations
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.manifest import open_package, read_contract
 from isthmus.features.verdict import Verdict
+from isthmus.orchestration.api.server import address
 from isthmus.orchestration.artifacts import Artifacts, serving_profile, verdict_file
 from isthmus.orchestration.models.models import require_release
 from isthmus.orchestration.project import Project
@@ -26,7 +27,6 @@ from isthmus.serving.rollout.rollout import Rollout, happened
 SWITCH_SECONDS = 5.0
 """How long to wait for a running server, which looks for a new deployment and loads it."""
 _PAUSE_SECONDS = 0.02
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the address to reach a server that listens on all
 
 
 @dataclass(frozen=True)
@@ -140,13 +140,12 @@ def _released(project: Project, done: Rollout) -> Released:
 
 def _await_switch(project: Project, deployment: Deployment) -> str:
     """Waits until the project's server answers with a package, and says in words how that ended."""
-    settings = project.settings.server
-    host = _LOOPBACK.get(settings.host, settings.host)
+    place = address(project).removeprefix("http://")
     end = time.monotonic() + SWITCH_SECONDS
     message = "none answers here"
     wanted = deployment.digest, deployment.candidate and deployment.candidate.deployment.digest
     try:
-        with closing(http.client.HTTPConnection(host, settings.port, timeout=SWITCH_SECONDS)) as server:
+        with closing(http.client.HTTPConnection(place, timeout=SWITCH_SECONDS)) as server:
             status, answer = _get(server, "/readyz")
             if status in (401, 403):
                 return "answers those with a key: its /models says whether it has switched"
