@@ -16,6 +16,8 @@ FEAST_SERVER = re.compile(rb"^  path: (http.*)$", re.MULTILINE)
 """The address of the server in the `feature_store.yaml` that `apply` writes."""
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
 
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the address to reach a server that listens on all
+
 
 def serve(project: Project, *, port: int | None = None) -> int:
     """Runs the API until it is stopped; returns its exit code.
