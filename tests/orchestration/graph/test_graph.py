@@ -19,7 +19,6 @@ from dagster._core.loader import LoadingContextForTest
 from dagster_pipes import PipesContext
 
 from isthmus import ConfigurationError
-from isthmus.orchestration.api.server import reachable
 from isthmus.orchestration.dev import dev
 from isthmus.orchestration.graph import IsthmusTranslator, Node, build_definitions, child
 from isthmus.orchestration.graph.assets import observe
@@ -550,9 +549,3 @@ def test_a_taken_port_of_dev_is_a_sentence(shop: Shop, table: str, remedy: str) 
         problem = rf"127.0.0.1:{port}: cannot be listened on \(Address already in use\); expected a free port. {remedy}"
         with pytest.raises(ConfigurationError, match=problem):
             dev(Project(shop.root))
-
-
-def test_a_server_for_everybody_is_reached_from_this_machine() -> None:
-    # Listening on ::, Python takes no IPv4.
-    hosts = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]", "api.local": "api.local"}  # noqa: S104
-    assert {host: reachable(host) for host in hosts} == hosts

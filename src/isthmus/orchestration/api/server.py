@@ -14,8 +14,6 @@ from isthmus.serving.settings import ServerSettings
 
 FEAST_SERVER = re.compile(rb"^  path: (http.*)$", re.MULTILINE)
 """The address of the server in the `feature_store.yaml` that `apply` writes."""
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
-
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the address to reach a server that listens on all
 
 
