@@ -82,9 +82,9 @@ $(DEMO): pyproject.toml constraints.txt | python
 	$(PIP) -c constraints.txt -e '.[demo]'
 	touch $@
 
-# All that is pinned, by two processes that need not resolve anything; a test holds the pins to be complete.
+# All that is pinned, by two processes that need not resolve anything, torch first; a test holds the pins to be complete.
 $(INSTALLED): pyproject.toml constraints.txt $(EXECUTORCH) | python
-	cat constraints.txt $(EXECUTORCH) | grep -v '^#' | xargs -P 2 -n 44 $(PIP) --no-compile --no-deps
+	cat constraints.txt $(EXECUTORCH) | grep -v '^#' | sort -r | xargs -P 2 -n 32 $(PIP) --no-compile --no-deps
 	$(PIP) --no-compile --no-deps --no-build-isolation -e .
 	touch $@ $(DEMO)
 
