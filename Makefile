@@ -84,7 +84,7 @@ $(DEMO): pyproject.toml constraints.txt | python
 
 # All that is pinned, by two processes that need not resolve anything, torch first; a test holds the pins to be complete.
 $(INSTALLED): pyproject.toml constraints.txt $(EXECUTORCH) | python
-	cat constraints.txt $(EXECUTORCH) | grep -v '^#' | sort -r | xargs -P 2 -n 32 $(PIP) --no-compile --no-deps
+	cat constraints.txt $(EXECUTORCH) | grep -v '^#' | sort -ru | xargs -P 2 -n 32 $(PIP) --no-compile --no-deps
 	$(PIP) --no-compile --no-deps --no-build-isolation -e .
 	touch $@ $(DEMO)
 
