@@ -11,7 +11,8 @@ IsthmusError
 └── Stopped                exit 130 or 143   SIGINT or SIGTERM; finished work stays
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
 _LONGEST = 600
@@ -180,3 +181,18 @@ def one_of(names: Iterable[str]) -> str:
     if len(known) > 1:
         return f"one of {', '.join(known)}"
     return known[0] if known else "none: nothing is declared"
+
+
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Wraps the imports of the libraries that an extra of Isthmus installs.
+
+    Raises:
+        DependencyError: an import failed; the remedy is to install the extra.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise DependencyError(
+            name, f"cannot be imported ({error})", remedy=f"install it: pip install 'isthmus[{name}]'"
+        ) from error

@@ -11,6 +11,7 @@ import numpy as np
 from isthmus.features import clock
 from isthmus.features.contract.contract import Contract, ViewContract, sha256
 from isthmus.features.contract.generations import Generations
+from isthmus.features.errors import extra
 from isthmus.features.files import write_atomically
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
@@ -19,7 +20,6 @@ from isthmus.features.values.columns import Values, from_python
 from isthmus.features.values.entitykey import entity_keys
 from isthmus.features.values.rows import RowCodec
 from isthmus.orchestration.api.server import FEAST_SERVER, address
-from isthmus.orchestration.extras import extra
 from isthmus.orchestration.project import Project
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from isthmus.features.errors import DataError
+from isthmus.features.errors import DataError, extra
 from isthmus.features.files import write_atomically
-from isthmus.orchestration.extras import extra
 from isthmus.orchestration.fleet.values import values
 from isthmus.orchestration.project import Project
 

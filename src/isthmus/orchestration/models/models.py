@@ -12,7 +12,7 @@ from isthmus.distill.declaration import Distillation, Plan
 from isthmus.distill.gates import check_gates
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.features.contract.contract import Contract
-from isthmus.features.errors import DataError, GateFailed, PackageError
+from isthmus.features.errors import DataError, GateFailed, PackageError, extra
 from isthmus.features.files import write_atomically
 from isthmus.features.latency import LatencyReader
 from isthmus.features.package.checksums import summed
@@ -22,7 +22,6 @@ from isthmus.features.progress import Progress, silent
 from isthmus.features.types import UnixTimestamp
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.orchestration.artifacts import DATA, Artifacts, TrainingSet, serving_profile
-from isthmus.orchestration.extras import extra
 from isthmus.orchestration.models import cards
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from isthmus.distill.reports.words import duration, scaled
+from isthmus.features.errors import extra
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.manifest import open_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.artifacts import Artifacts
-from isthmus.orchestration.extras import extra
 from isthmus.orchestration.models.models import require_boundary
 from isthmus.orchestration.planning.devices import HOST, Device, Precision, catalogue, measure_host
 from isthmus.orchestration.planning.roofline import Estimate, Work, roofline, rows_to_ridge
