@@ -26,6 +26,7 @@ from isthmus import (
     OneHot,
     RequestSource,
     Search,
+    Snapshot,
     Source,
     String,
     Tabular,
@@ -326,6 +327,7 @@ on_device = FeatureService(
         moment[["block_minutes", "weekend", "carrier_today", "origin_today"]],
     ],
     description="What a phone can know before departure",
+    device=Snapshot(age=timedelta(hours=1), every=timedelta(minutes=10)),
 )
 on_server = FeatureService(
     "late_arrival_server",

@@ -14,6 +14,7 @@ from isthmus.features.definition.spec import (
     Field,
     RequestSource,
     RequestTransform,
+    Snapshot,
     Source,
     Spine,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "RequestTransform",
     "Search",
     "Settings",
+    "Snapshot",
     "Source",
     "Spine",
     "Standardize",

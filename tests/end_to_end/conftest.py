@@ -5,6 +5,9 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.end_to_end.phones import chromium, opened
+from tests.serving.conftest import redis_url
+
+__all__ = ["redis_url"]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from playwright.sync_api import Page, sync_playwright
 
-from isthmus.orchestration.models.site import site
+from isthmus.orchestration.device.site import site
 from isthmus.orchestration.project import Project
 from tests.end_to_end.files import served
 from tests.end_to_end.phones import chromium, opened

@@ -26,7 +26,7 @@ from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.models.cards import PAGE, SEARCH
 from isthmus.orchestration.models.models import distill, export, search
 from isthmus.orchestration.models.release import deploy
-from isthmus.orchestration.models.site import site
+from isthmus.orchestration.device.site import site
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality.page import page as quality_page
 from isthmus.orchestration.quality.quality import quality

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from isthmus.features import clock
 from isthmus.features.contract.contract import Column, Contract, ViewContract
 from isthmus.features.offline.history import ViewHistory, status_column
-from isthmus.features.offline.snapshot import Snapshot
+from isthmus.features.offline.latest import LatestRows
 from isthmus.features.pointintime.questions import moments
 from isthmus.features.types import SCALARS, TYPES, Array, DataType, Int64
 from isthmus.features.values.columns import ARROW, Values, from_python
@@ -141,7 +141,7 @@ def table(view: ViewContract, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 def latest(history: ViewHistory, at: int) -> pa.Table:
     """The row of each key of a history in memory at a moment."""
-    state = Snapshot.of(history, at)
+    state = LatestRows.of(history, at)
     return pa.concat_tables(state.rows(np.arange(len(state.content))))
 
 

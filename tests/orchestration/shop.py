@@ -320,6 +320,14 @@ def with_moment(shop: Shop) -> Shop:
     return shop
 
 
+def with_device(shop: Shop, keys: str = "{}") -> Shop:
+    """The shop whose student's stored features are kept by devices."""
+    kept = f"device=Snapshot(age=timedelta(hours=6), every=timedelta(hours=1), keys={keys}, keep=3)"
+    shop.replace('description="What a phone has")', f'description="What a phone has", {kept})')
+    shop.replace("    RequestSource,\n", "    RequestSource,\n    Snapshot,\n")
+    return shop
+
+
 def learnable(shop: Shop) -> Shop:
     """The shop whose student is exported whatever it has learned."""
     shop.replace('Gate("lift_kept", at_least=0.95)', "")

@@ -64,6 +64,7 @@ class Project:
     Attributes:
         state: the folder that the steps write to.
         offline: folder or URL of the Delta tables.
+        snapshots: folder of the snapshots for devices, by service.
         latency_folder: where servers report their latency.
         keys_file: the API keys, as hashes.
         fixed_now: where the project's clock stands, in microseconds since 1970 UTC; None for the wall clock.
@@ -81,6 +82,7 @@ class Project:
         self.state = self.root / ".isthmus"
         self.contract_file = self.state / "contract.json"
         self.deployment_file = self.state / "deployment.json"
+        self.snapshots = self.state / "snapshots"
         self.latency_folder = self.state / "latency"
         self.keys_file = self.state / "keys.json"
         fixed = self.settings.project.now

@@ -18,7 +18,7 @@ PREFIX = "isthmus_"
 """What every key begins with: scanners of repositories and logs find a leaked key by it."""
 
 PATTERN = re.compile(rb"isthmus_[A-Za-z0-9_-]{43}")
-ACTIONS = ("read", "push", "predict")
+ACTIONS = ("read", "push", "predict", "snapshot")
 
 _FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -156,6 +156,6 @@ def problems(name: str, scopes: Sequence[str]) -> list[Problem]:
         wrong.append(Problem("name", repr(name), "letters, digits, ., _ and -, a letter or digit first, 64 at most"))
     if not scopes:
         wrong.append(Problem("scope", "there is none", "at least one"))
-    expected = "read:SERVICE, push:VIEW, predict:MODEL, or * for the name"
+    expected = "read:SERVICE, push:VIEW, predict:MODEL, snapshot:SERVICE, or * for the name"
     wrong += [Problem("scope", repr(scope), expected) for scope in scopes if not _SCOPE.fullmatch(scope)]
     return wrong

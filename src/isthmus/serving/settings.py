@@ -28,6 +28,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         contract: path of `contract.json`; the file may appear and change while the server runs.
         deployment: path of the deployment file; likewise.
         redis: URL of the online store, see `Address`.
+        snapshots: folder of the snapshots for devices, by service; None to offer none.
         keys: path of the file of API keys; likewise. None for a server without keys: the API is open, so it listens on
             loopback only.
         require_keys: refuse every request while there is no key, on loopback, too.
@@ -48,6 +49,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     contract: str
     deployment: str
     redis: str
+    snapshots: str | None = None
     keys: str | None = None
     require_keys: bool = False
     hosts: tuple[str, ...] = ()

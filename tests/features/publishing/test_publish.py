@@ -20,11 +20,11 @@ from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import DependencyError
 from isthmus.features.offline.history import ViewHistory, table_schema
 from isthmus.features.offline.log import MaterializationLog
-from isthmus.features.offline.snapshot import Snapshot
+from isthmus.features.offline.latest import LatestRows
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.scripts import ANNOUNCE, MANY, announced, suspects
 from isthmus.features.online.store import LEASE_SECONDS, OnlineStore
-from isthmus.features.publishing.diff import SnapshotDiff
+from isthmus.features.publishing.diff import RowsDiff
 from isthmus.features.publishing.publish import Materialized, publish
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.pipeline import Client, run
@@ -436,7 +436,7 @@ def test_a_state_is_the_row_that_wins_for_each_key(rows: list[tuple[int, int, in
     data = history_of(table)
     contents = [_content(value) for value in data["a"].to_pylist()]
     data = data.append_column("content_hash", pa.array(contents, pa.int64()))
-    state = Snapshot.of(ViewHistory(VIEW, data, 0), at)
+    state = LatestRows.of(ViewHistory(VIEW, data, 0), at)
     expected = {
         key_of(key): max(usable, key=order_of)
         for key, some in table.items()
@@ -451,7 +451,7 @@ def test_a_state_is_the_row_that_wins_for_each_key(rows: list[tuple[int, int, in
     }
     times = [row[1] for some in table.values() for row in some if row[1] <= at]
     assert state.horizon == max(times, default=-(1 << 63))
-    same = SnapshotDiff.between(state, state, stamp=None, horizon=state.horizon, suspect=state.keys.slice(0, 0))
+    same = RowsDiff.between(state, state, stamp=None, horizon=state.horizon, suspect=state.keys.slice(0, 0))
     assert same is not None
     assert (len(same.sent), same.changed, len(same.removed), same.stamp) == (0, 0, 0, None)
 

@@ -26,7 +26,7 @@ from isthmus.distill.types import Array, spread
 from isthmus.features.errors import ContractMismatch, GateFailed
 from isthmus.features.package.golden import Case as GoldenCase
 from isthmus.features.package.golden import Golden, TensorBytes
-from isthmus.features.package.manifest import FORMAT_VERSION, Manifest, package_digest, placed
+from isthmus.features.package.manifest import FORMAT_VERSION, Device, Manifest, package_digest, placed
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress, silent
 
@@ -67,6 +67,7 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     contract: Mapping[str, Any],
     profile: ServingProfile,
     cache: Path,
+    device: Device | None = None,
     progress: Progress = silent,
 ) -> ExportReport:
     """Writes the package of a trained student to `packages/<name>-<digest>`. The same student gives the same bytes.
@@ -89,7 +90,7 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     files.accept_models()
     if EXECUTORCH in material.declaration.runtimes:
         files.accept_programs()
-    package = files.package(contract)
+    package = files.package(contract, device)
     task, left_out = trained.task, files.left_out
     sizes = {precision: package_bytes(package, precision) for precision in task.tolerance if precision not in left_out}
     models = {file.variant.file: file.model for file in files.accepted}
@@ -177,7 +178,7 @@ class _Files:
                 self.left_out[file] = error
                 self.progress(f"no {file}: {error}", 0.8)
 
-    def package(self, contract: Mapping[str, Any]) -> dict[str, bytes]:
+    def package(self, contract: Mapping[str, Any], device: Device | None) -> dict[str, bytes]:
         """The files of the package by name."""
         material = self.trained.task.material
         declaration = material.declaration
@@ -197,6 +198,7 @@ class _Files:
             outputs=self.outputs,
             variants=tuple(file.variant for file in self.accepted),
             files={name: purpose for name, (_, purpose) in self.extra.items()},
+            device=device,
         )
         cases = tuple(
             GoldenCase(

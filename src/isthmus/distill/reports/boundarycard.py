@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from isthmus.distill.reports.report import Report, ServingHalf, TrainingHalf, read_report
-from isthmus.distill.reports.words import UNKNOWN, duration, money, number, scaled
+from isthmus.distill.reports.words import UNKNOWN, duration, measure, money, number, scaled, span
 from isthmus.features.document.blocks import Block, Fields, Heading, Paragraph
 from isthmus.features.document.markdown import to_markdown
 from isthmus.features.errors import GateFailed
@@ -42,10 +42,23 @@ def boundary_card(report: Mapping[str, Any], prices: Prices | None = None, curre
         Heading(f"Boundary card of {read.name}", 1),
         Paragraph(f"Student {read.id}. It was trained once, on one side of the boundary; it answers on the other."),
         Paragraph(SCOPE),
+        *map(Paragraph, age_sentences(read)),
     ]
     for title, half in halves(read, prices or {}, currency).items():
         blocks += [Heading(title), half]
     return to_markdown(blocks)
+
+
+def age_sentences(report: Report) -> list[str]:
+    """How old the features on a device may be, and what that takes; nothing where a device keeps none."""
+    if report.age is None:
+        return []
+    metric, found = report.metric, report.models["student"].quality.get(report.metric)
+    fresh = next((point.found.value for point in report.ages if point.seconds == 0), None)
+    return [
+        f"On a device its stored features may be {span(report.age)} old: then its {metric} is {measure(found)}, with fresh "
+        f"ones {measure(fresh)}. Older ones are not used."
+    ]
 
 
 def halves(report: Report, prices: Prices, currency: str) -> dict[str, Fields | Paragraph]:

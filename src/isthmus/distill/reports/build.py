@@ -19,7 +19,7 @@ from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.evaluation.slices import worst_slices
 from isthmus.distill.export.candidate import Candidate
 from isthmus.distill.outputs.cache import TeacherOutputs
-from isthmus.distill.reports.report import Estimate, Model, RunReport, TrainingHalf, TrainingRun, WorstSlice
+from isthmus.distill.reports.report import AtAge, Estimate, Model, RunReport, TrainingHalf, TrainingRun, WorstSlice
 from isthmus.distill.restore import origins
 from isthmus.distill.tasks.split import PARTS
 from isthmus.distill.tasks.task import Task, student_answers
@@ -27,9 +27,12 @@ from isthmus.distill.training.studentrun import StudentRun
 from isthmus.distill.training.teacheroutputs import TeacherCost
 from isthmus.distill.types import Answers, Index
 from isthmus.features import clock
+from isthmus.features.clock import MICROSECOND
 from isthmus.features.errors import DataError
 
 PUPILS = ("student", "control")
+AGES = (0, 0.25, 0.5, 1, 3, 6, 24, 168)
+"""At which shares of the declared age the students are measured."""
 LEAST_ROWS = 200
 """Test rows of a slice, at least."""
 
@@ -79,6 +82,7 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
     quality = {name: measured[name, None] for name in outputs}
     quality |= {name: {measure: mean.value for measure, mean in values.items()} for name, values in means.items()}
     shipped = (max if task.more else min)(seeds, key=lambda seed: trained["student", seed].run.best)
+    ages = _ages(task, {seed: trained["student", seed].model for seed in seeds})
     pupils = _pupils(task, {name: trained[name, shipped].model for name in PUPILS}, means)
     about = {**_ABOUT, **task.about}
     return RunReport(
@@ -102,11 +106,13 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
             for state in (pupil.run.state,)
         ],
         **_gains(task, measured, seeds),
-        measures={**dict.fromkeys(task.measured), **task.measures(quality)},
+        measures={**dict.fromkeys(task.measured), **task.measures(quality), **_age_cost(task, ages, quality)},
         agreement={
             name: task.agreement(answers[name, shipped], answers["teacher", None]) for name in PUPILS
         },
         slices=_slices(task, answers, shipped),
+        age=None if declared.student.device is None else declared.student.device.age.total_seconds(),
+        ages=ages,
         rows={name: len(getattr(parts, name)) for name in PARTS},
         boundaries=parts.boundaries and [clock.moment(boundary).isoformat() for boundary in parts.boundaries],
         seconds={**seconds},
@@ -151,6 +157,30 @@ def _slices(task: Task, answers: Mapping[_Key, Answers], shipped: int) -> list[W
 
     worst = worst_slices(task.sliced(test), scores, least=LEAST_ROWS, higher_is_better=task.more)
     return [WorstSlice(**dataclasses.asdict(part)) for part in worst]
+
+
+def _ages(task: Task, students: Mapping[int, nn.Module]) -> list[AtAge]:
+    """The metric of the students, each with its seed, at the ages that a device's features may have."""
+    device, material = task.material.declaration.student.device, task.material
+    if device is None or material.aged is None:
+        return []
+    test, rows, found = material.parts.test, np.arange(len(material.parts.test)), []
+    for share in AGES:
+        age = int(device.age / MICROSECOND * share)
+        over = task.over(material.aged(test, age), test)
+        scores = [
+            over.score(student_answers(over, student, rows, torch.device("cpu")), rows, {})
+            for student in students.values()
+        ]
+        found.append(AtAge(age / 1e6, Estimate(*_mean(scores))))
+    return found
+
+
+def _age_cost(task: Task, ages: Sequence[AtAge], quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """What the declared age takes from the metric; the quality of the report is at that age."""
+    if not ages or (fresh := ages[0].found.value) is None:
+        return {}
+    return {"age_cost": (fresh - quality["student"][task.metric]) * (1 if task.more else -1)}
 
 
 def _gains(task: Task, measured: Mapping[_Key, Mapping[str, float]], seeds: Sequence[int]) -> dict[str, Any]:

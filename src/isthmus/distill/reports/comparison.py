@@ -17,6 +17,7 @@ _MEASURES = {
     "taught": "what the student is better by than the control, the same student without the teacher",
     "gap_closed": "share of the way from the control to the teacher",
     "lift_kept": "share of the reference's auc over chance",
+    "age_cost": "what the greatest age of its features takes from the student's metric",
     "p50": "half of the answers take no longer",
     "p99": "99 of 100 answers take no longer",
 }

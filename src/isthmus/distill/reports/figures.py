@@ -5,9 +5,13 @@ from typing import Any
 
 from isthmus.distill.reports.comparison import metrics
 from isthmus.distill.reports.plots import STYLE, Line, Span, Strip, curves, drawable, spans, strips, tradeoff
-from isthmus.distill.reports.report import Report, read_report
+from isthmus.distill.reports.report import Estimate, Report, read_report
+from isthmus.distill.reports.words import span
 from isthmus.features.document.blocks import Figure
 from isthmus.features.document.html import image
+
+AGED = "age"
+"""The plot of quality over the age of the features on a device."""
 
 
 def images(report: Mapping[str, Any]) -> dict[str, dict[str, str]]:
@@ -45,7 +49,18 @@ def quality(report: Report) -> dict[str, Figure]:
         label = f"{report.metric} over p50"
         caption = f"{report.metric} (up) over p50 of one answer in µs (right, logarithmic)"
         plots[label] = tradeoff(points, label, caption)
+    if aged := [
+        Strip(span(point.seconds), value, bounds(point.found), ())
+        for point in report.ages
+        if drawable(value := point.found.value)
+    ]:
+        plots[AGED] = strips(f"{report.metric} of the student by the age of its features", aged)
     return plots
+
+
+def bounds(found: Estimate) -> tuple[float, float] | None:
+    """The interval of an estimate, if it can be drawn."""
+    return (found.low, found.high) if drawable(found.low) and drawable(found.high) else None
 
 
 def training(report: Report) -> dict[str, Figure]:

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from isthmus.distill.reports.boundarycard import SCOPE, Prices, halves
+from isthmus.distill.reports.boundarycard import SCOPE, Prices, age_sentences, halves
 from isthmus.distill.reports.comparison import comparison, explained, legend, measures, metrics, worst_slices
 from isthmus.distill.reports.figures import quality, training
 from isthmus.distill.reports.findings import limits, teacher_gain
 from isthmus.distill.reports.plots import STYLE
 from isthmus.distill.reports.report import GateResult, Report, read_report
 from isthmus.distill.reports.searchpage import read_search, search_blocks
-from isthmus.distill.reports.words import measure, number
+from isthmus.distill.reports.words import between, measure, number, span
 from isthmus.features.document.blocks import Block, Group, Heading, Paragraph, Table, Text, bad, code, good, strong
 from isthmus.features.document.html import to_html
 
@@ -37,6 +37,7 @@ def page(
         *([Paragraph(_SPREAD)] if len(read.seeds) > 1 else []),
         Group("plots", list(quality(read).values())),
         comparison(read),
+        *([Heading("Age on a device"), *map(Paragraph, age_sentences(read)), ages(read)] if read.ages else []),
         *([Heading("Worst slices against the teacher"), *worst_slices(read)] if read.slices else []),
         *_training(read),
         Heading("The boundary"),
@@ -96,6 +97,16 @@ def _training(report: Report) -> list[Block]:
         Group("plots", list(training(report).values())),
         Group("details", [Table(columns, rows, numbers=columns[1:])], f"{len(rows)} trainings"),
     ]
+
+
+def ages(report: Report) -> Table:
+    """The student's metric by the age of its features."""
+    rows: list[list[Text]] = [
+        [span(point.seconds), measure(point.found.value), between(point.found.low, point.found.high)]
+        for point in report.ages
+    ]
+    columns = ["features", report.metric, "95 %"]
+    return Table(columns, rows, numbers=columns[1:])
 
 
 def _rows_and_time(report: Report) -> Iterable[Block]:

@@ -65,6 +65,13 @@ class WorstSlice(msgspec.Struct, frozen=True):
     control: float | None = None
 
 
+class AtAge(msgspec.Struct, frozen=True):
+    """The students' metric on the test part where all stored features are some seconds old."""
+
+    seconds: float
+    found: Estimate
+
+
 class GateResult(msgspec.Struct, frozen=True):
     """A declared gate and the figure it was checked against."""
 
@@ -129,6 +136,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     measures: Quality = {}
     agreement: dict[str, Quality] = {}
     slices: list[WorstSlice] = []
+    age: float | None = None
+    ages: list[AtAge] = []
     rows: dict[str, int] = {}
     boundaries: list[str] | None = None
     seconds: dict[str, float | None] = {}

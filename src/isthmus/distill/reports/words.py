@@ -61,3 +61,13 @@ def duration(microseconds: float | None) -> str:
 def between(low: float | None, high: float | None) -> str:
     """An interval; empty without bounds."""
     return "" if low is None or high is None else f"{measure(low)} to {measure(high)}"
+
+
+def span(seconds: float) -> str:
+    """A time in the largest unit that divides it."""
+    if seconds == 0:
+        return "fresh"
+    sizes = ((7 * 86400, "week"), (86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
+    size, unit = next(((size, unit) for size, unit in sizes if seconds >= size and seconds % size == 0), (1, "second"))
+    count = seconds / size
+    return f"{count:g} {unit}{'' if count == 1 else 's'}"

@@ -1,13 +1,15 @@
 """The task of tables: gradient boosting on all features teaches a small network for a device."""
 
+import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 import torch
 from onnx import ModelProto
 from torch import nn
@@ -29,6 +31,7 @@ from isthmus.distill.tasks.split import binary_labels
 from isthmus.distill.tasks.task import Batch, Case, Material, Task
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Answers, Array, Index, spread
+from isthmus.features.clock import MICROSECOND
 from isthmus.features.package.manifest import Feeds, ModelInput, feeds
 from isthmus.transforms.preparation.fit import LEARNED
 
@@ -60,7 +63,7 @@ class TabularTask(Task):
         assert material.parts.boundaries is not None  # noqa: S101 - the declaration allows only a split by time
         self.declared, self._boundaries = declared, material.parts.boundaries
         self.labels = binary_labels(material.table, material.label, material.parts)
-        self._data = tensors(material.table, material.student_inputs)
+        self._data = tensors(material.student_table, material.student_inputs)
         preparation = material.learn(declared.plan(material.student_inputs), self._boundaries[0])
         self._prepare = Prepare(preparation, compiled(preparation))
         self._numbers, self._places = map(torch.from_numpy, self._prepare(self._data))
@@ -69,17 +72,18 @@ class TabularTask(Task):
 
     def teacher(self) -> Teacher:
         """Boosting on the teacher's inputs."""
-        return self._boosting("teacher", self.material.teacher_inputs)
+        return self._boosting("teacher", self.material.table, self.material.teacher_inputs)
 
     def references(self) -> Mapping[str, Teacher]:
         """The same learner on the student's inputs."""
-        return {"reference": self._boosting("reference", self.material.student_inputs)}
+        return {"reference": self._boosting("reference", self.material.student_table, self.material.student_inputs)}
 
-    def _boosting(self, name: str, inputs: Sequence[ModelInput]) -> Boosting:
+    def _boosting(self, name: str, table: pa.Table, inputs: Sequence[ModelInput]) -> Boosting:
         material = self.material
+        seen_by = material.declaration.student.device if table is material.device else None
         return Boosting(
             name,
-            lambda: tensors(material.table, inputs),
+            lambda: tensors(table, inputs),
             self.labels,
             material.parts.train,
             rounds=self.declared.teacher_rounds,
@@ -90,6 +94,7 @@ class TabularTask(Task):
                 "label": material.label,
                 "split": list(material.declaration.split),
                 "inputs": [[item.name, item.dtype.name] for item in inputs],
+                **({} if seen_by is None else {"device": [seen_by.age / MICROSECOND, seen_by.every / MICROSECOND]}),
             },
         )
 
@@ -131,7 +136,7 @@ class TabularTask(Task):
         """Each by itself, over the training part or 100,000 rows of it."""
         train = self.material.parts.train
         rows = train[spread(len(train), 100_000)]
-        values = columns(self.material.table.take(rows), self.material.student_inputs)
+        values = columns(self.material.student_table.take(rows), self.material.student_inputs)
         return [
             f"{name} orders the labels of the training part with an AUC of {area:.4f}"
             for name, column in values.items()
@@ -149,6 +154,14 @@ class TabularTask(Task):
     def quality(self, answers: Answers, rows: Index, _teacher: Answers) -> dict[str, float]:
         """AUC, log loss, calibration error and Brier score."""
         return metrics(self.labels[rows], sigmoid(answers["logits"]))
+
+    def over(self, table: pa.Table, rows: Index) -> Self:
+        """This task for some rows alone, numbered from 0, with their inputs in another table."""
+        task = copy.copy(self)
+        task.labels, task._targets = self.labels[rows], self._targets[torch.from_numpy(rows)]
+        task._data = tensors(table, self.material.student_inputs)
+        task._numbers, task._places = map(torch.from_numpy, self._prepare(task._data))
+        return task
 
     def score(self, answers: Answers, rows: Index, _teacher: Answers) -> float:
         """AUC."""
@@ -172,7 +185,7 @@ class TabularTask(Task):
         return feeds(self._fed, self._raw(rows))
 
     def _raw(self, rows: Index) -> Columns:
-        return columns(self.material.table.take(rows), self._fed)
+        return columns(self.material.student_table.take(rows), self._fed)
 
     def case(self, student: nn.Module, rows: Index) -> Case:
         """Raw values, and the student's probabilities."""

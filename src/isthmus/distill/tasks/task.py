@@ -59,6 +59,8 @@ class Material:
         learn: learns a preparation from the training part, by the project's engine.
         progress: called with the work and its share done while a task prepares its teacher.
         latency: recent latency of the servers on this machine, to which the training gives way; None to ignore them.
+        device: the table with the student's inputs as a device sees them; None where it sees what the server sees.
+        aged: rows of the table whose student's inputs are as old as it says, in microseconds; likewise.
     """
 
     declaration: Distillation
@@ -73,6 +75,13 @@ class Material:
     learn: Learn
     progress: Progress = silent
     latency: Callable[[], Latency | None] | None = None
+    device: pa.Table | None = None
+    aged: Callable[[Index, int], pa.Table] | None = None
+
+    @property
+    def student_table(self) -> pa.Table:
+        """The table with the student's inputs, row by row as `table`."""
+        return self.table if self.device is None else self.device
 
     @cached_property
     def parts(self) -> Split:
@@ -272,6 +281,13 @@ class Task(ABC):
             return agreement(*pair)
         flat = [array.reshape(len(array), -1) for array in (ours, theirs)]
         return {"cosine": cosine(*flat) if all(array.any(1).all() for array in flat) else math.nan}
+
+    def over(self, table: pa.Table, rows: Index) -> Self:
+        """This task for some rows alone, numbered from 0, with their student's inputs in another table.
+
+        Only for a task whose rows a device can keep: a `Tabular`.
+        """
+        raise NotImplementedError
 
     def sliced(self, rows: Index) -> pa.Table:
         """The columns by which the report slices the test rows: the student's inputs but times."""

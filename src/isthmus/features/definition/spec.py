@@ -198,16 +198,39 @@ def _projection(view: FeatureView | RequestTransform, features: Sequence[str]) -
     return FeatureProjection(view, (features,) if isinstance(features, str) else tuple(features))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """The stored features that devices keep: the rows of a service's views at a moment, as a signed file.
+
+    Attributes:
+        age: the greatest age at which a device may use a snapshot.
+        every: how often a new one is made: the moments of snapshots are multiples of it since 1970 UTC, where training
+            data are joined as a device sees them.
+        keys: a join key to the values that devices keep; a view with another join key is kept whole.
+        keep: of how many earlier snapshots the differences to the newest are kept.
+    """
+
+    age: timedelta
+    every: timedelta
+    keys: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    keep: int = 6
+
+
 @dataclass(frozen=True)
 class FeatureService:
     """The features of a model: views, request sources and request transforms, or parts of them.
 
     The model's inputs are the stored features, then the request fields, then the computed ones, each in this order.
+
+    Attributes:
+        device: what devices keep of the views; None if no device keeps rows. How a snapshot is made is not part of the
+            contract.
     """
 
     name: str
     features: Sequence[FeatureView | FeatureProjection | RequestSource | RequestTransform]
     description: str = ""
+    device: Snapshot | None = None
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.views import is_registered, key_problems, registered
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.snapshot import Snapshot
+from isthmus.features.offline.latest import LatestRows
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.types import TYPES, DataType, Int64, String
@@ -340,7 +340,7 @@ class Rows:
     def latest(self, places: Ints) -> Ints:
         """Of the rows at these places, the place of the newest row of each key."""
         history = ViewHistory(self.history.view, self.history.table().take(places), 0)
-        return places[Snapshot.of(history, LAST).place]
+        return places[LatestRows.of(history, LAST).place]
 
 
 def untyped_keys(registry: BaseRegistry, project: str, view: FeatureView) -> list[str]:

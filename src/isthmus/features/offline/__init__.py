@@ -1,1 +1,1 @@
-"""The offline store: Delta tables, their commits, and the history and snapshots of a view."""
+"""The offline store: Delta tables, their commits, and the history and the latest rows of a view."""

@@ -157,7 +157,40 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     most: dict[str, int] = {}
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KeptView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A view whose rows a device keeps, as a snapshot has them.
+
+    Attributes:
+        keys: the join keys by name, each with its type.
+        fields: the features in the snapshot, each with its type, in the order of a packed row.
+        ttl: microseconds after its event time for which a row holds; None for no limit.
+    """
+
+    name: str
+    keys: tuple[tuple[str, str], ...]
+    fields: tuple[tuple[str, str], ...]
+    ttl: int | None
+
+
+class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a device keeps to feed a model: see docs/snapshots.md.
+
+    Attributes:
+        project: whose snapshots these are.
+        service: likewise.
+        hash: of the service in the contract, as in the header of a snapshot.
+        age: microseconds that may have passed since a snapshot was made.
+        views: in the order of a snapshot.
+    """
+
+    project: str
+    service: str
+    hash: str
+    age: int
+    views: tuple[KeptView, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The content of a package, and the contract of its inputs.
 
     Attributes:
@@ -167,6 +200,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tensors: the graph's inputs.
         outputs: the graph's outputs.
         files: the purpose of each further file.
+        device: what a device keeps; None if whoever asks the model brings all that it reads.
     """
 
     format_version: int
@@ -182,6 +216,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outputs: tuple[Tensor, ...]
     variants: tuple[Variant, ...]
     files: dict[str, str]
+    device: Device | None = None
 
     @property
     def model_inputs(self) -> tuple[ModelInput, ...]:

@@ -18,7 +18,7 @@ from isthmus.features.files import scratch_folder, write_atomically
 from isthmus.features.package.checksums import SIGNATURE, SUMS, Files, read_file, require_unique_keys
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
     from model_signing.hashing import Config as Hashing
 
 PASSWORD = "ISTHMUS_SIGNING_PASSWORD"  # noqa: S105 - the name of the variable that holds it
@@ -72,25 +72,11 @@ class Signer:
 
     def __init__(self, key: Path, password: str | None = None) -> None:
         try:
-            from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-            from cryptography.hazmat.primitives.serialization import load_pem_private_key
             from model_signing.signing import Config
         except ImportError as error:
             raise _missing(error) from error
+        read_private_key(key, password)
         secret: Any = password.encode() if password else None
-        try:
-            loaded = load_pem_private_key(key.read_bytes(), secret)
-        except OSError as error:
-            raise _unusable(key, f"cannot be read ({error.strerror})", "the file of a private key") from error
-        except TypeError as error:  # a password for a key without, or none for a key with a password
-            if secret:
-                raise _unusable(key, "has no password", f"no {PASSWORD}") from error
-            raise _unusable(key, "has a password", f"it in {PASSWORD}") from error
-        except Exception as error:  # OpenSSL raises many kinds of errors
-            reason = f"is no private key that {PASSWORD} opens" if secret else "is no private key"
-            raise _unusable(key, reason, _PAIR) from error
-        if not isinstance(loaded, EllipticCurvePrivateKey) or loaded.curve.name not in _CURVES:
-            raise _unusable(key, "is a key of another kind", _PAIR)
         # Annotated as text, but passed on to a function that takes bytes.
         self._config = Config().use_elliptic_key_signer(private_key=key, password=secret)
 
@@ -102,6 +88,35 @@ class Signer:
             self._config.set_hashing_config(_hashing()).sign(package, file)
             write_atomically(file, file.read_bytes())
             file.replace(package / SIGNATURE)
+
+
+def read_private_key(file: Path, password: str | None = None) -> "EllipticCurvePrivateKey":
+    """The private key in a file.
+
+    Raises:
+        ConfigurationError: it cannot be read, is no elliptic key, or has a different password.
+        DependencyError: the extra `signing` is not installed.
+    """
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    except ImportError as error:
+        raise _missing(error) from error
+    secret = password.encode() if password else None
+    try:
+        loaded = load_pem_private_key(file.read_bytes(), secret)
+    except OSError as error:
+        raise _unusable(file, f"cannot be read ({error.strerror})", "the file of a private key") from error
+    except TypeError as error:  # a password for a key without, or none for a key with a password
+        if secret:
+            raise _unusable(file, "has no password", f"no {PASSWORD}") from error
+        raise _unusable(file, "has a password", f"it in {PASSWORD}") from error
+    except Exception as error:  # OpenSSL raises many kinds of errors
+        reason = f"is no private key that {PASSWORD} opens" if secret else "is no private key"
+        raise _unusable(file, reason, _PAIR) from error
+    if not isinstance(loaded, EllipticCurvePrivateKey) or loaded.curve.name not in _CURVES:
+        raise _unusable(file, "is a key of another kind", _PAIR)
+    return loaded
 
 
 def read_public_key(file: Path) -> str:

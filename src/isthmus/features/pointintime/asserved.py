@@ -18,9 +18,10 @@ from isthmus.features.errors import DataError
 from isthmus.features.offline.history import ViewHistory, status_column, table_schema
 from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.scan import in_lots
-from isthmus.features.offline.snapshot import Snapshot, matches
+from isthmus.features.offline.latest import LatestRows, matches
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import BATCH, PASS, Join
+from isthmus.features.pointintime.validity import by_ttl
 from isthmus.features.types import Bool, UnixTimestamp
 from isthmus.features.values.columns import ARROW, from_arrow
 from isthmus.features.verdict import compare
@@ -96,7 +97,9 @@ class ServedJoin:
             result = rows
             for view, wanted, joins, comparison in self._views:
                 past, ideal = (pa.Table.from_batches(join.batches(rows.to_batches()), join.schema) for join in joins)
-                answers = _answers(rows, view, past)
+                present = pc.fill_null(past[view.full_name(_PRESENT.name)], False)
+                event = past[view.full_name(_EVENT.name)]
+                answers = by_ttl(view, rows["event_timestamp"], event, present, past)
                 comparison.add(ideal, past, answers)
                 names = [view.full_name(column.name) for column in wanted]
                 for name in [*names, status_column(view)] if self._status else names:
@@ -117,7 +120,7 @@ def _readable(offline: OfflineStore, view: ViewContract, until: int | None) -> t
             remedy="run `isthmus materialize --full`; a training set as served begins with it",
         )  # fmt: skip
     parts: list[pa.Table] = []
-    before: Snapshot | None = None
+    before: LatestRows | None = None
     readable = -(1 << 63)
     for entry in entries:
         history = offline.history(view, entry.version)
@@ -127,7 +130,7 @@ def _readable(offline: OfflineStore, view: ViewContract, until: int | None) -> t
                 remedy="it was removed and built again: what was served before is not known any more",
             )  # fmt: skip
         with offline.reading(view.table):
-            state = Snapshot.of(history, entry.at)
+            state = LatestRows.of(history, entry.at)
             # Under a clock that stands still, successive runs still became readable one after the other.
             readable = max(entry.readable, readable + 1)
             parts += _changes(view, before, state, readable)
@@ -135,7 +138,7 @@ def _readable(offline: OfflineStore, view: ViewContract, until: int | None) -> t
     return ViewHistory(_past(view), pa.concat_tables(parts), entries[-1].version), entries[-1].readable
 
 
-def _changes(view: ViewContract, before: Snapshot | None, state: Snapshot, readable: int) -> list[pa.Table]:
+def _changes(view: ViewContract, before: LatestRows | None, state: LatestRows, readable: int) -> list[pa.Table]:
     """The rows that a run made readable, and an empty row for each key that it removed."""
     fresh, removed = np.arange(len(state.content)), state.keys.slice(0, 0)
     if before is not None:
@@ -160,30 +163,6 @@ def _past_rows(view: ViewContract, readable: int, rows: pa.Table) -> pa.Table:
 def _past(view: ViewContract) -> ViewContract:
     """A view of rows ordered by when they became readable. It has no ttl, which counts from the event time."""
     return replace(view, fields=(*view.fields, _EVENT, _PRESENT), ttl=None)
-
-
-def _answers(spine: pa.Table, view: ViewContract, past: pa.Table) -> dict[str, pa.ChunkedArray]:
-    """The features and the status of a view by its own ttl."""
-    event = past[view.full_name(_EVENT.name)]
-    at = spine["event_timestamp"].cast(_TIME).cast(pa.int64())
-    present = pc.fill_null(past[view.full_name(_PRESENT.name)], False)
-    age = pc.subtract(at, pc.fill_null(event.cast(pa.int64()), 0))
-    expired = pc.and_(present, pc.greater(age, view.ttl) if view.ttl is not None else False)
-    valid = pc.and_(present, pc.invert(expired))
-    columns, empty = {}, valid
-    for column in view.fields:
-        name = view.full_name(column.name)
-        columns[name] = pc.if_else(valid, past[name], pa.scalar(None, ARROW[column.dtype.name]))
-        empty = pc.and_(empty, past[name].is_null())
-    status = pc.case_when(
-        pc.make_struct(empty, valid, expired),
-        Status.NULL.label,
-        Status.PRESENT.label,
-        Status.EXPIRED.label,
-        Status.NOT_FOUND.label,
-    )
-    columns[status_column(view)] = pc.cast(status, pa.string())
-    return columns
 
 
 class _Comparison:

@@ -1,22 +1,22 @@
-"""The difference of two snapshots of a view, by key, time and content hash, without reading a value."""
+"""The difference between the latest rows of a view at two moments, by key, time and content hash, without reading a value."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from isthmus.features.offline.snapshot import Places, Snapshot, matches
+from isthmus.features.offline.latest import Places, LatestRows, matches
 from isthmus.features.values.stamp import Stamp
 
 
 @dataclass(frozen=True)
-class SnapshotDiff:
-    """The writes that bring Redis from a snapshot to a later one.
+class RowsDiff:
+    """The writes that bring Redis from the rows of a moment to those of a later one.
 
     Attributes:
-        sent: places of the rows to write in the later snapshot.
+        sent: places of the rows to write among the later ones.
         changed: number of its keys that are new or have different content.
-        removed: join keys that the later snapshot lacks.
+        removed: join keys that the later rows lack.
         stamp: the times of the unchanged rows, if they need a stamp.
     """
 
@@ -27,8 +27,8 @@ class SnapshotDiff:
 
     @classmethod
     def between(
-        cls, before: Snapshot, after: Snapshot, *, stamp: Stamp | None, horizon: int, suspect: pa.Table
-    ) -> "SnapshotDiff | None":
+        cls, before: LatestRows, after: LatestRows, *, stamp: Stamp | None, horizon: int, suspect: pa.Table
+    ) -> "RowsDiff | None":
         """The difference, or None if the stamp would change the times of a row to write.
 
         If all unchanged rows have the same new times, they become a new stamp, and only rows with changed content are

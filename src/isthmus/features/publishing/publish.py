@@ -1,6 +1,6 @@
 """Publishes a view from the offline table to Redis, a single run at a time.
 
-A run compares the snapshot that the last run published with the current snapshot and sends the difference. If Redis may
+A run compares the latest rows that the last run published with those of now and sends the difference. If Redis may
 lack rows of the last run, because it was emptied, has evicted keys or the run was killed, every row is compared with
 Redis.
 """
@@ -24,12 +24,12 @@ from isthmus.features.errors import DependencyError, IsthmusError
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.log import Materialization, MaterializationLog
 from isthmus.features.offline.scan import in_lots
-from isthmus.features.offline.snapshot import Places, Snapshot
+from isthmus.features.offline.latest import Places, LatestRows
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online import record as published
 from isthmus.features.online.record import Published
 from isthmus.features.online.store import EVERYTHING, LEASE_SECONDS, OnlineStore, WriteCounts
-from isthmus.features.publishing.diff import SnapshotDiff
+from isthmus.features.publishing.diff import RowsDiff
 from isthmus.features.redis.address import without_credentials
 from isthmus.features.redis.connection import answering
 from isthmus.features.values import columns as columnar
@@ -38,8 +38,8 @@ from isthmus.features.values.entitykey import KeyValue
 PART = 1 << 16
 """Rows that are converted from Arrow at a time."""
 
-Send = Callable[[Snapshot, Places, int | None], WriteCounts]
-"""Writes the rows at these places of a snapshot up to a horizon, see `OnlineStore.write`."""
+Send = Callable[[LatestRows, Places, int | None], WriteCounts]
+"""Writes the rows at these places of latest rows up to a horizon, see `OnlineStore.write`."""
 
 WAIT_SECONDS = 600.0
 """How long a run waits for another run of the same view."""
@@ -82,7 +82,7 @@ def publish(  # noqa: PLR0913 - a step, and each argument is a choice of its cal
     send: "Send | None" = None,
     waiting: Callable[[], None] = lambda: None,
 ) -> Materialized:
-    """Publishes the current snapshot of a history to Redis, after any other run for the view.
+    """Publishes the latest rows of a history to Redis, after any other run for the view.
 
     Args:
         store: the rows in Redis.
@@ -197,7 +197,7 @@ class _Run:
     def write(self, *, full: bool) -> Materialized:
         view, before = self.view, self.before
         with self.offline.reading(view.table):
-            state = Snapshot.of(self.history, self.at)
+            state = LatestRows.of(self.history, self.at)
         built = self.history.commit.written
         if before is not None and before.built > built and not full:
             # Redis has rows of a table that was built later, so ours decide nothing.
@@ -216,7 +216,7 @@ class _Run:
         started = self.now()
         changes = None
         if before is not None and suspect is not None and not full and (base := self._base(before, state)):
-            changes = SnapshotDiff.between(
+            changes = RowsDiff.between(
                 base, state, stamp=record.stamp, horizon=before.horizon, suspect=suspect.cast(state.keys.schema)
             )
         if changes is None:
@@ -232,7 +232,7 @@ class _Run:
         if self.store.record_text(view) != self.record:
             self.lease.refuse()
         if changes is None or counts.written or removed or stamp != record.stamp:
-            # Without a change, the snapshot was readable before.
+            # Without a change, the rows were readable before.
             MaterializationLog(self.offline.root).append(
                 Materialization(
                     view=view.name, contract=view.hash, version=record.version, fingerprint=fingerprint, at=self.at,
@@ -242,7 +242,7 @@ class _Run:
         self._publish(msgspec.structs.replace(record, stamp=stamp, pending=False, complete=published.NEVER))
         return self._counts(state, counts, removed)
 
-    def _all(self, state: Snapshot, record: Published, until: int) -> tuple[WriteCounts, int]:
+    def _all(self, state: LatestRows, record: Published, until: int) -> tuple[WriteCounts, int]:
         """Compares every row with Redis; returns the counts and the number of removed rows of other keys."""
         places = np.arange(len(state.content))
         if record.stamp is None:
@@ -264,8 +264,8 @@ class _Run:
             self.lease.refuse()
         self.record = text
 
-    def _base(self, before: Published, state: Snapshot) -> Snapshot | None:
-        """The snapshot that Redis has, or None if a comparison with Redis itself is safer."""
+    def _base(self, before: Published, state: LatestRows) -> LatestRows | None:
+        """The latest rows that Redis has, or None if a comparison with Redis itself is safer."""
         view = self.view
         if before.pending or before.contract != view.hash or not self.store.still_holds(before.servers):
             return None
@@ -276,14 +276,14 @@ class _Run:
                 if history.fingerprint != before.fingerprint:
                     return None
                 with self.offline.reading(view.table):
-                    base = Snapshot.of(history, before.at)
+                    base = LatestRows.of(history, before.at)
             except IsthmusError:
                 return None  # That version is gone.
         probes = np.unique(np.linspace(0, len(base.content), _PROBES, endpoint=False, dtype=np.int64))
         missing = self.store.missing(view, key_values(view, base.keys.take(probes[: len(base.content)])))
         return None if missing else base
 
-    def _send(self, state: Snapshot, places: Places, until: int | None) -> WriteCounts:
+    def _send(self, state: LatestRows, places: Places, until: int | None) -> WriteCounts:
         """Writes rows in parts, since their Python values take several times the memory of Arrow."""
         if self.send is not None:
             return self.send(state, places, until) if len(places) else WriteCounts(0, 0, 0)
@@ -295,7 +295,7 @@ class _Run:
                 changed, written = changed + counts.changed, written + counts.written
         return WriteCounts(len(places), changed, written)
 
-    def _counts(self, state: Snapshot, counts: WriteCounts, removed: int) -> Materialized:
+    def _counts(self, state: LatestRows, counts: WriteCounts, removed: int) -> Materialized:
         ttl = self.view.ttl
         expired = 0 if ttl is None else int(np.count_nonzero(self.at - state.event > ttl))
         return Materialized(len(state.content), counts.changed, counts.written, expired, removed, 0.0)

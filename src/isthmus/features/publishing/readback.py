@@ -4,7 +4,7 @@ import numpy as np
 
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import DataError
-from isthmus.features.offline.snapshot import Snapshot
+from isthmus.features.offline.latest import LatestRows
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.record import stamp_of
 from isthmus.features.online.store import PIECE, OnlineStore
@@ -30,7 +30,7 @@ def read_back(store: OnlineStore, offline: OfflineStore, view: ViewContract) -> 
     record = store.published(view)
     assert record is not None  # noqa: S101 - `is_published`
     with offline.reading(view.table):
-        state = Snapshot.of(offline.history(view, record.version), record.at)
+        state = LatestRows.of(offline.history(view, record.version), record.at)
     codec, stamp, wrong = RowCodec(view), stamp_of(view, record), 0
     for start in range(0, len(state.content), PIECE):
         part = slice(start, start + PIECE)

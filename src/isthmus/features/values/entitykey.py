@@ -46,15 +46,17 @@ def _encode(values: Sequence[Any], column: Column, before: bytes = b"") -> list[
 
 def decode_key(project: str, columns: Sequence[Column], name: bytes) -> tuple[KeyValue, ...]:
     """The inverse of `entity_key`: the values in the alphabetical order of their join keys."""
-    rest = name.removeprefix(key_prefix(project, columns))
+    return decode_values(name.removeprefix(key_prefix(project, columns)))
+
+
+def decode_values(rest: bytes) -> tuple[KeyValue, ...]:
+    """The values of a key without its prefix."""
     values: list[KeyValue] = []
     while rest:
-        tag, end = rest[:1], 9
+        tag, end = rest[:1], _size(rest, 0)
         if tag == b"b":
-            end = 2
             values.append(rest[1] != 0)
         elif tag in (b"s", b"y"):
-            end = 5 + struct.unpack_from("<I", rest, 1)[0]
             values.append(rest[5:end].decode() if tag == b"s" else rest[5:end])
         else:
             values += struct.unpack_from("<q", rest, 1)
@@ -62,9 +64,39 @@ def decode_key(project: str, columns: Sequence[Column], name: bytes) -> tuple[Ke
     return tuple(values)
 
 
+def key_size(columns: Sequence[Column], data: bytes, place: int) -> int:
+    """The bytes of a key with these join keys, without its prefix, that begins at a place.
+
+    Raises:
+        ValueError: there is no such key.
+    """
+    start = place
+    for column in sorted(columns, key=lambda column: column.name):
+        if data[place : place + 1] != _TAGS[column.dtype.name]:
+            raise ValueError(f"no {column.dtype} at byte {place}")
+        place += _size(data, place)
+    return place - start
+
+
+def _size(data: bytes, place: int) -> int:
+    """The bytes of a value with its tag."""
+    match data[place : place + 1]:
+        case b"b":
+            return 2
+        case b"s" | b"y":
+            return 5 + int.from_bytes(data[place + 1 : place + 5], "little")
+    return 9
+
+
 def entity_keys(project: str, columns: Sequence[Column], values: Mapping[str, Sequence[KeyValue]]) -> list[bytes]:
     """`entity_key` for n rows of key columns."""
+    return encode_keys(columns, values, key_prefix(project, columns))
+
+
+def encode_keys(
+    columns: Sequence[Column], values: Mapping[str, Sequence[KeyValue]], prefix: bytes = b""
+) -> list[bytes]:
+    """The keys of n rows of key columns after a prefix."""
     ordered = sorted(columns, key=lambda column: column.name)
-    prefix = key_prefix(project, columns)
     parts = [_encode(values[column.name], column, b"" if n else prefix) for n, column in enumerate(ordered)]
     return [b"".join(row) for row in zip(*parts, strict=True)] if len(parts) > 1 else parts[0]

@@ -77,6 +77,7 @@ def settings(project: Project, url: str, port: int | None = None, *, private: bo
         contract=str(project.contract_file),
         deployment=str(project.deployment_file),
         redis=url,
+        snapshots=str(project.snapshots),
         keys=None if private else str(project.keys_file),
         require_keys=server.require_keys and not private,
         hosts=server.hosts,

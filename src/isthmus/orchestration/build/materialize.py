@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from isthmus.features.contract.contract import Contract
-from isthmus.features.offline.snapshot import Places, Snapshot
+from isthmus.features.offline.latest import Places, LatestRows
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore, WriteCounts
 from isthmus.features.progress import Progress, silent
@@ -68,12 +68,12 @@ def _executors(project: Project, contract: Contract, offline: OfflineStore, url:
         return
     with engine.session(settings.engine, settings.profiles.training.threads) as spark:
 
-        def send(snapshot: Snapshot, places: Places, until: int | None) -> WriteCounts:
-            view = snapshot.history.view
-            files = tablefiles.files(offline.path(view.table), snapshot.history.version)
-            rows = onlinewrite.latest(view, tablefiles.history(spark, view, files), snapshot.at)
-            if len(places) < len(snapshot.content):
-                keys = spark.createDataFrame(snapshot.keys.take(places))
+        def send(latest: LatestRows, places: Places, until: int | None) -> WriteCounts:
+            view = latest.history.view
+            files = tablefiles.files(offline.path(view.table), latest.history.version)
+            rows = onlinewrite.latest(view, tablefiles.history(spark, view, files), latest.at)
+            if len(places) < len(latest.content):
+                keys = spark.createDataFrame(latest.keys.take(places))
                 rows = rows.join(keys, keys.columns, "left_semi")
             return onlinewrite.total(onlinewrite.write_online(rows, view, contract, url, until))
 

@@ -1,5 +1,6 @@
 """From the definitions to the tables, the online store and training sets."""
 
+import sys
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from isthmus.orchestration.cli.options import HtmlOption, JsonOption, NameArgument, ProjectOption, open_project
-from isthmus.orchestration.cli.screens.terminal import judge, present, progress
+from isthmus.orchestration.cli.screens.terminal import judge, present, progress, say
 
 verbs = typer.Typer()
 ViewsArgument = Annotated[list[str] | None, typer.Argument(help="Views; by default all.")]
@@ -74,6 +75,32 @@ def materialize(
     with progress() as bar:
         written = run(open_project(project), views, full=full, progress=bar)
     present({name: counts.as_dict() for name, counts in written.items()}, as_json=as_json)
+
+
+@verbs.command()
+def snapshot(
+    service: Annotated[str | None, typer.Argument(help="A feature service with `device`; by default the only one.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Copy it and the differences to this folder, for a host of files.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before the first one is written.")] = False,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the stored features that devices keep, as a signed file."""
+    from isthmus.orchestration.device import snapshot as run
+
+    opened = open_project(project)
+    lines = run.undisclosed(opened, service)
+    for line in lines:
+        say(f"whoever fetches the snapshot gets {line}")
+    if lines and not yes and sys.stdin.isatty():
+        typer.confirm("Write it?", abort=True, err=True)
+    with progress() as bar:
+        written = run.snapshot(opened, service, progress=bar)
+    if to:
+        run.copy(opened, service, to)
+    present(written.as_dict(), as_json=as_json)
 
 
 @verbs.command()

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 GROUPS = {
     "Project": ("init", "status", "dev", "demo"),
-    "Features": ("apply", "build", "materialize", "lookup", "quality", "training-set"),
+    "Features": ("apply", "build", "materialize", "snapshot", "lookup", "quality", "training-set"),
     "Models": ("distill", "search", "export", "ladder", "plan", "page"),
     "Releases and servers": ("verify", "deploy", "rollback", "history", "serve", "fleet"),
     "Keys, contracts and packages": ("keys", "contract", "package"),

@@ -98,7 +98,7 @@ def page(
     name: NameArgument = None, out: OutOption = Path("site"), project: ProjectOption = None, as_json: JsonOption = False
 ) -> None:
     """Write a folder of files that runs the last package in a browser, from any server of files."""
-    from isthmus.orchestration.models.site import site
+    from isthmus.orchestration.device.site import site
 
     written = site(open_project(project), name, out)
     present({"page": str(written), "open": f"python -m http.server --directory {written} 8080"}, as_json=as_json)

@@ -7,7 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 
 import dagster as dg
 
-from isthmus.orchestration.graph.outline import Model, Outline, View
+from isthmus.orchestration.graph.outline import Model, Outline, Snapshot, View
 from isthmus.orchestration.graph.translator import IsthmusTranslator, Kind, Node
 
 
@@ -63,9 +63,14 @@ def _nodes(outline: Outline) -> Mapping[str, Node]:
     nodes: dict[str, Node] = {}
 
     def add(
-        kind: Kind, name: str = "", deps: Iterable[str] = (), view: View | None = None, model: Model | None = None
+        kind: Kind,
+        name: str = "",
+        deps: Iterable[str] = (),
+        view: View | None = None,
+        model: Model | None = None,
+        snapshot: Snapshot | None = None,
     ) -> None:
-        node = Node(kind, name, outline, tuple(nodes[dep] for dep in deps), view, model)
+        node = Node(kind, name, outline, tuple(nodes[dep] for dep in deps), view, model, snapshot)
         nodes[node.id] = node
 
     add("contract")
@@ -78,6 +83,8 @@ def _nodes(outline: Outline) -> Mapping[str, Node]:
             raw = [*raw, f"build/{view.name}"]
         add("offline", view.name, raw, view=view)
         add("online", view.name, [f"offline/{view.name}"], view=view)
+    for snapshot in outline.snapshots:
+        add("snapshot", snapshot.name, [f"offline/{view}" for view in snapshot.views], snapshot=snapshot)
     for model in outline.models:
         name, examples = model.name, f"training_set/{model.name}"
         inputs = [*(f"offline/{view}" for view in model.views), *(f"source/{source}" for source in model.sources)]

@@ -22,9 +22,11 @@ from isthmus.orchestration.settings import PROCESS_VARIABLES
 
 if TYPE_CHECKING:
     from isthmus.distill.declaration import Distillation
+    from isthmus.features.contract.contract import Contract
+    from isthmus.features.definition.spec import Snapshot as DeviceSnapshot
     from isthmus.orchestration.project import Project
 
-FORMAT = 2
+FORMAT = 3
 FILE = "outline.json"
 
 
@@ -87,6 +89,21 @@ class Model(msgspec.Struct, frozen=True):
     export: str
 
 
+class Snapshot(msgspec.Struct, frozen=True):
+    """What devices keep of a service.
+
+    Attributes:
+        views: names of the views that it reads.
+        cron: when to make the next one though no row has changed; None where the project's clock stands.
+        code: its code version.
+    """
+
+    name: str
+    views: tuple[str, ...]
+    cron: str | None
+    code: str
+
+
 class Outline(msgspec.Struct, frozen=True):
     """A project.
 
@@ -106,6 +123,7 @@ class Outline(msgspec.Struct, frozen=True):
     sources: tuple[Source, ...]
     views: tuple[View, ...]
     models: tuple[Model, ...]
+    snapshots: tuple[Snapshot, ...]
     days: tuple[str, str | None] | None
     automation: bool
     retrain: str | None
@@ -201,11 +219,28 @@ def compiled(project: "Project") -> Outline:
         tuple(Source(source.name, source.path) for source in sources.values()),
         tuple(views),
         tuple(_model(project, declared) for declared in definitions.distillations.values()),
+        tuple(_snapshot(contract, service.name, service.device, moves=now is None)
+              for service in definitions.services.values() if service.device is not None),
         None if first is None else (first.isoformat(), None if now is None else day_name(day_of(now) + 1)),
         settings.orchestration.automation,
         settings.orchestration.retrain,
         digest(project.root),
     )
+
+
+def _snapshot(contract: "Contract", service: str, device: "DeviceSnapshot", *, moves: bool) -> Snapshot:
+    views = tuple(dict.fromkeys(view for view, _ in contract.read(service)))
+    code = _hash([contract.service(service).hash, repr(device)])
+    return Snapshot(service, views, _cron(device.every.total_seconds()) if moves else None, code)
+
+
+def _cron(seconds: float) -> str:
+    """The schedule of something that happens at least that often, as evenly as cron can say it."""
+    minutes, hours = max(int(seconds // 60), 1), min(int(seconds // 3600), 24)
+    if hours:
+        step = next(step for step in (24, 12, 8, 6, 4, 3, 2, 1) if step <= hours)
+        return f"0 {'0' if step == 24 else f'*/{step}'} * * *"
+    return f"*/{next(step for step in (30, 20, 15, 12, 10, 6, 5, 4, 3, 2, 1) if step <= minutes)} * * * *"
 
 
 def _model(project: "Project", declared: "Distillation") -> Model:

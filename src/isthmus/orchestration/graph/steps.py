@@ -161,6 +161,16 @@ def _materialize(project: "Project", request: Request, progress: Progress) -> It
         yield Materialized(node, _history(project, node).fingerprint, metadata)
 
 
+def _snapshot(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
+    from isthmus.orchestration.device.snapshot import snapshot
+
+    for node in request.nodes:
+        began = time.perf_counter()
+        written = snapshot(project, _name(node), progress=progress)
+        metadata = {"dagster/row_count": sum(written.rows.values()), **reported(written.as_dict(), began, ["bytes"])}
+        yield Materialized(node, written.snapshot, metadata)
+
+
 def _training_set(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
     from isthmus.orchestration.training.set import training_set
 
@@ -317,6 +327,7 @@ STEPS: Mapping[str, Step] = {
     "check-tables": Step(_check_tables, "engine", ("offline",), _TABLE_CHECKS),
     "check-drift": Step(_check_drift, "engine", ("offline",), _DRIFT_CHECK, blocking=False),
     "materialize": Step(_materialize, "serve", ("online",)),
+    "snapshot": Step(_snapshot, "serve", ("snapshot",)),
     "training-set": Step(_training_set, "engine", ("training_set",)),
     "check-examples": Step(_check_examples, "engine", ("training_set",), _EXAMPLES_CHECK),
     "distill": Step(_distill, "train", ("teacher", "teacher_outputs", "student", "control"), divisible=False),

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import dagster as dg
 
-from isthmus.orchestration.graph.outline import Model, Outline, Place, View
+from isthmus.orchestration.graph.outline import Model, Outline, Place, Snapshot, View
 
 Kind = Literal[
     "source", "contract", "build", "offline", "online", "training_set", "teacher", "teacher_outputs", "student",
-    "control", "package", "deployment",
+    "control", "package", "deployment", "snapshot",
 ]  # fmt: skip
 KINDS = {
     "contract": {"feast"},
@@ -26,15 +26,16 @@ KINDS = {
     "control": {"pytorch"},
     "package": {"onnx"},
     "deployment": {"onnx"},
+    "snapshot": {"file"},
 }
 """The library that creates each, as a badge in Dagster."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the graph, and the view or the model that it belongs to.
+    """A node of the graph, and the view, the model or the snapshot that it belongs to.
 
-    Its name is that of the source, the view or the model; the contract has none. `deps` are the nodes it depends on.
+    Its name is that of the source, the view, the model or the snapshot's service; the contract has none. `deps` are the nodes it depends on.
     """
 
     kind: Kind
@@ -43,6 +44,7 @@ class Node:
     deps: Sequence["Node"] = ()
     view: View | None = None
     model: Model | None = None
+    snapshot: Snapshot | None = None
 
     @property
     def id(self) -> str:
@@ -97,6 +99,9 @@ class IsthmusTranslator:
                 "package": "The folder a mobile engineer receives.",
                 "deployment": "The package behind the API.",
             }[node.kind]
+        if node.snapshot is not None:
+            version = node.snapshot.code
+            description = "The stored features that devices keep, as a signed file."
         if node.kind == "contract":
             version = node.outline.contract
             description = "The compiled definitions: what every reader holds its data against."
@@ -133,7 +138,9 @@ def _reference(place: Place) -> dg.CodeReferencesMetadataValue:
         )
 
 
-_FOLLOWING = {"offline", "online", "teacher", "teacher_outputs", "student", "control", "package", "deployment"}
+_FOLLOWING = {
+    "offline", "online", "snapshot", "teacher", "teacher_outputs", "student", "control", "package", "deployment",
+}  # fmt: skip
 
 
 def condition(node: Node) -> dg.AutomationCondition[Any] | None:
@@ -149,6 +156,9 @@ def condition(node: Node) -> dg.AutomationCondition[Any] | None:
         if node.kind == "deployment":
             # New online rows need no new deployment: the deployed package reads them as they come.
             updated = updated.ignore(dg.AssetSelection.kind("redis"))
+        if node.snapshot is not None and node.snapshot.cron is not None:
+            # A snapshot grows old, whether its rows change or not.
+            updated = updated | of.cron_tick_passed(node.snapshot.cron)
         return (updated.since_last_handled() & ready).with_label("something new below it")
     if node.kind == "training_set":
         # Drift is the only check of a dependency that does not block. Each dependency is matched separately: checks of

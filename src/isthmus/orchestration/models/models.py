@@ -5,25 +5,35 @@ A step without a name works on the project's only distillation.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
 
 from isthmus.distill.declaration import Distillation, Plan
 from isthmus.distill.gates import check_gates
 from isthmus.distill.tasks.requestinputs import RequestInputs
+from isthmus.distill.types import Index
+from isthmus.features.clock import MICROSECOND
 from isthmus.features.contract.contract import Contract
+from isthmus.features.definition.spec import Snapshot
 from isthmus.features.errors import DataError, GateFailed, PackageError, extra
 from isthmus.features.files import write_atomically
 from isthmus.features.latency import LatencyReader
 from isthmus.features.package.checksums import summed
 from isthmus.features.package.manifest import ModelInput, Package, open_package, read_package
 from isthmus.features.package.signature import require_signature
+from isthmus.features.pointintime.aged import fixed
 from isthmus.features.progress import Progress, silent
+from isthmus.features.snapshot.kept import kept
 from isthmus.features.types import UnixTimestamp
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.orchestration.artifacts import DATA, Artifacts, TrainingSet, serving_profile
 from isthmus.orchestration.models import cards
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.training.aged import aged, seen
 from isthmus.transforms import engine
 
 if TYPE_CHECKING:
@@ -107,7 +117,7 @@ def _material(artifacts: Artifacts, examples: TrainingSet) -> "Material":
     project, declared = artifacts.project, artifacts.declared
     contract, profile = project.applied(), project.settings.profiles.training
     inputs = _inputs(contract, declared.student.name)
-    return Material(
+    material = Material(
         declared,
         examples.table(),
         teacher_inputs=_inputs(contract, declared.teacher.name),
@@ -117,8 +127,32 @@ def _material(artifacts: Artifacts, examples: TrainingSet) -> "Material":
         contract=contract.hash,
         profile=profile,
         request_inputs=RequestInputs.of(contract, declared.student.name),
-        learn=lambda plan, before: _learn(project, examples, inputs, plan, before),
+        learn=lambda plan, before: _learn(project, str(examples.path / DATA), inputs, plan, before),
         latency=LatencyReader(project.latency_folder) if profile.give_way else None,
+    )
+    device = declared.student.device
+    return material if device is None else _on_device(artifacts, examples, material, device)
+
+
+def _on_device(artifacts: Artifacts, examples: TrainingSet, material: "Material", device: Snapshot) -> "Material":
+    """A material whose student learns from features of ages that a device may meet, and is tested at the greatest."""
+    import pyarrow.parquet as pq
+
+    project, declared, table, test = artifacts.project, artifacts.declared, material.table, material.parts.test
+    file = seen(project, declared, device, examples)
+
+    def at_age(rows: Index, age: int) -> pa.Table:
+        return aged(project, declared, examples, table.take(rows), fixed(age))
+
+    drawn, oldest = pq.read_table(file), at_age(test, device.age // MICROSECOND)
+    others = np.setdiff1d(np.arange(len(table)), test)
+    places = np.empty(len(table), np.int64)
+    places[others], places[test] = np.arange(len(others)), len(others) + np.arange(len(test))
+    return replace(
+        material,
+        learn=lambda plan, before: _learn(project, file, material.student_inputs, plan, before),
+        device=pa.concat_tables([drawn.take(others), oldest.cast(drawn.schema)]).take(places),
+        aged=at_age,
     )
 
 
@@ -127,9 +161,9 @@ def _inputs(contract: Contract, service: str) -> list[ModelInput]:
 
 
 def _learn(
-    project: Project, examples: TrainingSet, inputs: Sequence[ModelInput], plan: Plan, before: int
+    project: Project, file: str, inputs: Sequence[ModelInput], plan: Plan, before: int
 ) -> "Preparation":
-    """The student's preparation, which the project's engine computes from the rows before a moment."""
+    """The student's preparation, which the project's engine computes from the rows of a file before a moment."""
     from isthmus.distill.tabular.preparation import learned
 
     types = {item.name: item.dtype.spark for item in inputs}
@@ -137,7 +171,7 @@ def _learn(
     # An explicit schema: Sail infers none from a file in which any column is a dictionary.
     schema = ", ".join(f"`{name}` {kind}" for name, kind in types.items())
     with engine.session(project.settings.engine, project.settings.profiles.training.threads) as spark:
-        return learned(spark.read.schema(schema).parquet(str(examples.path / DATA)), plan, before)
+        return learned(spark.read.schema(schema).parquet(file), plan, before)
 
 
 def export(project: Project, name: str | None = None, *, progress: Progress = silent) -> "ExportReport":
@@ -162,6 +196,7 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
             contract={"hash": contract.hash, **contract.as_dict()},
             profile=project.settings.profiles.serving,
             cache=artifacts.outputs,
+            device=kept(contract, artifacts.declared.student),
             progress=progress,
         )
     if signer is not None:

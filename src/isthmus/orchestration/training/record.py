@@ -27,7 +27,7 @@ def repeat(project: Project, record: str, out: Path | str | None = None, *, join
     past = _find(project, record)
     where = f"training set {past.id}"
     offline = OfflineStore(project.offline)
-    histories = [_history(offline, past, name) for name in past.features]
+    histories = [history_of(offline, past, name) for name in past.features]
     try:
         spine = _spine(past, histories)
         hashed = HashedSpine(spine)
@@ -75,7 +75,7 @@ def _spine(past: TrainingSet, histories: list[ViewHistory]) -> SpineRows:
     return SpineRows(schema, lambda: pa.ipc.open_stream(file))
 
 
-def _history(offline: OfflineStore, past: TrainingSet, name: str) -> ViewHistory:
+def history_of(offline: OfflineStore, past: TrainingSet, name: str) -> ViewHistory:
     """The history of a view at the version that the training set was joined from."""
     view, version = ViewContract.from_dict(name, past.views[name]), past.tables[name]
     where, remedy = f"training set {past.id}", "make a new training set: this one cannot be made again"

@@ -11,7 +11,7 @@ from isthmus.distill.types import spread
 from isthmus.features import clock
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.snapshot import horizon
+from isthmus.features.offline.latest import horizon
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.publishing.publish import key_values
 from isthmus.features.redis.connection import answering

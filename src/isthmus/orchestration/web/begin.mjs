@@ -23,7 +23,8 @@ export async function begin(page) {
   };
   const checks = document.querySelector("#checks");
   try {
-    const { contract, precision } = await (await fetch("page.json")).json();
+    const note = await (await fetch("page.json")).json();
+    const { contract, precision } = note;
     const began = performance.now();
     const opened = await open(ort, read, { contract, precision });
     const { manifest, variant, golden, worst } = opened;
@@ -35,7 +36,9 @@ export async function begin(page) {
     show("good", `contract ${manifest.contract.slice(0, 12)}`);
     const cases = golden.cases.length === 1 ? "golden case" : "golden cases";
     show("good", `${golden.cases.length} ${cases}, farthest ${worst.toExponential(1)}`);
-    await page({ ort, opened });
+    await page({ ort, opened, note });
+    // Only where a page is of use without a connection: its features are on the device.
+    if (note.snapshot && navigator.serviceWorker) await navigator.serviceWorker.register("worker.js");
     document.body.dataset.ready = "yes";
   } catch (error) {
     checks.replaceChildren();

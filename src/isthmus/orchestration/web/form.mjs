@@ -1,14 +1,17 @@
-// A form for any model of rows: what it reads is what the manifest says.
+// A form for any model of rows: what it reads is what the manifest says. Features that the device keeps are not typed.
 
 import { begin, show } from "./begin.mjs";
 import { feeds } from "./model.mjs";
+import { Snapshots, span } from "./snapshot.mjs";
 
 const whole = /^(Int|UnixTimestamp)/;
 const input = (name) => document.querySelector(`[name="${CSS.escape(name)}"]`);
 
-begin(async ({ ort, opened }) => {
+begin(async ({ ort, opened, note }) => {
   const { manifest, golden } = opened;
-  const asked = [...new Map(manifest.inputs.map((one) => [one.name, one])).values()];
+  const inputs = [...new Map(manifest.inputs.map((one) => [one.name, one])).values()];
+  const kept = note.snapshot ? await keep(manifest.device, note.snapshot) : null;
+  const asked = kept ? kept.asked(inputs) : inputs;
   const given = asked.filter((one) => one.tensor.startsWith("given_"));
   // What is asked first, then the features of each view.
   const view = ({ name }) => (name.includes("__") ? name.slice(0, name.indexOf("__")) : "");
@@ -23,7 +26,10 @@ begin(async ({ ort, opened }) => {
   const example = document.querySelector("#example");
   rows.forEach((_, place) => example.append(new Option(`test row ${place + 1}`, place)));
   example.onchange = () => {
-    rows[example.value].forEach((value, place) => (input(golden.inputs[place]).value = value === null ? "" : String(value)));
+    rows[example.value].forEach((value, place) => {
+      const field = input(golden.inputs[place]);
+      if (field) field.value = value === null ? "" : String(value);
+    });
   };
   example.onchange();
 
@@ -33,6 +39,9 @@ begin(async ({ ort, opened }) => {
     const answer = document.querySelector("#answer");
     try {
       const row = Object.fromEntries(asked.map((one) => [one.name, read(one)]));
+      const looked = performance.now();
+      if (kept) Object.assign(row, kept.features(row));
+      answer.dataset.lookup = performance.now() - looked;
       const fed = feeds(ort, manifest, [row]);
       const began = performance.now();
       const { [manifest.outputs[0].name]: found } = await opened.session.run(fed);
@@ -49,7 +58,7 @@ begin(async ({ ort, opened }) => {
     }
   };
   form.hidden = false;
-  show("good", `${asked.length} raw inputs; scaling, vocabularies and ${given.length ? "request features" : "imputation"} are in the graph`);
+  show("good", `${inputs.length} raw inputs${kept ? `, ${inputs.length - kept.typed} of them kept on this device` : ""}; scaling, vocabularies and ${given.length ? "request features" : "imputation"} are in the graph`);
 });
 
 /** A field for an input, with its name within its view. */
@@ -78,4 +87,42 @@ function read({ name, dtype }) {
   const number = Number(text);
   if (Number.isNaN(number) && text !== "NaN") throw new Error(`${name}: ${text} is no number`);
   return number;
+}
+
+/** The features on this device, fetched now and every minute, and shown with their age. */
+async function keep(device, { url, key, files, now }) {
+  const clock = now === null ? undefined : () => BigInt(now);
+  const snapshots = await Snapshots.open({ device, url: new URL(url, document.baseURI).href, files, key, ...(clock && { now: clock }) });
+  const line = document.createElement("li");
+  document.querySelector("#checks").append(line);
+  const refresh = async () => {
+    await snapshots.update().catch(() => {});
+    const { state, problem } = snapshots;
+    const rows = state ? [...state.rows.values()].reduce((sum, one) => sum + one.size, 0) : 0;
+    line.className = state && !problem ? "good" : "bad";
+    line.textContent = state
+      ? `${rows} rows of stored features (${(state.bytes.length / 1000).toFixed(1)} kB), ${span(snapshots.age)} old; ${span(device.age)} are allowed`
+      : "no stored features yet";
+    if (problem) line.textContent += ` (${problem.message})`;
+    line.dataset.digest = state?.digest ?? "";
+  };
+  await refresh();
+  setInterval(refresh, 60_000);
+  addEventListener("online", refresh);
+  const stored = new Set(device.views.flatMap((view) => view.fields.map(([name]) => `${view.name}__${name}`)));
+  const keys = new Map(device.views.flatMap((view) => view.keys));
+  return {
+    typed: 0,
+    /** What is asked: all join keys, and what is not stored. */
+    asked(inputs) {
+      const rest = inputs.filter(({ name }) => !stored.has(name));
+      this.typed = rest.length;
+      const named = new Set(rest.map(({ name }) => name));
+      return [...[...keys].filter(([name]) => !named.has(name)).map(([name, dtype]) => ({ name, dtype, tensor: "" })), ...rest];
+    },
+    features(row) {
+      snapshots.require();
+      return snapshots.features(row);
+    },
+  };
 }

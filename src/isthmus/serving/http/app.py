@@ -21,11 +21,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from isthmus.features import clock
 from isthmus.features.contract.contract import Column
-from isthmus.features.errors import DamagedRowError, IsthmusError, RequestError
+from isthmus.features.errors import DamagedRowError, IsthmusError, RequestError, nearest, one_of
 from isthmus.features.latency import WRITE_SECONDS, LatencyWriter
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.serving import log
-from isthmus.serving.http import push, status, statuspage
+from isthmus.serving.http import push, snapshots, status, statuspage
 from isthmus.serving.http.guard import Guarded, Limited, granted, refused
 from isthmus.serving.http.middleware import Observed
 from isthmus.serving.http.predict import PredictCall, Predictions, candidate_state, probation_state
@@ -182,6 +182,17 @@ class Handlers:
                 error.example = state.predictor().example
             raise
 
+    async def snapshot(self, request: Request) -> Response:
+        """The stored features of a service that devices keep."""
+        service, known = request.path_params["service"], self._watch.state.contract.services
+        granted(request).require("snapshot", service)
+        if service not in known:
+            raise errors.NotFoundError("service", f"no service {service!r}{nearest(service, known)}", expected=one_of(known))
+        folder, since = self._settings.snapshots, request.query_params.get("since")
+        latest, data = await asyncio.to_thread(snapshots.read, None if folder is None else Path(folder), service, since)
+        had = request.headers.get("if-none-match", "")
+        return snapshots.answer(latest, data, request.headers.get("accept-encoding", ""), had)
+
     async def models(self, _request: Request) -> Response:
         """The deployed models."""
         state = self._watch.state
@@ -237,6 +248,7 @@ def create(settings: ServerSettings) -> ASGIApp:
             Route("/push", handlers.push, methods=["POST"]),
             Route("/write-to-online-store", handlers.write, methods=["POST"]),
             Route("/predict", handlers.predict, methods=["POST"]),
+            Route("/snapshots/{service}", handlers.snapshot),
             Route("/models", handlers.models),
             Route("/status", handlers.status),
             Route("/healthz", handlers.health),

@@ -52,6 +52,7 @@ _STREAM = {
 _GROUPS = {
     "lookups": ("The latest features of keys, by Feast's online API.", ("/get-online-features",)),
     "predictions": ("What the deployed models answer.", ("/predict", "/models")),
+    "snapshots": ("The stored features that devices keep.", ("/snapshots/{service}",)),
     "pushes": ("Rows that are written to the online store at once.", ("/push", "/write-to-online-store")),
     "health": ("For load balancers and orchestrators.", ("/healthz", "/readyz")),
     "operations": ("The state of the server and its project, and the metrics.", ("/status", "/metrics")),
@@ -150,6 +151,7 @@ def document() -> dict[str, Any]:
                     errors=_READ, body=messages.PredictRequest, contract=True,
                 )
             },
+            "/snapshots/{service}": {"get": _snapshot()},
             "/models": {
                 "get": _operation("listModels", "Lists the deployed models", messages.Models, errors=_ANY)
             },
@@ -218,6 +220,31 @@ def _metrics() -> dict[str, Any]:
         "content": {kind: {"schema": {"type": "string"}} for kind in formats},
     }
     return {"operationId": "readMetrics", "summary": "Reads the metrics for Prometheus", "responses": {"200": answer}}
+
+
+def _snapshot() -> dict[str, Any]:
+    since = "SHA-256 of the snapshot that the device has, in hex: the answer is the difference from it where there is one."
+    headers = {
+        "ETag": {"description": "SHA-256 of the newest snapshot, in hex.", "schema": {"type": "string"}},
+        "X-Request-Id": {"schema": {"type": "string"}},
+    }
+    content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    found = {"description": "A snapshot, or a difference: docs/snapshots.md.", "headers": headers, "content": content}
+    errors = {
+        str(status): {
+            "description": _ERRORS[status], "headers": _error_headers(status), "content": _json(messages.ErrorAnswer)
+        }
+        for status in (401, 403, 404, 429, 503)
+    }  # fmt: skip
+    return {
+        "operationId": "readSnapshot",
+        "summary": "Reads the stored features of a service for a device",
+        "parameters": [
+            {"name": "service", "in": "path", "required": True, "schema": {"type": "string"}},
+            {"name": "since", "in": "query", "description": since, "schema": {"type": "string"}},
+        ],
+        "responses": {"200": found, "304": {"description": "The device has the newest."}, **errors},
+    }
 
 
 def _error_headers(status: int) -> dict[str, Any]:

@@ -1,18 +1,23 @@
 """`page`: a folder of files that runs the last package in a browser, from any server of files."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.files import publish
 from isthmus.features.package.manifest import read_package
 from isthmus.orchestration.artifacts import Artifacts, serving_profile
+from isthmus.orchestration.device.snapshot import copy, signer
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.web import NAME, SOURCES, installed
 
 NOTE = "page.json"
-_SHARED = ("begin.mjs", "model.mjs", "page.css")
+_SHARED = ("begin.mjs", "model.mjs", "snapshot.mjs", "page.css")
+_WORKER = "worker.js"
+_SNAPSHOTS = "snapshots"
 _RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 
 
@@ -23,7 +28,7 @@ def site(project: Project, name: str | None, out: Path) -> Path:
 
     Raises:
         ConfigurationError: there is no page for a model that is not a model of rows.
-        DataError: there is no package, or the folder holds something else.
+        DataError: there is no package, or no snapshot that it needs, or the folder holds something else.
         DependencyError: the runtime for browsers cannot be installed.
         PackageError: the package is damaged.
     """
@@ -49,8 +54,30 @@ def site(project: Project, name: str | None, out: Path) -> Path:
         (folder / "ort").mkdir()
         for file in _RUNTIME:
             shutil.copy(runtime / file, folder / "ort")
-        note = {"contract": manifest.contract, "precision": serving_profile(project, package).precision}
+        note: dict[str, Any] = {
+            "contract": manifest.contract, "precision": serving_profile(project, package).precision
+        }  # fmt: skip
+        if manifest.device is not None:
+            copy(project, manifest.device.service, folder / _SNAPSHOTS)
+            note["snapshot"] = {
+                "url": f"{_SNAPSHOTS}/{manifest.device.service}",
+                "files": True,
+                "key": signer(project).public_key,
+                # As text: a number of JavaScript does not hold that many digits.
+                "now": None if project.fixed_now is None else str(project.fixed_now),
+            }
         (folder / NOTE).write_text(json.dumps(note), encoding="utf-8")
+        (folder / _WORKER).write_text(_worker(folder), encoding="utf-8")
 
     publish(out, write)
     return out
+
+
+def _worker(folder: Path) -> str:
+    """The service worker of a page: another text wherever a file differs, so that browsers fetch them all again."""
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    kept = {name: content for name, content in files.items() if not name.startswith(f"{_SNAPSHOTS}/")}
+    version = hashlib.sha256(b"".join(hashlib.sha256(content).digest() for content in kept.values())).hexdigest()[:16]
+    text = (SOURCES / _WORKER).read_text(encoding="utf-8")
+    text = text.replace('VERSION = ""', f'VERSION = "{version}"')
+    return text.replace("FILES = []", f"FILES = {json.dumps(['./', *kept])}")

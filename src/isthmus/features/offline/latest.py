@@ -13,7 +13,7 @@ Places = Ints
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class LatestRows:
     """The latest row of each key at a moment, expired rows included.
 
     Attributes:
@@ -36,7 +36,7 @@ class Snapshot:
     horizon: int
 
     @classmethod
-    def of(cls, history: ViewHistory, at: int) -> "Snapshot":
+    def of(cls, history: ViewHistory, at: int) -> "LatestRows":
         """The state at time `at`, in microseconds."""
         keys = [column.name for column in history.view.keys]
         rows = _columns(history, [*keys, "event_timestamp", "known_at", "content_hash"])
@@ -56,7 +56,7 @@ class Snapshot:
         event, known_then, content = (part[row] for part in parts.values())
         return cls(history, at, visible.take(row), event, known_then, content, place[row], _until(known, at))
 
-    def same(self, places: Places, later: "Snapshot", *, times: bool = True) -> Mask:
+    def same(self, places: Places, later: "LatestRows", *, times: bool = True) -> Mask:
         """Which rows of a later state, shape (m,), have the content, and with `times` the times, of ours at `places`.
 
         The place -1 is that of no row.

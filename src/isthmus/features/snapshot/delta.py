@@ -1,0 +1,110 @@
+"""The way from a snapshot that a device has to a newer one: which bytes to copy, and which to insert.
+
+magic       8 bytes   "isthdiff"
+version     1 byte
+base        32 bytes  SHA-256 of the file to begin with
+target      32 bytes  SHA-256 of the file to end with
+size        4 bytes   of that file, little-endian
+then, until the end:
+  copy      a number, twice the count of bytes to copy and 1, then the place in the base where they begin
+  insert    a number, twice the count of bytes, then these bytes
+
+Numbers have seven bits a byte, the lowest first; the highest bit says that more follow (LEB128). A difference needs no
+signature: it leads to a signed file, or it is refused.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from isthmus.features.errors import DataError
+from isthmus.features.snapshot.file import SnapshotFile
+
+MAGIC, VERSION = b"isthdiff", 1
+_START = struct.Struct("<8sB32s32sI")
+
+
+@dataclass
+class _Step:
+    """Bytes of the target, and the place in the base where they are; None where they are not."""
+
+    place: int | None
+    data: bytearray
+
+
+def difference(base: SnapshotFile, target: SnapshotFile) -> bytes:
+    """What leads from a snapshot to another one: rows that are the same are copied."""
+    places: dict[bytes, int] = {}
+    place = 0
+    for part in base.parts:
+        places.setdefault(part, place)
+        place += len(part)
+    steps: list[_Step] = []
+    for part in target.parts:
+        begin, last = places.get(part), steps[-1] if steps else None
+        follows = None if last is None or last.place is None else last.place + len(last.data)
+        if last is not None and begin == follows:
+            last.data += part
+        else:
+            steps.append(_Step(begin, bytearray(part)))
+    head = _START.pack(MAGIC, VERSION, bytes.fromhex(base.digest), bytes.fromhex(target.digest), len(target.data))
+    return head + b"".join(map(_encoded, steps))
+
+
+def _encoded(step: _Step) -> bytes:
+    count = 2 * len(step.data)
+    return _number(count) + step.data if step.place is None else _number(count + 1) + _number(step.place)
+
+
+def applied(base: bytes, delta: bytes, where: str = "difference") -> bytes:
+    """The file that a difference leads to.
+
+    Raises:
+        DataError: it does not begin with this file, or is torn or damaged.
+    """
+    if len(delta) < _START.size:
+        raise DataError(where, f"has {len(delta)} bytes", expected="a difference of snapshots")
+    magic, version, begin, end, size = _START.unpack_from(delta)
+    if (magic, version) != (MAGIC, VERSION):
+        raise DataError(where, f"begins with {magic!r} {version}", expected=f"{MAGIC!r} {VERSION}")
+    if hashlib.sha256(base).digest() != begin:
+        raise DataError(where, "is for another snapshot", expected=begin.hex()[:12])
+    made, place = bytearray(), _START.size
+    try:
+        while place < len(delta):
+            count, place = _read_number(delta, place)
+            if count & 1:
+                source, place = _read_number(delta, place)
+                part = base[source : source + (count >> 1)]
+            else:
+                part, place = delta[place : place + (count >> 1)], place + (count >> 1)
+            made += part
+            if len(part) != count >> 1 or len(made) > size:
+                raise ValueError
+    except ValueError as error:
+        raise DataError(where, "is torn or damaged") from error
+    if hashlib.sha256(made).digest() != end:
+        raise DataError(where, "is torn or damaged: it does not lead to the snapshot that it names")
+    return bytes(made)
+
+
+def _read_number(data: bytes, place: int) -> tuple[int, int]:
+    """The number at a place, and the place after it; a ValueError if there is none."""
+    value = 0
+    for shift, byte in zip(range(0, 35, 7), data[place : place + 5], strict=False):
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, place + shift // 7 + 1
+    raise ValueError
+
+
+def _number(value: int) -> bytes:
+    return bytes(_digits(value))
+
+
+def _digits(value: int) -> Iterator[int]:
+    while value > 127:
+        yield value & 127 | 128
+        value >>= 7
+    yield value

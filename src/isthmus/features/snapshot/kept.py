@@ -1,0 +1,34 @@
+"""What a device keeps of a service: its views, with the features that the service reads and no others."""
+
+from dataclasses import replace
+
+from isthmus.features.clock import MICROSECOND
+from isthmus.features.contract.contract import Contract, ViewContract
+from isthmus.features.definition.spec import FeatureService
+from isthmus.features.package.manifest import Device, KeptView
+
+
+def kept_views(contract: Contract, service: str) -> list[ViewContract]:
+    """The views of a service with the features that a snapshot of it has."""
+    wanted: dict[str, set[str]] = {}
+    for view, feature in contract.read(service):
+        wanted.setdefault(view, set()).add(feature)
+    views = [(contract.views[name], names) for name, names in wanted.items()]
+    return [replace(view, fields=tuple(c for c in view.fields if c.name in names)) for view, names in views]
+
+
+def kept(contract: Contract, service: FeatureService) -> Device | None:
+    """What a package says of what a device keeps; None if the service has no `device`."""
+    if service.device is None:
+        return None
+    views = tuple(
+        KeptView(
+            view.name,
+            tuple((key.name, key.dtype.name) for key in sorted(view.keys, key=lambda key: key.name)),
+            tuple((column.name, column.dtype.name) for column in view.fields),
+            view.ttl,
+        )
+        for view in kept_views(contract, service.name)
+    )
+    service_hash = contract.service(service.name).hash
+    return Device(contract.project, service.name, service_hash, service.device.age // MICROSECOND, views)

@@ -1,0 +1,90 @@
+"""The signature of a snapshot: ECDSA with P-256, which browsers, Android and iOS verify without a library."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from isthmus.features.errors import ConfigurationError, DataError, Problem
+from isthmus.features.files import scratch_folder, write_atomically
+from isthmus.features.package.signature import read_private_key
+from isthmus.features.snapshot.file import SIGNATURE_SIZE, SnapshotFile
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+_CURVE = "secp256r1"
+_HALF = SIGNATURE_SIZE // 2
+
+
+@dataclass(frozen=True)
+class Sealer:
+    """Signs snapshots."""
+
+    key: "EllipticCurvePrivateKey"
+
+    @classmethod
+    def of(cls, file: Path, password: str | None = None) -> "Sealer":
+        """With the private key in a file.
+
+        Raises:
+            ConfigurationError: there is no such key, or it is of another curve.
+            DependencyError: the extra `signing` is not installed.
+        """
+        key = read_private_key(file, password)
+        if key.curve.name != _CURVE:
+            problem = Problem("key", f"is of the curve {key.curve.name}", f"{_CURVE}, which every device can verify")
+            raise ConfigurationError(str(file), [problem])
+        return cls(key)
+
+    def seal(self, snapshot: SnapshotFile) -> SnapshotFile:
+        """The snapshot with its signature."""
+        from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+        from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+        from cryptography.hazmat.primitives.hashes import SHA256
+
+        halves = decode_dss_signature(self.key.sign(snapshot.body, ECDSA(SHA256())))
+        return snapshot.signed(b"".join(half.to_bytes(_HALF) for half in halves))
+
+    @property
+    def public_key(self) -> str:
+        """Of what devices check, in PEM."""
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+        return self.key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+def create_key(file: Path) -> None:
+    """Writes a new private key that only its owner can read, unless there is a file."""
+    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pem = generate_private_key(SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    with scratch_folder(file.parent, f".{file.name}") as scratch:
+        write_atomically(scratch / file.name, pem, mode=0o600)
+        # Another process may have been faster: its key is the project's then.
+        with suppress(FileExistsError):
+            file.hardlink_to(scratch / file.name)
+
+
+def require_sealed(snapshot: SnapshotFile, public_key: str, where: str = "snapshot") -> None:
+    """Refuses a snapshot that the owner of a key, in PEM, has not signed as it is.
+
+    Raises:
+        DataError: it has no signature, or not by this key, or was altered since.
+    """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    key = load_pem_public_key(public_key.encode())
+    halves = (int.from_bytes(part) for part in (snapshot.signature[:_HALF], snapshot.signature[_HALF:]))
+    try:
+        if not isinstance(key, EllipticCurvePublicKey):
+            raise InvalidSignature
+        key.verify(encode_dss_signature(*halves), snapshot.body, ECDSA(SHA256()))
+    except InvalidSignature as error:
+        raise DataError(where, "is not signed by the key of the project, or was altered since") from error

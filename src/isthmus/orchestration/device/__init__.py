@@ -1,0 +1,1 @@
+"""What devices get: a page with a package, and snapshots of the stored features that it reads."""

@@ -1,0 +1,205 @@
+"""`snapshot`: writes the stored features of a service that devices keep, as a signed file and differences to it."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from isthmus.features import clock
+from isthmus.features.contract.contract import ViewContract
+from isthmus.features.definition.spec import FeatureService
+from isthmus.features.definition.spec import Snapshot as Declared
+from isthmus.features.errors import DataError, RequestError, nearest, one_of
+from isthmus.features.files import write_atomically
+from isthmus.features.offline.history import ViewHistory
+from isthmus.features.offline.latest import LatestRows
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.package.signature import PASSWORD
+from isthmus.features.progress import Progress, silent
+from isthmus.features.publishing.publish import key_values
+from isthmus.features.snapshot.file import Header, SnapshotFile, unpacked
+from isthmus.features.snapshot.kept import kept_views
+from isthmus.features.snapshot.seal import Sealer, create_key
+from isthmus.features.snapshot.shelf import Latest, Shelf
+from isthmus.features.values.columns import ARROW, from_arrow, micros
+from isthmus.features.values.entitykey import encode_keys
+from isthmus.features.values.rows import RowCodec
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.quality import gate
+
+KEY = "key.pem"
+"""The private key of a project that has configured none, in the folder of its snapshots."""
+
+SHORT = 16
+"""Digits of a digest in the name of a difference on a host of files."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A snapshot that was written.
+
+    Attributes:
+        snapshot: SHA-256 of the file.
+        made: the moment that it shows.
+        rows: view to its number of rows.
+        bytes: of the file.
+        difference_bytes: of the difference from the snapshot before; None if there is none.
+        discloses: the features whose values it has, and which keys.
+        path: the file.
+    """
+
+    snapshot: str
+    made: int
+    rows: dict[str, int]
+    bytes: int
+    difference_bytes: int | None
+    discloses: tuple[str, ...]
+    path: Path
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data; the moment as text."""
+        return {**asdict(self), "made": clock.moment(self.made).isoformat(), "path": str(self.path)}
+
+
+def snapshot(project: Project, name: str | None = None, *, progress: Progress = silent) -> Written:
+    """Writes a snapshot of a service's views, as they are now, and what leads to it from those before.
+
+    The service may be omitted if only one has `device`. What is disclosed for the first time is reported before.
+
+    Raises:
+        RequestError: there is no such service, or it has no `device`.
+        DataError: a table is not there, or no row has a key that devices keep.
+        GateFailed: a table breaks an expectation of its view.
+        ConfigurationError: `packages.signing_key` cannot sign.
+    """
+    contract = project.applied()
+    service, device = declared(project, name)
+    offline, views = OfflineStore(project.offline), kept_views(contract, service.name)
+    histories = {view.name: offline.history(contract.views[view.name]) for view in views}
+    gate.require_online(project, offline, histories)
+    sealer, discloses = signer(project), disclosed(views, device)
+    place = shelf(project, service.name)
+    for line in undisclosed(project, service.name):
+        progress(f"devices get {line}", 0.0)
+    with place.locked():
+        before = place.latest()
+        made, rows = project.now(), {}
+        for n, view in enumerate(views):
+            progress(f"reading {view.name}", n / len(views))
+            with offline.reading(view.table):
+                rows[view.name] = _rows(histories[view.name], view, device, made)
+        if not any(rows.values()):
+            raise DataError(f"snapshot of {service.name}", "no row has a key that devices keep",
+                            expected="at least one", remedy="look at `keys` of its Snapshot, and at the tables")  # fmt: skip
+        number = max(clock.now(), before.number + 1 if before else 0)
+        counts = tuple((view.name, len(rows[view.name])) for view in views)
+        header = Header(
+            contract.project, service.name, contract.service(service.name).hash, contract.hash, made, number, counts
+        )
+        sealed = sealer.seal(SnapshotFile(header, rows))
+        latest = place.add(sealed, views, device.keep, discloses)
+    progress("the snapshot is written", 1.0)
+    nearest_delta = len(place.delta(before.snapshot)) if before and before.snapshot in latest.earlier else None
+    return Written(sealed.digest, made, dict(counts), len(sealed.data), nearest_delta, discloses,
+                   place.path(sealed.digest))  # fmt: skip
+
+
+def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
+    """What the next snapshot of a service discloses and the last one did not.
+
+    Raises:
+        RequestError: there is no such service, or it has no `device`.
+    """
+    service, device = declared(project, name)
+    latest = shelf(project, service.name).latest()
+    known = () if latest is None else latest.discloses
+    return tuple(line for line in disclosed(kept_views(project.applied(), service.name), device) if line not in known)
+
+
+def declared(project: Project, name: str | None) -> tuple[FeatureService, Declared]:
+    """The service of this name, or the only one, and what devices keep of it.
+
+    Raises:
+        RequestError: there is no such service, or no device keeps its rows.
+    """
+    services = project.definitions.services
+    kept = {service.name: service.device for service in services.values() if service.device is not None}
+    if name is None and len(kept) == 1:
+        name = next(iter(kept))
+    if name is None or name not in kept:
+        what = "none is named" if name is None else f"{name!r} has no `device`"
+        if name is not None and name not in services:
+            what = f"{name!r} is not declared{nearest(name, services)}"
+        remedy = "" if kept else "declare `device=Snapshot(age=…, every=…)` in a FeatureService"
+        raise RequestError("service", what, expected=one_of(kept) if kept else "", remedy=remedy)
+    return services[name], kept[name]
+
+
+def shelf(project: Project, service: str) -> Shelf:
+    """Where the snapshots of a service are."""
+    return Shelf(project.snapshots / service)
+
+
+def signer(project: Project) -> Sealer:
+    """Signs with the configured key, or with one of the project's own, which is made when it is first needed."""
+    configured = project.settings.packages.signing_key
+    if configured is not None:
+        return Sealer.of(project.root / configured, os.environ.get(PASSWORD))
+    file = project.snapshots / KEY
+    if not file.exists():
+        create_key(file)
+    return Sealer.of(file)
+
+
+def disclosed(views: Sequence[ViewContract], device: Declared) -> tuple[str, ...]:
+    """What whoever has a snapshot can read."""
+    found = []
+    for view in views:
+        keys = (f"{key.name} {', '.join(map(str, device.keys[key.name]))}" if key.name in device.keys
+                else f"every {key.name}" for key in view.keys)  # fmt: skip
+        found += [f"{view.name}:{column.name} of {' and '.join(keys)}" for column in view.fields]
+    return tuple(found)
+
+
+def copy(project: Project, name: str | None, out: Path) -> Latest:
+    """Writes the newest snapshot of a service and the differences to it to a folder, for any host of files.
+
+    The snapshot is `SERVICE`, a difference `SERVICE.DIGEST` by the first 16 digits of what it begins with.
+    """
+    service, _ = declared(project, name)
+    place = shelf(project, service.name)
+    with place.locked():
+        latest = place.latest()
+        if latest is None:
+            raise DataError(f"snapshot of {service.name}", "there is none", remedy="run `isthmus snapshot`")
+        deltas = {f"{service.name}.{digest[:SHORT]}": place.delta(digest) for digest in latest.earlier}
+        # First the differences: none may lead to what is not there yet.
+        for file, data in {**deltas, service.name: place.snapshot(latest.snapshot)}.items():
+            write_atomically(out / file, data)
+        for file in out.glob(f"{service.name}.*"):
+            if file.name not in deltas:
+                file.unlink()
+    return latest
+
+
+def _rows(history: ViewHistory, view: ViewContract, device: Declared, at: int) -> dict[bytes, bytes]:
+    """Keys to the latest rows at a moment, in the form of a snapshot."""
+    state = LatestRows.of(history, at)
+    chosen = np.ones(len(state.content), bool)
+    for key in view.keys:
+        if key.name in device.keys:
+            wanted = pa.array(device.keys[key.name], ARROW[key.dtype.name])
+            chosen &= pc.is_in(state.keys[key.name], wanted).to_numpy(zero_copy_only=False)
+    codec, found = RowCodec(view), {}
+    for rows in state.rows(np.flatnonzero(chosen)):
+        columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in view.fields}
+        event, known = micros(rows["event_timestamp"]), micros(rows["known_at"])
+        packed = codec.encode(event, known, columns)
+        times = zip(packed, event.tolist(), known.tolist(), strict=True)
+        found.update(zip(encode_keys(view.keys, key_values(view, rows)), (unpacked(*row) for row in times), strict=True))
+    return found

@@ -1,0 +1,59 @@
+"""A training set as a device sees it: what the student reads comes from a snapshot that is some time old."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from isthmus.distill.declaration import Distillation
+from isthmus.features.contract.contract import SEPARATOR
+from isthmus.features.definition.spec import Snapshot
+from isthmus.features.files import publish
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.pointintime.aged import AgedJoin, Ages, drawn
+from isthmus.orchestration.artifacts import TrainingSet
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.training.record import history_of
+from isthmus.orchestration.training.requestcolumns import request_columns
+
+_FOLDER, _FILE = "device", "drawn.parquet"
+
+
+def seen(project: Project, declared: Distillation, device: Snapshot, examples: TrainingSet) -> str:
+    """The file with the rows of a training set as devices see them, at ages that are drawn; written when it is missing.
+
+    Raises:
+        DataError: a table is not any more what the training set was joined from.
+    """
+    folder = examples.path / f"{_FOLDER}-{device.age.total_seconds():g}-{device.every.total_seconds():g}"
+    if not (folder / _FILE).exists():
+        table = aged(project, declared, examples, examples.table(), drawn(device))
+        publish(folder, lambda fresh: pq.write_table(table, fresh / _FILE))
+    return str(folder / _FILE)
+
+
+def aged(
+    project: Project, declared: Distillation, examples: TrainingSet, rows: pa.Table, ages: Ages
+) -> pa.Table:
+    """Rows of a training set in which the student's inputs are those of snapshots of these ages.
+
+    The inputs that only the teacher reads are left out.
+
+    Raises:
+        DataError: a table is not any more what the training set was joined from.
+    """
+    contract, service, offline = project.applied(), declared.student.name, OfflineStore(project.offline)
+    features: dict[str, list[str]] = {}
+    for view, feature in contract.read(service):
+        features.setdefault(view, []).append(feature)
+    fields: dict[str, list[str]] = {}
+    for transform, field in contract.service(service).computed:
+        fields.setdefault(transform, []).append(field)
+    computed = request_columns(project, contract, fields)
+    made = tuple(f"{name}{SEPARATOR}" for name in (*examples.features, *examples.computed))
+    spine = rows.select([name for name in rows.column_names if not name.startswith(made)])
+    join = AgedJoin(
+        spine.schema, [history_of(offline, examples, view) for view in features], ages=ages, features=features,
+        status=False, threads=project.settings.profiles.training.threads, reading=offline.reading,
+    )  # fmt: skip
+    joined = join.batches(spine.to_batches())
+    schema = computed.schema(join.schema) if computed else join.schema
+    return pa.Table.from_batches(computed.batches(joined) if computed else joined, schema)

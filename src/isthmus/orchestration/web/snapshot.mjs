@@ -1,0 +1,386 @@
+// The stored features on a device: fetched whole or as a difference, checked, kept, and read by the rules of time.
+//
+// The forms of a snapshot and of a difference are in docs/snapshots.md.
+
+const TAGS = { Bool: "b", Int32: "i", Int64: "i", UnixTimestamp: "t", String: "s", Bytes: "y" };
+const WIDTHS = { Bool: 1, Int32: 4, Int64: 8, UnixTimestamp: 8, Float32: 4, Float64: 8 };
+const SIGNATURE = 64;
+const LARGEST = 2 ** 26;
+const SLACK = 300_000_000n;
+const text = new TextDecoder("utf-8", { fatal: true });
+
+/** Why a snapshot is refused, or cannot be used: a sentence for people. `kind` is for programs. */
+export class SnapshotError extends Error {
+  constructor(kind, message) {
+    super(message);
+    this.kind = kind;
+  }
+}
+
+const torn = (why) => new SnapshotError("torn", `the snapshot is torn or damaged: ${why}`);
+const moment = (micros) => new Date(Number(micros / 1000n)).toISOString().slice(0, 19).replace("T", " ") + " UTC";
+
+/** A span of microseconds in words. */
+export function span(micros) {
+  const seconds = Number(micros) / 1e6;
+  for (const [unit, size] of [["days", 86400], ["hours", 3600], ["minutes", 60]]) {
+    if (Math.abs(seconds) >= 2 * size) return `${Math.round(seconds / size)} ${unit}`;
+  }
+  return `${Math.round(seconds)} seconds`;
+}
+
+/** SHA-256 in hexadecimal. */
+export async function sha256(bytes) {
+  const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
+  return [...digest].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** Whether the owner of a public key, in PEM, signed these bytes. */
+export async function signed(bytes, key) {
+  const der = Uint8Array.from(atob(key.replace(/-----[^-]+-----|\s/g, "")), (letter) => letter.charCodeAt(0));
+  const algorithm = { name: "ECDSA", namedCurve: "P-256", hash: "SHA-256" };
+  const owner = await crypto.subtle.importKey("spki", der, algorithm, false, ["verify"]);
+  const end = bytes.length - SIGNATURE;
+  return end > 0 && crypto.subtle.verify(algorithm, owner, bytes.subarray(end), bytes.subarray(0, end));
+}
+
+/** Where the parts of a row are: after two times come null bits, values of fixed width, and the ends of the others. */
+function layout(view) {
+  let place = 16 + Math.ceil(view.fields.length / 8);
+  let others = 0;
+  const fields = [];
+  for (const [bit, [name, type]] of view.fields.entries()) {
+    const fixed = type in WIDTHS;
+    fields.push({ name, type, bit, place: fixed ? place : others++, fixed });
+    if (fixed) place += WIDTHS[type];
+  }
+  return { fields, ends: place, others, width: place + 4 * others };
+}
+
+/**
+ * The header of a snapshot and its rows: view to key to a DataView.
+ *
+ * @param device of the manifest of a package.
+ */
+export function read(bytes, device) {
+  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  const end = bytes.length - SIGNATURE;
+  if (end < 13 || String.fromCharCode(...bytes.subarray(0, 8)) !== "isthsnap") throw torn("it does not begin as one");
+  if (bytes[8] !== 1) throw new SnapshotError("version", `the snapshot has version ${bytes[8]}; expected 1`);
+  let place = 13 + view.getUint32(9, true);
+  if (place > end) throw torn("it ends within its header");
+  // Numbers of microseconds have more digits than a double holds.
+  const json = text.decode(bytes.subarray(13, place)).replace(/"(made|number)":(\d+)/g, '"$1":"$2"');
+  const header = JSON.parse(json);
+  header.made = BigInt(header.made);
+  header.number = BigInt(header.number);
+  for (const name of ["project", "service", "hash"]) {
+    if (header[name] !== device[name]) {
+      const [found, expected] = [header[name], device[name]].map((value) => String(value).slice(0, 12));
+      throw new SnapshotError("contract", `the snapshot is of ${name} ${found}; this model was made for ${expected}`);
+    }
+  }
+  const rows = new Map();
+  for (const [number, [name, count]] of header.views.entries()) {
+    const kept = device.views[number];
+    if (kept?.name !== name) throw new SnapshotError("contract", `the snapshot is of view ${name}; expected ${kept?.name}`);
+    const { ends, others, width } = layout(kept);
+    const found = new Map();
+    for (let n = 0; n < count; n++) {
+      let begin = place;
+      for (const [, type] of kept.keys) {
+        if (begin >= end || bytes[begin] !== TAGS[type].charCodeAt(0)) throw torn(`no key of ${name} at byte ${begin}`);
+        if (begin + 5 > end) throw torn("it ends within a key");
+        begin += { b: 2, i: 9, t: 9 }[TAGS[type]] ?? 5 + view.getUint32(begin + 1, true);
+      }
+      if (begin + width > end) throw torn(`it ends within a row of ${name}`);
+      const size = width + (others ? view.getUint32(begin + ends + 4 * (others - 1), true) : 0);
+      if (begin + size > end) throw torn(`it ends within a row of ${name}`);
+      found.set(latin(bytes.subarray(place, begin)), new DataView(bytes.buffer, bytes.byteOffset + begin, size));
+      place = begin + size;
+    }
+    rows.set(name, found);
+  }
+  if (place !== end || header.views.length !== device.views.length) throw torn("it has another length than its header says");
+  return { header, rows };
+}
+
+const latin = (bytes) => Array.from(bytes, (byte) => String.fromCharCode(byte)).join("");
+
+/** The name of a row: each join key in the order of the manifest. */
+function keyOf(view, keys) {
+  const parts = view.keys.map(([name, type]) => {
+    const value = keys[name];
+    if (value === undefined || value === null || value === "") {
+      throw new SnapshotError("key", `${view.name} needs the key ${name}`);
+    }
+    const tag = TAGS[type];
+    if (tag === "b") return tag + String.fromCharCode(Number(value === true || value === "true" || Number(value) === 1));
+    if (tag === "s" || tag === "y") {
+      const bytes = tag === "s" ? new TextEncoder().encode(value) : value;
+      return tag + latin(new Uint8Array(new Uint32Array([bytes.length]).buffer)) + latin(bytes);
+    }
+    let whole;
+    try {
+      whole = BigInt.asIntN(64, BigInt(value));
+    } catch {
+      throw new SnapshotError("key", `the key ${name} is ${value}; expected a whole number`);
+    }
+    return tag + latin(new Uint8Array(new BigInt64Array([whole]).buffer));
+  });
+  return parts.join("");
+}
+
+/** The value of a field; null where it has none. */
+function valueOf(row, { type, bit, place, fixed }, { ends, width }) {
+  if ((row.getUint8(16 + (bit >> 3)) >> (bit & 7)) & 1) return null;
+  if (fixed) return number(row, place, type);
+  const [begin, end] = [place ? row.getUint32(ends + 4 * (place - 1), true) : 0, row.getUint32(ends + 4 * place, true)];
+  const bytes = new Uint8Array(row.buffer, row.byteOffset + width + begin, end - begin);
+  if (!type.startsWith("Array(")) return type === "String" ? text.decode(bytes) : bytes;
+  const element = type.slice(6, -1);
+  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  const items = [];
+  for (let at = 0; at < bytes.length;) {
+    const size = WIDTHS[element] ?? 4 + view.getUint32(at, true);
+    const part = bytes.subarray(at + 4, at + size);
+    items.push(WIDTHS[element] ? number(view, at, element) : element === "String" ? text.decode(part) : part);
+    at += size;
+  }
+  return items;
+}
+
+function number(view, place, type) {
+  switch (type) {
+    case "Bool": return view.getUint8(place);
+    case "Int32": return view.getInt32(place, true);
+    case "Float32": return view.getFloat32(place, true);
+    case "Float64": return view.getFloat64(place, true);
+    default: return view.getBigInt64(place, true);
+  }
+}
+
+/** The file that a difference leads to from `base`. */
+export async function applied(base, delta) {
+  const view = new DataView(delta.buffer, delta.byteOffset, delta.byteLength);
+  const hex = (begin) => Array.from(delta.subarray(begin, begin + 32), (byte) => byte.toString(16).padStart(2, "0")).join("");
+  if (delta.length < 77 || latin(delta.subarray(0, 8)) !== "isthdiff" || delta[8] !== 1) {
+    throw torn("what was fetched is no difference");
+  }
+  if (hex(9) !== (await sha256(base))) throw torn("the difference is for another snapshot");
+  const made = new Uint8Array(Math.min(view.getUint32(73, true), LARGEST));
+  let [place, filled] = [77, 0];
+  const next = () => {
+    let value = 0;
+    for (let shift = 0; shift < 35; shift += 7) {
+      if (place >= delta.length) break;
+      const byte = delta[place++];
+      value += (byte & 127) * 2 ** shift;
+      if (byte < 128) return value;
+    }
+    throw torn("the difference ends within a number");
+  };
+  while (place < delta.length) {
+    const step = next();
+    const count = Math.floor(step / 2);
+    const [source, begin] = step % 2 ? [base, next()] : [delta, place];
+    if (!(step % 2)) place += count;
+    if (begin + count > source.length || filled + count > made.length) throw torn("the difference leads beyond its end");
+    made.set(source.subarray(begin, begin + count), filled);
+    filled += count;
+  }
+  if (filled !== made.length || hex(41) !== (await sha256(made))) throw torn("the difference does not lead to what it names");
+  return made;
+}
+
+/** The store of a browser, whose transactions are whole or not at all. */
+class Kept {
+  static open() {
+    return new Promise((resolve, reject) => {
+      const asked = indexedDB.open("isthmus-snapshots", 1);
+      asked.onupgradeneeded = () => asked.result.createObjectStore("snapshots");
+      asked.onsuccess = () => resolve(new Kept(asked.result));
+      asked.onerror = () => reject(new SnapshotError("store", `this browser keeps nothing (${asked.error?.name})`));
+    });
+  }
+
+  constructor(database) {
+    this.database = database;
+  }
+
+  get(name) {
+    return new Promise((resolve, reject) => {
+      const asked = this.database.transaction("snapshots").objectStore("snapshots").get(name);
+      asked.onsuccess = () => resolve(asked.result ?? null);
+      asked.onerror = () => reject(asked.error);
+    });
+  }
+
+  put(name, bytes) {
+    return new Promise((resolve, reject) => {
+      const writing = this.database.transaction("snapshots", "readwrite", { durability: "strict" });
+      writing.oncomplete = () => resolve();
+      writing.onabort = () => {
+        const why = writing.error?.name === "QuotaExceededError" ? "there is no room" : writing.error?.name;
+        reject(new SnapshotError("store", `the new snapshot cannot be stored: ${why}`));
+      };
+      writing.objectStore("snapshots").put(bytes, name);
+    });
+  }
+}
+
+/**
+ * The snapshots of a model's service, on this device.
+ *
+ * `problem` is why the last one that was fetched or kept was refused; what was good before stays in use.
+ */
+export class Snapshots {
+  /**
+   * What this device has kept, if it is sound; `update` fetches.
+   *
+   * @param device of the manifest of the package.
+   * @param url of the snapshot: a server's, or that of a file.
+   * @param files whether differences are files beside it, as `isthmus snapshot --to` writes them.
+   * @param key whose owner must have signed it: a public key in PEM.
+   * @param headers of every request, such as an API key.
+   * @param now the time in microseconds since 1970 UTC, a BigInt.
+   * @param store with `get` and `put`; by default IndexedDB.
+   */
+  static async open({ device, url, files = false, key, headers = {}, now = () => BigInt(Date.now()) * 1000n, store = null }) {
+    const made = new Snapshots();
+    Object.assign(made, { device, url, files, key, headers, now, store: store ?? (await Kept.open()), state: null, problem: null });
+    made.layouts = new Map(device.views.map((view) => [view.name, layout(view)]));
+    made.name = `${device.project}/${device.service}/${device.hash}`;
+    await made.adopt();
+    return made;
+  }
+
+  /** Takes what is kept, where another page may have put something newer. */
+  async adopt() {
+    const kept = await this.store.get(this.name);
+    if (!kept || (this.state && (await sha256(kept)) === this.state.digest)) return;
+    try {
+      this.state = await this.checked(new Uint8Array(kept));
+    } catch (error) {
+      this.problem = error;
+    }
+  }
+
+  /** The state that bytes give, if they are a snapshot for this device that may follow the one it has. */
+  async checked(bytes) {
+    if (!(await signed(bytes, this.key))) {
+      throw new SnapshotError("signature", "the snapshot is not signed by the key of this model, or was altered since");
+    }
+    const digest = await sha256(bytes);
+    const { header, rows } = read(bytes, this.device);
+    const had = this.state?.header;
+    if (had && (header.number < had.number || (header.number === had.number && digest !== this.state.digest))) {
+      throw new SnapshotError("older", `the snapshot is of ${moment(header.made)}; this device has had one of ${moment(had.made)}`);
+    }
+    if (header.made > this.now() + SLACK) {
+      throw new SnapshotError("clock", `the snapshot is of ${moment(header.made)}, and this device says it is ${moment(this.now())}`);
+    }
+    return { bytes, digest, header, rows };
+  }
+
+  /**
+   * Fetches what is newer; returns whether there was something. One page at a time does so.
+   *
+   * Throws why something newer is not in use; then this device goes on with what it has.
+   */
+  async update() {
+    const locked = globalThis.navigator?.locks ?? { request: (_, work) => work() };
+    return locked.request(`isthmus-snapshot ${this.name}`, async () => {
+      await this.adopt();
+      try {
+        const bytes = await this.fetched();
+        if (bytes === null) return false;
+        const state = await this.checked(bytes);
+        if (state.digest === this.state?.digest) return false;
+        await this.store.put(this.name, bytes);
+        this.state = state;
+        this.problem = null;
+        return true;
+      } catch (error) {
+        this.problem = error;
+        throw error;
+      }
+    });
+  }
+
+  /** The bytes of what is newer; null if nothing is. */
+  async fetched() {
+    if (this.state) {
+      const { digest, bytes } = this.state;
+      const place = this.files ? `${this.url}.${digest.slice(0, 16)}` : `${this.url}?since=${digest}`;
+      try {
+        const answer = await this.ask(place, { "if-none-match": `"${digest}"` });
+        if (answer === null) return null;
+        return latin(answer.subarray(0, 8)) === "isthdiff" ? await applied(bytes, answer) : answer;
+      } catch (error) {
+        if (error.kind === "offline") throw error;
+        // Whatever is wrong with a difference, the whole file does not need it.
+      }
+    }
+    return this.ask(this.url, {});
+  }
+
+  async ask(url, headers) {
+    let answer;
+    try {
+      answer = await fetch(url, { headers: { ...this.headers, ...headers }, cache: "no-store" });
+    } catch {
+      throw new SnapshotError("offline", "the snapshot cannot be fetched: there is no connection");
+    }
+    if (answer.status === 304) return null;
+    if (!answer.ok) throw new SnapshotError("refused", `the snapshot cannot be fetched: ${answer.status} ${answer.statusText}`);
+    const bytes = new Uint8Array(await answer.arrayBuffer());
+    if (bytes.length > LARGEST) throw new SnapshotError("size", `the snapshot has ${bytes.length} bytes`);
+    return bytes;
+  }
+
+  /** Microseconds since the snapshot in use was made; null if there is none. */
+  get age() {
+    return this.state ? this.now() - this.state.header.made : null;
+  }
+
+  /** Throws unless the snapshot in use may feed the model now. */
+  require() {
+    if (!this.state) throw this.problem ?? new SnapshotError("none", "this device has no snapshot yet");
+    const { made } = this.state.header;
+    if (this.age < -SLACK) {
+      throw new SnapshotError("clock", `the snapshot is of ${moment(made)}, and this device says it is ${moment(this.now())}`);
+    }
+    if (this.age > BigInt(this.device.age)) {
+      const allowed = span(BigInt(this.device.age));
+      throw new SnapshotError("age", `the stored features are ${span(this.age)} old, of ${moment(made)}; this model may use ${allowed}`);
+    }
+  }
+
+  /** The row of a view for join keys, by name: its status, its times, and its values, null where it has none. */
+  row(name, keys) {
+    const at = this.now();
+    const view = this.device.views.find((one) => one.name === name);
+    const form = this.layouts.get(name);
+    const row = this.state?.rows.get(name).get(keyOf(view, keys));
+    const answer = { status: "not_found", event: null, known: null, values: {} };
+    for (const field of form.fields) answer.values[field.name] = null;
+    if (!row) return answer;
+    const [event, known] = [row.getBigInt64(0, true), row.getBigInt64(8, true)];
+    Object.assign(answer, { event, known });
+    if (event > at || known > at) return answer;
+    if (view.ttl !== null && at - event > BigInt(view.ttl)) return { ...answer, status: "expired" };
+    for (const field of form.fields) answer.values[field.name] = valueOf(row, field, form);
+    answer.status = Object.values(answer.values).every((value) => value === null) ? "null" : "present";
+    return answer;
+  }
+
+  /** The stored features of a row of join keys, by the names of a model's inputs. */
+  features(keys) {
+    const found = {};
+    for (const { name } of this.device.views) {
+      for (const [feature, value] of Object.entries(this.row(name, keys).values)) found[`${name}__${feature}`] = value;
+    }
+    return found;
+  }
+}

@@ -1,0 +1,396 @@
+"""Snapshots on a device: the reference client in a real browser, against a running server, offline, and killed."""
+
+import signal
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from random import Random
+from threading import Thread
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from isthmus.features.snapshot.file import Header, SnapshotFile
+from isthmus.features.snapshot.shelf import Shelf
+from isthmus.features.types import Int32, Int64, String
+from isthmus.orchestration.runtimes.web import SOURCES
+from tests.end_to_end.phones import of_profile
+from tests.features.snapshot.support import Content, made, sealer
+from tests.features.support import ALL, make_view
+from tests.serving.support import CONTRACT, serving
+
+pytestmark = pytest.mark.browser
+
+MADE = 1_700_000_000_000_000
+MINUTE, HOUR = 60_000_000, 3_600_000_000
+VIEWS = [
+    make_view({"n": Int64, "text": String}, {"carrier": String}, ttl=2 * HOUR, name="one"),
+    make_view(ALL, {"b": String, "a": Int32}, name="every_type"),
+]
+DEVICE = {
+    "project": "prod", "service": "late", "hash": "5" * 64, "age": HOUR,
+    "views": [
+        {"name": view.name, "keys": sorted([key.name, key.dtype.name] for key in view.keys),
+         "fields": [[column.name, column.dtype.name] for column in view.fields], "ttl": view.ttl}
+        for view in VIEWS
+    ],
+}  # fmt: skip
+"""What the manifest of a package says of these views."""
+
+EMPTY: Content = {}
+
+
+def _snapshot(rows: Content, *, number: int = 1, at: int = MADE, every_type: Content = EMPTY, **header: Any) -> SnapshotFile:
+    file = made(VIEWS, [rows, every_type], number)
+    fields = {name: getattr(file.header, name) for name in Header.__struct_fields__}
+    fields |= {"service": "late", "made": at, **header}
+    return sealer().seal(SnapshotFile(Header(**fields), file.rows))
+
+
+def _rows(count: int, value: int = 0) -> Content:
+    return {(f"c{n}",): (MADE - MINUTE, MADE - MINUTE, {"n": value + n, "text": "wet"}) for n in range(count)}
+
+
+@dataclass
+class Site:
+    """A page's server, which passes what begins with /snapshots on to the API; `harm` changes what comes back."""
+
+    url: str
+    shelf: Shelf
+    harm: Callable[[bytes], bytes] = bytes
+
+    def offer(self, file: SnapshotFile, keep: int = 3) -> SnapshotFile:
+        """Makes it the newest."""
+        with self.shelf.locked():
+            self.shelf.add(file, VIEWS, keep, [])
+        return file
+
+
+@contextmanager
+def _site(folder: Path, redis: str) -> Iterator[Site]:
+    (folder / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(folder, redis, snapshots=str(folder / "snapshots")) as server:
+        site = Site("", Shelf(folder / "snapshots" / "late"))
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path.startswith("/snapshots/"):
+                    known = {"if-none-match": self.headers.get("if-none-match", ""), "accept-encoding": "identity"}
+                    answer = httpx.get(f"{server.http.base_url}{self.path[1:]}", headers=known)
+                    status, body, kind = answer.status_code, site.harm(answer.content), "application/octet-stream"
+                elif self.path.endswith(".mjs"):
+                    status, body, kind = 200, (SOURCES / self.path[1:]).read_bytes(), "text/javascript"
+                else:
+                    status, body, kind = 200, b"<!doctype html><title>device</title>", "text/html"
+                self.send_response(status)
+                self.send_header("content-type", kind)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_arguments: object) -> None:
+                pass
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+            thread = Thread(target=http.serve_forever)
+            thread.start()
+            site.url = f"http://127.0.0.1:{http.server_port}/"
+            try:
+                yield site
+            finally:
+                http.shutdown()
+                thread.join()
+
+
+@pytest.fixture
+def site(tmp_path: Path, redis_url: str) -> Iterator[Site]:
+    with _site(tmp_path, redis_url) as opened:
+        yield opened
+
+
+OPEN = """async ({ device, key, now, store }) => {
+  const { Snapshots } = await import("/snapshot.mjs");
+  window.now = BigInt(now);
+  window.snapshots = await Snapshots.open({ device, key, url: "/snapshots/late", now: () => window.now, store: window[store] });
+}"""
+UPDATE = "() => snapshots.update().catch((error) => `${error.kind}: ${error.message}`)"
+LOOKED = "(key) => { const { status, values } = snapshots.row('one', { carrier: key }); return [status, values.n === null ? null : Number(values.n), values.text]; }"
+REQUIRED = "() => { try { snapshots.require(); return 'fit'; } catch (error) { return `${error.kind}: ${error.message}`; } }"
+
+
+def _open(page: Page, site: Site, *, at: int = MADE, key: str | None = None, device: Any = None, store: str = "") -> None:
+    if page.url != site.url:
+        page.goto(site.url)
+    page.evaluate(OPEN, {"device": device or DEVICE, "key": key or sealer().public_key, "now": str(at), "store": store})
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    context = browser.new_context()
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext) -> Page:
+    return context.new_page()
+
+
+def test_it_fetches_looks_up_goes_offline_ages_and_goes_on(site: Site, page: Page, context: BrowserContext) -> None:
+    _open(page, site)
+    assert page.evaluate(REQUIRED) == "none: this device has no snapshot yet"
+    assert str(page.evaluate(UPDATE)).startswith("refused: the snapshot cannot be fetched: 404")
+    site.offer(_snapshot(_rows(3)))
+    assert page.evaluate(UPDATE) is True
+    assert page.evaluate(UPDATE) is False
+    assert page.evaluate(LOOKED, "c2") == ["present", 2, "wet"]
+    assert page.evaluate(LOOKED, "c7") == ["not_found", None, None]
+    assert page.evaluate(REQUIRED) == "fit"
+    # Without a connection, and opened anew, it has what it had.
+    context.set_offline(True)
+    assert page.evaluate(UPDATE) == "offline: the snapshot cannot be fetched: there is no connection"
+    page.evaluate(OPEN, {"device": DEVICE, "key": sealer().public_key, "now": str(MADE + 30 * MINUTE)})
+    assert page.evaluate(LOOKED, "c2") == ["present", 2, "wet"]
+    assert page.evaluate("() => Number(snapshots.age)") == 30 * MINUTE
+    page.evaluate(f"() => {{ window.now = {MADE + HOUR}n; }}")
+    assert page.evaluate(REQUIRED) == "fit"
+    page.evaluate(f"() => {{ window.now = {MADE + HOUR + 1}n; }}")
+    assert page.evaluate(REQUIRED) == (
+        "age: the stored features are 60 minutes old, of 2023-11-14 22:13:20 UTC; this model may use 60 minutes"
+    )
+    # A row has a limit of its own.
+    page.evaluate(f"() => {{ window.now = {MADE + 2 * HOUR}n; }}")
+    assert page.evaluate(LOOKED, "c2") == ["expired", None, None]
+    context.set_offline(False)
+    site.offer(_snapshot(_rows(3, value=10), number=2, at=MADE + 2 * HOUR))
+    assert page.evaluate(UPDATE) is True
+    assert page.evaluate(REQUIRED) == "fit"
+
+
+def test_it_goes_on_by_a_difference(site: Site, page: Page) -> None:
+    _open(page, site)
+    site.offer(_snapshot(_rows(500)))
+    page.evaluate(UPDATE)
+    fetched: list[int] = []
+    site.harm = lambda body: fetched.append(len(body)) or body  # type: ignore[func-returns-value]
+    newest = site.offer(_snapshot({**_rows(500), ("c7",): (MADE, MADE, {"n": -1, "text": None})}, number=2, at=MADE + 1))
+    assert page.evaluate(UPDATE) is True
+    assert page.evaluate(LOOKED, "c7") == ["not_found", None, None]  # it is of the next microsecond
+    page.evaluate(f"() => {{ window.now = {MADE + 1}n; }}")
+    assert page.evaluate(LOOKED, "c7") == ["present", -1, None]
+    assert page.evaluate("() => snapshots.state.digest") == newest.digest
+    assert len(fetched) == 1
+    assert fetched[0] < len(newest.data) / 20
+    milliseconds = page.evaluate(
+        "async () => { const t = performance.now(); await snapshots.checked(snapshots.state.bytes); return performance.now() - t; }"
+    )
+    assert milliseconds > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"hash": "6" * 64}, "contract: the snapshot is of hash 666666666666; this model was made for 555555555555"),
+        ({"project": "stage"}, "contract: the snapshot is of project stage; this model was made for prod"),
+        ({"service": "early"}, "contract: the snapshot is of service early; this model was made for late"),
+        ({"number": 0}, "older: the snapshot is of 2023-11-14 22:13:20 UTC; this device has had one"),
+        ({"number": 1}, "older: the snapshot is of 2023-11-14 22:13:20 UTC; this device has had one"),
+        ({"at": MADE + 365 * 24 * HOUR}, "clock: the snapshot is of 2024-11-13 22:13:20 UTC, and this device says it is 2023-11-14"),
+    ],
+)  # fmt: skip
+def test_what_may_not_follow_is_refused_and_the_last_stays(site: Site, page: Page, change: Any, expected: str) -> None:
+    _open(page, site)
+    good = site.offer(_snapshot(_rows(3)))
+    page.evaluate(UPDATE)
+    site.offer(_snapshot(_rows(3, value=10), **{"number": 2, **change}), keep=0)
+    assert str(page.evaluate(UPDATE)).startswith(expected)
+    assert page.evaluate(LOOKED, "c2") == ["present", 2, "wet"]
+    assert page.evaluate("() => snapshots.problem.message").startswith(expected.partition(": ")[2])
+    _open(page, site)
+    assert page.evaluate("() => snapshots.state.digest") == good.digest
+
+
+def test_forged_torn_and_flipped_files_are_refused(site: Site, page: Page) -> None:
+    _open(page, site)
+    good = site.offer(_snapshot(_rows(3)))
+    page.evaluate(UPDATE)
+    site.offer(_snapshot(_rows(3, value=10), number=2))
+    random = Random(0)
+
+    def flipped(body: bytes) -> bytes:
+        place = random.randrange(len(body)) if body else 0
+        return body[:place] + bytes([body[place] ^ 1]) + body[place + 1 :] if body else body
+
+    for harm in (flipped, flipped, flipped, lambda body: body[: len(body) // 2], lambda body: b"", lambda body: b"<html>"):
+        site.harm = harm
+        assert ":" in str(page.evaluate(UPDATE))
+        assert page.evaluate(LOOKED, "c2") == ["present", 2, "wet"]
+    site.harm = bytes
+    # Somebody else's key.
+    other = _snapshot(_rows(3, value=10), number=3)
+    site.offer(other.signed(bytes(64)), keep=0)
+    assert str(page.evaluate(UPDATE)).startswith("signature: the snapshot is not signed by the key of this model")
+    # What lies in the browser's own store is checked, too.
+    for data in (good.data[:-10], good.data[:200] + b"x" + good.data[201:]):
+        page.evaluate("async (bytes) => snapshots.store.put(snapshots.name, new Uint8Array(bytes))", list(data))
+        _open(page, site)
+        assert page.evaluate("() => snapshots.state") is None
+        assert page.evaluate("() => snapshots.problem.kind") == "signature"
+
+
+def test_a_clock_that_is_wrong_by_a_year_is_said(site: Site, page: Page) -> None:
+    _open(page, site)
+    site.offer(_snapshot(_rows(3)))
+    page.evaluate(UPDATE)
+    year = 365 * 24 * HOUR
+    page.evaluate(f"() => {{ window.now = {MADE - year}n; }}")
+    assert str(page.evaluate(REQUIRED)).startswith("clock: the snapshot is of 2023-11-14 22:13:20 UTC, and this device says")
+    page.evaluate(f"() => {{ window.now = {MADE + year}n; }}")
+    assert str(page.evaluate(REQUIRED)).startswith("age: the stored features are 365 days old")
+
+
+def test_a_device_without_room_says_so_and_keeps_what_it_has(site: Site, page: Page) -> None:
+    _open(page, site)
+    site.offer(_snapshot(_rows(3)))
+    page.evaluate(UPDATE)
+    newer = site.offer(_snapshot(_rows(3, value=10), number=2))
+    # The quota of a real browser, by its own protocol.
+    devtools = page.context.new_cdp_session(page)
+    devtools.send("Storage.overrideQuotaForOrigin", {"origin": site.url.rstrip("/"), "quotaSize": 1})
+    assert page.evaluate(UPDATE) == "store: the new snapshot cannot be stored: there is no room"
+    assert page.evaluate(LOOKED, "c2") == ["present", 2, "wet"]
+    devtools.send("Storage.overrideQuotaForOrigin", {"origin": site.url.rstrip("/")})
+    assert page.evaluate(UPDATE) is True
+    assert page.evaluate("() => snapshots.state.digest") == newer.digest
+
+
+def test_two_pages_that_update_at_once_agree(site: Site, context: BrowserContext) -> None:
+    pages = [context.new_page(), context.new_page()]
+    for page in pages:
+        _open(page, site)
+    for number in range(1, 6):
+        newest = site.offer(_snapshot(_rows(50, value=number), number=number))
+        for page in pages:
+            page.evaluate(f"() => {{ window.done = ({UPDATE})(); }}")
+        answers = [page.evaluate("() => window.done") for page in pages]
+        assert all(isinstance(answer, bool) for answer in answers), answers
+        assert [page.evaluate("() => snapshots.state.digest") for page in pages] == [newest.digest] * 2
+
+
+def test_a_missing_key_or_a_wrong_one_is_named(site: Site, page: Page) -> None:
+    _open(page, site)
+    site.offer(_snapshot(_rows(3)))
+    page.evaluate(UPDATE)
+    asked = "(keys) => { try { snapshots.row(...keys); } catch (error) { return `${error.kind}: ${error.message}`; } }"
+    assert page.evaluate(asked, ["one", {}]) == "key: one needs the key carrier"
+    assert page.evaluate(asked, ["every_type", {"a": "x", "b": "s"}]) == "key: the key a is x; expected a whole number"
+
+
+def _value(random: Random, kind: str) -> Any:
+    """A value of a type, with its edges."""
+    match kind:
+        case "Bool":
+            return random.random() < 0.5
+        case "Int32" | "Int64" | "UnixTimestamp":
+            bits = 32 if kind == "Int32" else 63
+            return random.choice([0, 1, -1, 2 ** (bits - 1) - 1, -(2 ** (bits - 1)), random.getrandbits(bits - 1)])
+        case "Float32":
+            return float(np.frombuffer(struct.pack("<I", random.getrandbits(32)), "<f4")[0])
+        case "Float64":
+            return float(np.frombuffer(struct.pack("<Q", random.getrandbits(64)), "<f8")[0])
+        case "String":
+            return random.choice(["", "\0", "München", "東京", "🛫", "a" * random.randrange(40)])
+        case "Bytes":
+            return random.randbytes(random.randrange(6))
+    return [_value(random, kind[6:-1]) for _ in range(random.randrange(4))]
+
+
+SHOWN = """([keys]) => keys.map((key) => {
+  const shown = (value) => {
+    if (value === null) return null;
+    if (Array.isArray(value)) return value.map(shown);
+    if (value instanceof Uint8Array) return "y" + [...value].join();
+    if (typeof value === "string") return "s" + value;
+    if (typeof value === "bigint") return "i" + value;
+    const bits = new DataView(new ArrayBuffer(8));
+    bits.setFloat64(0, value);
+    return Number.isNaN(value) ? "NaN" : "f" + bits.getBigUint64(0);
+  };
+  const { status, event, known, values } = snapshots.row("every_type", key);
+  return [status, String(event), String(known), Object.values(values).map(shown)];
+})"""
+
+
+def _shown(value: Any, kind: str) -> Any:
+    """The same of a value in Python."""
+    if value is None:
+        return None
+    if isinstance(value, list):
+        return [_shown(item, kind[6:-1]) for item in value]
+    if kind == "Bytes":
+        return "y" + ",".join(map(str, value))
+    if kind == "String":
+        return f"s{value}"
+    if kind in ("Int64", "UnixTimestamp"):
+        return f"i{value}"
+    number = float(value)
+    return "NaN" if number != number else f"f{struct.unpack('>Q', struct.pack('>d', number))[0]}"
+
+
+def test_ten_thousand_rows_of_all_types_are_read_to_the_bit(site: Site, page: Page) -> None:
+    random, view = Random(7), VIEWS[1]
+    kinds = {column.name: column.dtype.name for column in view.fields}
+    content = {
+        (n, f"k{n}"): (MADE - n, MADE - n // 2, {
+            name: None if random.random() < 0.1 else _value(random, kind) for name, kind in kinds.items()
+        })
+        for n in range(10_000)
+    }  # fmt: skip
+    site.offer(_snapshot(EMPTY, every_type=content))
+    _open(page, site)
+    assert page.evaluate(UPDATE) is True
+    keys = [{"a": a, "b": b} for a, b in content]
+    for begin in range(0, len(keys), 1000):
+        found = page.evaluate(SHOWN, [keys[begin : begin + 1000]])
+        for key, (status, event, known, values) in zip([*content][begin : begin + 1000], found, strict=True):
+            row = content[key]
+            assert (event, known) == (str(row[0]), str(row[1]))
+            assert values == [_shown(row[2][name], kind) for name, kind in kinds.items()]
+            assert status == ("null" if all(value is None for value in row[2].values()) else "present")
+
+
+@pytest.mark.accept
+def test_killed_at_any_moment_of_an_update_it_has_the_old_or_the_new(tmp_path: Path, redis_url: str) -> None:
+    """A browser that is killed 50 times while it updates as fast as it can."""
+    random, numbers = Random(3), []
+    profile = tmp_path / "profile"
+    (tmp_path / "server").mkdir()
+    loop = f"() => {{ (async () => {{ for (;;) await ({UPDATE})(); }})(); }}"
+    with _site(tmp_path / "server", redis_url) as site, sync_playwright() as playwright:
+        known: dict[str, int] = {}
+        for turn in range(50):
+            file = site.offer(_snapshot(_rows(2000, value=turn), number=turn + 1))
+            known[file.digest] = turn + 1
+            context = of_profile(playwright, profile)
+            page = context.new_page()
+            _open(page, site)
+            had = page.evaluate("() => snapshots.state?.digest ?? null")
+            problem = page.evaluate("() => snapshots.problem?.message ?? null")
+            assert problem is None
+            numbers.append(known.get(had, 0))
+            page.evaluate(loop)
+            time.sleep(random.uniform(0, 0.1))
+            for process in psutil.process_iter(["cmdline"]):
+                if str(profile) in " ".join(process.info["cmdline"] or ()):
+                    process.send_signal(signal.SIGKILL)
+            context.close()
+    assert numbers == sorted(numbers)
+    assert numbers[-1] > 5

@@ -1,0 +1,198 @@
+"""`snapshot`: the rows that devices keep are those of the online store, and no others."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from isthmus.features.errors import ConfigurationError, DataError, RequestError
+from isthmus.features.online.plan import LookupPlan
+from isthmus.features.redis.connection import connect
+from isthmus.features.snapshot.delta import applied
+from isthmus.features.snapshot.file import packed, read_snapshot
+from isthmus.features.snapshot.kept import kept_views
+from isthmus.features.snapshot.seal import require_sealed
+from isthmus.features.values.entitykey import decode_values
+from isthmus.features.values.rows import RowCodec
+from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.build.build import build
+from isthmus.orchestration.build.materialize import materialize
+from isthmus.orchestration.cli.cli import app
+from isthmus.orchestration.device.snapshot import copy, shelf, signer, snapshot, undisclosed
+from isthmus.orchestration.project import Project
+from tests.orchestration.shop import Shop, with_device, with_moment
+
+SERVICE = "late_order_device"
+
+
+@pytest.fixture
+def kept(shop: Shop) -> Project:
+    """The shop, built and materialized, with a service that devices keep."""
+    with_device(with_moment(shop))
+    project = Project(shop.root)
+    for step in (apply, build, materialize):
+        step(project)
+    return project
+
+
+def _rows(project: Project, data: bytes) -> dict[str, dict[tuple[Any, ...], tuple[Any, ...]]]:
+    """View to key to times and values, as a snapshot has them."""
+    views = kept_views(project.applied(), SERVICE)
+    file = read_snapshot(data, views)
+    require_sealed(file, signer(project).public_key)
+    found: dict[str, dict[tuple[Any, ...], tuple[Any, ...]]] = {}
+    for view in views:
+        rows = file.rows[view.name]
+        block = RowCodec(view).decode([packed(row, view) for row in rows.values()])
+        columns = [block.columns[column.name].tolist(column.dtype) for column in view.fields]
+        values = zip(block.event.tolist(), block.known.tolist(), *columns, strict=True)
+        found[view.name] = dict(zip(map(decode_values, rows), values, strict=True))
+    return found
+
+
+def _online(project: Project, keys: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    """The same from Redis."""
+    plan = LookupPlan(project.applied(), ["shelf_demand"])
+    asked = {"product": [key[0] for key in keys], "store": [key[1] for key in keys]}
+    with project.redis() as url, connect(url) as client:
+        answer = plan.read(client, asked, project.now())["shelf_demand"]
+    columns = [answer.columns[column.name].tolist(column.dtype) for column in plan.views[0].fields]
+    return dict(zip(keys, zip(answer.event.tolist(), answer.known.tolist(), *columns, strict=True), strict=True))
+
+
+def test_its_rows_are_those_of_the_online_store(kept: Project) -> None:
+    written = snapshot(kept)
+    rows = _rows(kept, written.path.read_bytes())
+    assert list(rows) == ["shelf_demand"]
+    assert written.rows == {"shelf_demand": len(rows["shelf_demand"])}
+    assert len(rows["shelf_demand"]) == 60
+    expired = kept.now() - np.array([row[0] for row in rows["shelf_demand"].values()]) > 3 * 86_400_000_000
+    # A row that has expired is in the file: the device has the rule, too.
+    fresh = [key for key, late in zip(rows["shelf_demand"], expired, strict=True) if not late]
+    assert {key: rows["shelf_demand"][key] for key in fresh} == _online(kept, fresh)
+    assert fresh
+
+
+def test_the_next_one_is_a_small_difference(kept: Project) -> None:
+    first, second = snapshot(kept), snapshot(kept)
+    assert first.difference_bytes is None
+    assert second.difference_bytes is not None
+    assert second.difference_bytes < second.bytes / 4
+    place = shelf(kept, SERVICE)
+    assert applied(first.path.read_bytes(), place.delta(first.snapshot)) == second.path.read_bytes()
+    assert read_snapshot(second.path.read_bytes(), kept_views(kept.applied(), SERVICE)).header.number > 0
+
+
+def test_only_the_declared_keys_are_in_it(shop: Shop) -> None:
+    with_device(shop, '{"store": ["s1", "s3", "nowhere"]}')
+    project = Project(shop.root)
+    for step in (apply, build):
+        step(project)
+    assert undisclosed(project) == (
+        "shelf_demand:sold_1d of store s1, s3, nowhere and every product",
+        "shelf_demand:distance of store s1, s3, nowhere and every product",
+    )
+    written = snapshot(project)
+    assert {key[1] for key in _rows(project, written.path.read_bytes())["shelf_demand"]} == {"s1", "s3"}
+    assert undisclosed(project) == ()
+
+
+def test_a_filter_that_matches_nothing_writes_nothing(shop: Shop) -> None:
+    with_device(shop, '{"store": ["nowhere"]}')
+    project = Project(shop.root)
+    for step in (apply, build):
+        step(project)
+    with pytest.raises(DataError, match="no row has a key that devices keep"):
+        snapshot(project)
+    assert shelf(project, SERVICE).latest() is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('Field("distance", Float32, "device")', 'Field("distance", Float32)',
+         'shelf_demand__distance is available on the server only; expected available="device"'),
+        ("age=timedelta(hours=6)", "age=timedelta(0)", "device, age: .*expected a positive timedelta"),
+        ("every=timedelta(hours=1)", "every=timedelta(hours=7)", "every: 7:00:00; expected at most the age, 6:00:00"),
+        ("keys={}", 'keys={"stor": ["s1"]}', "no join key 'stor' .did you mean store.*expected one of product, store"),
+        ("keys={}", 'keys={"product": ["s1"]}', "keys 'product': .*expected a list of values of type Int32"),
+        ("keys={}", 'keys={"store": "s1"}', "expected a list of values of type String"),
+        ("keep=3", "keep=-1", "keep: -1; expected 0 to 1000"),
+        ("features=[shelf_demand, basket]", "features=[basket]", "the service has no stored feature"),
+        ("device=Snapshot(", "device=dict(", "device: .*expected Snapshot or None"),
+    ],
+)  # fmt: skip
+def test_a_wrong_declaration_is_named(shop: Shop, old: str, new: str, expected: str) -> None:
+    with_device(shop).replace(old, new)
+    with pytest.raises(ConfigurationError, match=expected):
+        apply(Project(shop.root))
+
+
+def test_a_service_that_no_device_keeps_is_named(kept: Project, shop: Shop) -> None:
+    for name, expected in (
+        ("late_order_server", "has no `device`; expected late_order_device"),
+        ("late_order_devise", "is not declared .did you mean late_order_device"),
+    ):
+        with pytest.raises(RequestError, match=expected):
+            snapshot(kept, name)
+
+
+def test_before_anything_is_built_nothing_is_written(shop: Shop) -> None:
+    with_device(shop)
+    project = Project(shop.root)
+    apply(project)
+    with pytest.raises(DataError, match="isthmus build"):
+        snapshot(project)
+    with pytest.raises(DataError, match="run `isthmus snapshot`"):
+        copy(project, None, shop.root / "out")
+
+
+def test_a_folder_for_any_host_of_files(kept: Project, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    files = []
+    for _ in range(6):
+        files.append(snapshot(kept))
+        copy(kept, None, out)
+    newest = files[-1].path.read_bytes()
+    assert (out / SERVICE).read_bytes() == newest
+    # Of the last three.
+    earlier = {f"{SERVICE}.{file.snapshot[:16]}" for file in files[-4:-1]}
+    assert {path.name for path in out.iterdir()} == {SERVICE, *earlier}
+
+
+def test_the_command_says_what_is_disclosed_before_it_writes(kept: Project, tmp_path: Path) -> None:
+    runner = CliRunner()
+    arguments = ["snapshot", "--project", str(kept.root), "--to", str(tmp_path / "out")]
+    done = runner.invoke(app, [*arguments, "--json"])
+    assert done.exit_code == 0, done.output
+    assert "whoever fetches the snapshot gets shelf_demand:sold_1d of every store and every product" in done.stderr
+    report = json.loads(done.stdout)
+    assert (report["rows"], report["made"]) == ({"shelf_demand": 60}, "2024-03-01T00:00:00+00:00")
+    assert (tmp_path / "out" / SERVICE).read_bytes() == Path(report["path"]).read_bytes()
+    again = runner.invoke(app, arguments)
+    assert "whoever fetches" not in again.stderr
+    assert str(report["bytes"]) in again.stdout.replace(",", "")
+
+
+def test_the_key_of_the_settings_signs(kept: Project) -> None:
+    own = signer(kept).public_key
+    (kept.root / "key.pem").write_bytes((kept.snapshots / "key.pem").read_bytes())
+    (kept.snapshots / "key.pem").unlink()
+    with (kept.root / "isthmus.toml").open("a") as end:
+        end.write('\n[packages]\nsigning_key = "key.pem"\n')
+    project = Project(kept.root)
+    assert signer(project).public_key == own
+    assert _rows(project, snapshot(project).path.read_bytes())
+    assert not (project.snapshots / "key.pem").exists()
+
+
+def test_how_a_snapshot_is_made_is_no_part_of_the_contract(kept: Project, shop: Shop) -> None:
+    service = kept.definitions.services[SERVICE]
+    assert service.device is not None
+    shop.replace("keep=3", "keep=9")
+    assert Project(shop.root).definitions.contract.hash == kept.definitions.contract.hash
+    assert replace(service.device, keep=9) == Project(shop.root).definitions.services[SERVICE].device

@@ -1,0 +1,133 @@
+"""A training set as a device sees it, and a student that learns from it."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from isthmus.features.definition.spec import Snapshot
+from isthmus.features.errors import ConfigurationError
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.package.manifest import open_package
+from isthmus.features.pointintime.aged import drawn, fixed
+from isthmus.features.values.columns import ARROW, micros
+from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.artifacts import Artifacts, TrainingSet
+from isthmus.orchestration.build.build import build
+from isthmus.orchestration.models import cards
+from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.training.aged import aged, seen
+from isthmus.orchestration.training.set import training_set
+from tests.features.support import join_naively
+from tests.orchestration.shop import HOUR, Shop, learnable, with_device, with_moment
+
+HOURS = 6
+
+
+@pytest.fixture
+def project(shop: Shop) -> Project:
+    """The shop with a service that devices keep, and its training set."""
+    learnable(with_device(with_moment(shop)))
+    opened = Project(shop.root)
+    for step in (apply, build, training_set):
+        step(opened)
+    return opened
+
+
+def _examples(project: Project) -> tuple[TrainingSet, Snapshot]:
+    declared = project.distillation()
+    assert declared.student.device is not None
+    return Artifacts(project, declared).current_training_set(), declared.student.device
+
+
+def _by_hand(project: Project, table: pa.Table, ages: np.ndarray) -> list[tuple[object, ...]]:  # type: ignore[type-arg]
+    """The oracle: the newest row at the moment of the snapshot, unless it has expired by the moment of the question."""
+    view = project.applied().views["shelf_demand"]
+    history = OfflineStore(project.offline).history(view)
+    at = micros(table["event_timestamp"])
+    then = table.select(["store", "product"]).append_column(
+        "event_timestamp", pa.array(at - ages).cast(ARROW["UnixTimestamp"])
+    )
+    lasting = replace(history, view=replace(view, ttl=None))
+    joined = join_naively(then, lasting)
+    rows = history.table()
+    events: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+    for store, product, event, known in zip(rows["store"].to_pylist(), rows["product"].to_pylist(),
+                                            micros(rows["event_timestamp"]), micros(rows["known_at"]), strict=True):  # fmt: skip
+        events.setdefault((store, product), []).append((int(event), int(known)))
+    found = []
+    for n, row in enumerate(joined.to_pylist()):
+        moment = int(at[n] - ages[n])
+        seen_then = [e for e, k in events.get((row["store"], row["product"]), []) if e <= moment and k <= moment]
+        late = not seen_then or view.ttl is not None and int(at[n]) - max(seen_then) > view.ttl
+        found.append((None, None) if late else (row["shelf_demand__sold_1d"], row["shelf_demand__distance"]))
+    return found
+
+
+def test_its_rows_are_those_of_the_snapshot_of_then(project: Project) -> None:
+    examples, device = _examples(project)
+    declared, table = project.distillation(), examples.table()
+    for ages in (fixed(0), fixed(HOURS * HOUR), drawn(device)):
+        rows = aged(project, declared, examples, table, ages)
+        found = list(zip(rows["shelf_demand__sold_1d"].to_pylist(), rows["shelf_demand__distance"].to_pylist(), strict=True))
+        assert found == _by_hand(project, table, ages(micros(table["event_timestamp"]), 0))
+        # What a request brings is not old, and what only the teacher reads is not there.
+        for name in ("store", "product", "hour", "weight", "late", "event_timestamp", "moment__store_code"):
+            assert rows[name].equals(table[name])
+        assert not [name for name in rows.column_names if name.startswith("customer_")]
+    assert aged(project, declared, examples, table, fixed(0))["moment__per_sold"].equals(table["moment__per_sold"])
+    # Request transforms read what the device has.
+    per_sold = aged(project, declared, examples, table, fixed(HOURS * HOUR))["moment__per_sold"]
+    assert not per_sold.equals(table["moment__per_sold"])
+
+
+def test_the_rows_of_drawn_ages_are_written_once(project: Project) -> None:
+    examples, device = _examples(project)
+    declared = project.distillation()
+    file = seen(project, declared, device, examples)
+    table = pq.read_table(file)
+    assert table.equals(aged(project, declared, examples, examples.table(), drawn(device)))
+    assert seen(project, declared, device, examples) == file
+    other = replace(device, age=timedelta(hours=12))
+    assert not pq.read_table(seen(project, declared, other, examples)).equals(table)
+
+
+def test_a_student_learns_from_what_a_device_has_and_says_what_its_age_costs(project: Project) -> None:
+    report = distill(project).data
+    ages = report["ages"]
+    assert report["age"] == HOURS * 3600
+    assert [point["seconds"] for point in ages] == [HOURS * 3600 * share for share in (0, 0.25, 0.5, 1, 3, 6, 24, 168)]
+    at_age = next(point for point in ages if point["seconds"] == report["age"])
+    # What the report and its gates are about is the student at the greatest age.
+    assert at_age["found"]["value"] == pytest.approx(report["models"]["student"]["quality"]["auc"], abs=1e-12)
+    cost = ages[0]["found"]["value"] - at_age["found"]["value"]
+    assert report["measures"]["age_cost"] == pytest.approx(cost, abs=1e-12)
+    folder = Artifacts(project, project.distillation()).last_model()
+    for file in (cards.PAGE, cards.BOUNDARY):
+        assert "may be 6 hours old" in (folder / file).read_text()
+    assert "fresh" in (folder / cards.PAGE).read_text()
+    exported = export(project)
+    device = open_package(exported.path).manifest.device
+    assert device is not None
+    assert (device.project, device.service, device.age) == ("shop", "late_order_device", HOURS * HOUR)
+    assert device.hash == project.applied().service("late_order_device").hash
+    (view,) = device.views
+    assert (view.keys, view.ttl) == ((("product", "Int32"), ("store", "String")), 72 * HOUR)
+    assert view.fields == (("sold_1d", "Int64"), ("distance", "Float32"))
+
+
+def test_another_age_is_another_student(project: Project, shop: Shop) -> None:
+    first = distill(project)
+    assert not distill(project).trained
+    shop.replace("age=timedelta(hours=6)", "age=timedelta(hours=48)")
+    assert distill(Project(shop.root)).id != first.id
+
+
+def test_a_task_of_ones_own_cannot_learn_from_ages(shop: Shop) -> None:
+    with_device(shop).replace("task=Tabular(teacher_rounds=8, hidden=(16,))", 'task="own:Task"')
+    with pytest.raises(ConfigurationError, match="expected a service without `device`"):
+        apply(Project(shop.root))
