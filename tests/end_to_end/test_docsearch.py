@@ -24,8 +24,8 @@ from isthmus.features.package.golden import read_golden
 from isthmus.features.package.manifest import open_package, package_digest, read_package
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
-from isthmus.orchestration.models.models import check_package, distill, export
 from isthmus.orchestration.device.site import site
+from isthmus.orchestration.models.models import check_package, distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
 from tests.end_to_end.browsers import differing

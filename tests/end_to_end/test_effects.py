@@ -30,8 +30,8 @@ from isthmus.features.package.manifest import open_package, read_package
 from isthmus.features.profiles import TrainingProfile
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
-from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.device.site import site
+from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
 from tests.end_to_end.browsers import differing

@@ -23,10 +23,10 @@ from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts, page_file
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
+from isthmus.orchestration.device.site import site
 from isthmus.orchestration.models.cards import PAGE, SEARCH
 from isthmus.orchestration.models.models import distill, export, search
 from isthmus.orchestration.models.release import deploy
-from isthmus.orchestration.device.site import site
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality.page import page as quality_page
 from isthmus.orchestration.quality.quality import quality

@@ -1,10 +1,11 @@
 """Snapshots on a device: the reference client in a real browser, against a running server, offline, and killed."""
 
+import shutil
 import signal
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,13 +17,13 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Error, Page, Playwright, sync_playwright
 
 from isthmus.features.snapshot.file import Header, SnapshotFile
 from isthmus.features.snapshot.shelf import Shelf
 from isthmus.features.types import Int32, Int64, String
 from isthmus.orchestration.runtimes.web import SOURCES
-from tests.end_to_end.phones import of_profile
+from tests.end_to_end.phones import chromium, of_profile
 from tests.features.snapshot.support import Content, made, sealer
 from tests.features.support import ALL, make_view
 from tests.serving.support import CONTRACT, serving
@@ -48,7 +49,9 @@ DEVICE = {
 EMPTY: Content = {}
 
 
-def _snapshot(rows: Content, *, number: int = 1, at: int = MADE, every_type: Content = EMPTY, **header: Any) -> SnapshotFile:
+def _snapshot(
+    rows: Content, *, number: int = 1, at: int = MADE, every_type: Content = EMPTY, **header: Any
+) -> SnapshotFile:
     file = made(VIEWS, [rows, every_type], number)
     fields = {name: getattr(file.header, name) for name in Header.__struct_fields__}
     fields |= {"service": "late", "made": at, **header}
@@ -84,7 +87,7 @@ def _site(folder: Path, redis: str) -> Iterator[Site]:
             def do_GET(self) -> None:
                 if self.path.startswith("/snapshots/"):
                     known = {"if-none-match": self.headers.get("if-none-match", ""), "accept-encoding": "identity"}
-                    answer = httpx.get(f"{server.http.base_url}{self.path[1:]}", headers=known)
+                    answer = httpx.get(f"{server.http.base_url}{self.path}", headers=known)
                     status, body, kind = answer.status_code, site.harm(answer.content), "application/octet-stream"
                 elif self.path.endswith(".mjs"):
                     status, body, kind = 200, (SOURCES / self.path[1:]).read_bytes(), "text/javascript"
@@ -110,26 +113,54 @@ def _site(folder: Path, redis: str) -> Iterator[Site]:
                 thread.join()
 
 
-@pytest.fixture
-def site(tmp_path: Path, redis_url: str) -> Iterator[Site]:
-    with _site(tmp_path, redis_url) as opened:
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Site]:
+    with _site(tmp_path_factory.mktemp("site"), redis_url) as opened:
         yield opened
 
 
-OPEN = """async ({ device, key, now, store }) => {
+@pytest.fixture
+def site(running: Site) -> Site:
+    """With nothing on its shelf."""
+    shutil.rmtree(running.shelf.folder, ignore_errors=True)
+    running.harm = bytes
+    return running
+
+
+@pytest.fixture(scope="module")
+def playwright() -> Iterator[Playwright]:
+    with sync_playwright() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def browser(playwright: Playwright) -> Iterator[Browser]:
+    """One browser for all of these; each test has a context of its own, as another person has."""
+    browser = chromium(playwright)
+    yield browser
+    browser.close()
+
+
+OPEN = """async ({ device, key, now }) => {
   const { Snapshots } = await import("/snapshot.mjs");
   window.now = BigInt(now);
-  window.snapshots = await Snapshots.open({ device, key, url: "/snapshots/late", now: () => window.now, store: window[store] });
+  const url = "/snapshots/late";
+  window.snapshots = await Snapshots.open({ device, key, url, now: () => window.now });
 }"""
 UPDATE = "() => snapshots.update().catch((error) => `${error.kind}: ${error.message}`)"
-LOOKED = "(key) => { const { status, values } = snapshots.row('one', { carrier: key }); return [status, values.n === null ? null : Number(values.n), values.text]; }"
-REQUIRED = "() => { try { snapshots.require(); return 'fit'; } catch (error) { return `${error.kind}: ${error.message}`; } }"
+LOOKED = """(key) => {
+  const { status, values } = snapshots.row("one", { carrier: key });
+  return [status, values.n === null ? null : Number(values.n), values.text];
+}"""
+REQUIRED = (
+    "() => { try { snapshots.require(); return 'fit'; } catch (error) { return `${error.kind}: ${error.message}`; } }"
+)
 
 
-def _open(page: Page, site: Site, *, at: int = MADE, key: str | None = None, device: Any = None, store: str = "") -> None:
+def _open(page: Page, site: Site, at: int = MADE) -> None:
     if page.url != site.url:
         page.goto(site.url)
-    page.evaluate(OPEN, {"device": device or DEVICE, "key": key or sealer().public_key, "now": str(at), "store": store})
+    page.evaluate(OPEN, {"device": DEVICE, "key": sealer().public_key, "now": str(at)})
 
 
 @pytest.fixture
@@ -157,7 +188,7 @@ def test_it_fetches_looks_up_goes_offline_ages_and_goes_on(site: Site, page: Pag
     # Without a connection, and opened anew, it has what it had.
     context.set_offline(True)
     assert page.evaluate(UPDATE) == "offline: the snapshot cannot be fetched: there is no connection"
-    page.evaluate(OPEN, {"device": DEVICE, "key": sealer().public_key, "now": str(MADE + 30 * MINUTE)})
+    _open(page, site, MADE + 30 * MINUTE)
     assert page.evaluate(LOOKED, "c2") == ["present", 2, "wet"]
     assert page.evaluate("() => Number(snapshots.age)") == 30 * MINUTE
     page.evaluate(f"() => {{ window.now = {MADE + HOUR}n; }}")
@@ -181,7 +212,9 @@ def test_it_goes_on_by_a_difference(site: Site, page: Page) -> None:
     page.evaluate(UPDATE)
     fetched: list[int] = []
     site.harm = lambda body: fetched.append(len(body)) or body  # type: ignore[func-returns-value]
-    newest = site.offer(_snapshot({**_rows(500), ("c7",): (MADE, MADE, {"n": -1, "text": None})}, number=2, at=MADE + 1))
+    newest = site.offer(
+        _snapshot({**_rows(500), ("c7",): (MADE + 1, MADE + 1, {"n": -1, "text": None})}, number=2, at=MADE + 1)
+    )
     assert page.evaluate(UPDATE) is True
     assert page.evaluate(LOOKED, "c7") == ["not_found", None, None]  # it is of the next microsecond
     page.evaluate(f"() => {{ window.now = {MADE + 1}n; }}")
@@ -189,10 +222,6 @@ def test_it_goes_on_by_a_difference(site: Site, page: Page) -> None:
     assert page.evaluate("() => snapshots.state.digest") == newest.digest
     assert len(fetched) == 1
     assert fetched[0] < len(newest.data) / 20
-    milliseconds = page.evaluate(
-        "async () => { const t = performance.now(); await snapshots.checked(snapshots.state.bytes); return performance.now() - t; }"
-    )
-    assert milliseconds > 0
 
 
 @pytest.mark.parametrize(
@@ -203,7 +232,7 @@ def test_it_goes_on_by_a_difference(site: Site, page: Page) -> None:
         ({"service": "early"}, "contract: the snapshot is of service early; this model was made for late"),
         ({"number": 0}, "older: the snapshot is of 2023-11-14 22:13:20 UTC; this device has had one"),
         ({"number": 1}, "older: the snapshot is of 2023-11-14 22:13:20 UTC; this device has had one"),
-        ({"at": MADE + 365 * 24 * HOUR}, "clock: the snapshot is of 2024-11-13 22:13:20 UTC, and this device says it is 2023-11-14"),
+        ({"at": MADE + 8760 * HOUR}, "clock: the snapshot is of 2024-11-13 22:13:20 UTC, and this device says it is 2023"),
     ],
 )  # fmt: skip
 def test_what_may_not_follow_is_refused_and_the_last_stays(site: Site, page: Page, change: Any, expected: str) -> None:
@@ -229,7 +258,14 @@ def test_forged_torn_and_flipped_files_are_refused(site: Site, page: Page) -> No
         place = random.randrange(len(body)) if body else 0
         return body[:place] + bytes([body[place] ^ 1]) + body[place + 1 :] if body else body
 
-    for harm in (flipped, flipped, flipped, lambda body: body[: len(body) // 2], lambda body: b"", lambda body: b"<html>"):
+    for harm in (
+        flipped,
+        flipped,
+        flipped,
+        lambda body: body[: len(body) // 2],
+        lambda _: b"",
+        lambda _: b"<html>",
+    ):
         site.harm = harm
         assert ":" in str(page.evaluate(UPDATE))
         assert page.evaluate(LOOKED, "c2") == ["present", 2, "wet"]
@@ -252,24 +288,39 @@ def test_a_clock_that_is_wrong_by_a_year_is_said(site: Site, page: Page) -> None
     page.evaluate(UPDATE)
     year = 365 * 24 * HOUR
     page.evaluate(f"() => {{ window.now = {MADE - year}n; }}")
-    assert str(page.evaluate(REQUIRED)).startswith("clock: the snapshot is of 2023-11-14 22:13:20 UTC, and this device says")
+    assert str(page.evaluate(REQUIRED)).startswith(
+        "clock: the snapshot is of 2023-11-14 22:13:20 UTC, and this device says"
+    )
     page.evaluate(f"() => {{ window.now = {MADE + year}n; }}")
     assert str(page.evaluate(REQUIRED)).startswith("age: the stored features are 365 days old")
 
 
-def test_a_device_without_room_says_so_and_keeps_what_it_has(site: Site, page: Page) -> None:
-    _open(page, site)
+@pytest.mark.accept
+def test_a_device_without_room_says_so_and_keeps_what_it_has(
+    site: Site, playwright: Playwright, tmp_path: Path
+) -> None:
+    quota = {"origin": site.url.rstrip("/")}
     site.offer(_snapshot(_rows(3)))
-    page.evaluate(UPDATE)
+
+    def opened(context: BrowserContext, **room: int) -> Page:
+        page = context.new_page()
+        # The quota of a real browser, by its own protocol: of an origin that has not been opened yet.
+        context.new_cdp_session(page).send("Storage.overrideQuotaForOrigin", {**quota, **room})
+        _open(page, site)
+        return page
+
+    with of_profile(playwright, tmp_path) as context:
+        assert opened(context).evaluate(UPDATE) is True
     newer = site.offer(_snapshot(_rows(3, value=10), number=2))
-    # The quota of a real browser, by its own protocol.
-    devtools = page.context.new_cdp_session(page)
-    devtools.send("Storage.overrideQuotaForOrigin", {"origin": site.url.rstrip("/"), "quotaSize": 1})
-    assert page.evaluate(UPDATE) == "store: the new snapshot cannot be stored: there is no room"
-    assert page.evaluate(LOOKED, "c2") == ["present", 2, "wet"]
-    devtools.send("Storage.overrideQuotaForOrigin", {"origin": site.url.rstrip("/")})
-    assert page.evaluate(UPDATE) is True
-    assert page.evaluate("() => snapshots.state.digest") == newer.digest
+    with of_profile(playwright, tmp_path) as context:
+        page = opened(context, quotaSize=1)
+        assert page.evaluate(UPDATE) == "store: the new snapshot cannot be stored: there is no room"
+        assert page.evaluate(LOOKED, "c2") == ["present", 2, "wet"]
+    with of_profile(playwright, tmp_path) as context:
+        page = opened(context)
+        assert page.evaluate(LOOKED, "c2") == ["present", 2, "wet"]
+        assert page.evaluate(UPDATE) is True
+        assert page.evaluate("() => snapshots.state.digest") == newer.digest
 
 
 def test_two_pages_that_update_at_once_agree(site: Site, context: BrowserContext) -> None:
@@ -345,14 +396,15 @@ def _shown(value: Any, kind: str) -> Any:
     return "NaN" if number != number else f"f{struct.unpack('>Q', struct.pack('>d', number))[0]}"
 
 
-def test_ten_thousand_rows_of_all_types_are_read_to_the_bit(site: Site, page: Page) -> None:
+@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.accept)])
+def test_rows_of_all_types_are_read_to_the_bit(site: Site, page: Page, count: int) -> None:
     random, view = Random(7), VIEWS[1]
     kinds = {column.name: column.dtype.name for column in view.fields}
     content = {
         (n, f"k{n}"): (MADE - n, MADE - n // 2, {
             name: None if random.random() < 0.1 else _value(random, kind) for name, kind in kinds.items()
         })
-        for n in range(10_000)
+        for n in range(count)
     }  # fmt: skip
     site.offer(_snapshot(EMPTY, every_type=content))
     _open(page, site)
@@ -368,29 +420,29 @@ def test_ten_thousand_rows_of_all_types_are_read_to_the_bit(site: Site, page: Pa
 
 
 @pytest.mark.accept
-def test_killed_at_any_moment_of_an_update_it_has_the_old_or_the_new(tmp_path: Path, redis_url: str) -> None:
+def test_killed_at_any_moment_of_an_update_it_has_the_old_or_the_new(
+    site: Site, playwright: Playwright, tmp_path: Path
+) -> None:
     """A browser that is killed 50 times while it updates as fast as it can."""
-    random, numbers = Random(3), []
-    profile = tmp_path / "profile"
-    (tmp_path / "server").mkdir()
+    random, numbers, profile = Random(3), [], tmp_path / "profile"
     loop = f"() => {{ (async () => {{ for (;;) await ({UPDATE})(); }})(); }}"
-    with _site(tmp_path / "server", redis_url) as site, sync_playwright() as playwright:
-        known: dict[str, int] = {}
-        for turn in range(50):
-            file = site.offer(_snapshot(_rows(2000, value=turn), number=turn + 1))
-            known[file.digest] = turn + 1
-            context = of_profile(playwright, profile)
-            page = context.new_page()
-            _open(page, site)
-            had = page.evaluate("() => snapshots.state?.digest ?? null")
-            problem = page.evaluate("() => snapshots.problem?.message ?? null")
-            assert problem is None
-            numbers.append(known.get(had, 0))
-            page.evaluate(loop)
-            time.sleep(random.uniform(0, 0.1))
-            for process in psutil.process_iter(["cmdline"]):
-                if str(profile) in " ".join(process.info["cmdline"] or ()):
-                    process.send_signal(signal.SIGKILL)
+    known: dict[str, int] = {}
+    for turn in range(50):
+        file = site.offer(_snapshot(_rows(2000, value=turn), number=turn + 1))
+        known[file.digest] = turn + 1
+        context = of_profile(playwright, profile)
+        page = context.new_page()
+        _open(page, site)
+        had = page.evaluate("() => snapshots.state?.digest ?? null")
+        problem = page.evaluate("() => snapshots.problem?.message ?? null")
+        assert problem is None
+        numbers.append(known.get(had, 0))
+        page.evaluate(loop)
+        time.sleep(random.uniform(0, 0.1))
+        for process in psutil.process_iter(["cmdline"]):
+            if str(profile) in " ".join(process.info["cmdline"] or ()):
+                process.send_signal(signal.SIGKILL)
+        with suppress(Error):  # it is gone
             context.close()
     assert numbers == sorted(numbers)
     assert numbers[-1] > 5

@@ -207,8 +207,8 @@ class Distillation:
         name: unique within the project; the name of the model and the start of its package folder.
         spine: the examples and their label.
         teacher: what the teacher sees: everything the server has.
-        student: what the student sees: only what the device has when it predicts. If the service has `device`, as old as
-            it says: the student learns from ages that a device may meet, and is measured at the greatest.
+        student: what the student sees: only what the device has when it predicts. If the service has `device`, it is as
+            old as that says: the student learns from ages that a device may meet, and is measured at the greatest.
         task: the kind of model: a `Tabular`, or your own `Task` as "module:Class", in a module beside the definitions,
             which only training imports.
         settings: how student and control are trained; if it names neither epochs nor steps, as many epochs as
@@ -276,8 +276,11 @@ class Distillation:
             ("split_by", self.split_by is None or not tabular, "None: tables are prepared by the rows before a time"),
             ("seeds", self.seeds >= 1, "at least 1"),
             ("seed", 0 <= self.seed < 2**32, "0 to 2**32 - 1"),
-            ("student", tabular or self.student.device is None,
-             "a service without `device`: only a Tabular learns from features as old as on a device"),
+            (
+                "student",
+                tabular or self.student.device is None,
+                "a service without `device`: only a Tabular learns from features as old as on a device",
+            ),
             ("shape", not (self.shape and tabular) and _plain([*self.shape.values()]), plain),
             ("gates", bounded, "at_least or at_most in each"),
             ("owner", is_owner(self.owner), OWNER),

@@ -19,6 +19,7 @@ from isthmus.distill.tabular.student import read_record, unreadable
 from isthmus.distill.tabular.task import TabularTask
 from isthmus.distill.tasks.task import Material, Task
 from isthmus.distill.teachers.fingerprint import fingerprint
+from isthmus.features.clock import MICROSECOND
 from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, one_of
 from isthmus.transforms.preparation.steps import described
@@ -139,7 +140,10 @@ def origins(task: Task) -> dict[str, str]:
             **dataclasses.asdict(replace(declared.task, preparation={})),
             "preparation": {**numbers, **{name: described(text) for name, text in plan.texts.items()}},
         }
+    device = declared.student.device
     about = {
+        # Only where a device keeps rows: other students keep their identity.
+        **({} if device is None else {"ages": [device.age / MICROSECOND, device.every / MICROSECOND]}),
         "task": kind,
         "label": material.label,
         "inputs": [[item.name, item.dtype.name] for item in material.student_inputs],

@@ -1,4 +1,4 @@
-"""What a device sees: the rows of a snapshot that is some time old, by the rules of time at the moment of the question."""
+"""What a device sees: the rows of a snapshot that is some time old, by the rules of time."""
 
 from datetime import timedelta
 from typing import Any
@@ -31,7 +31,9 @@ questions = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=
 
 
 def _spine(asked: list[tuple[int, int]]) -> pa.Table:
-    return pa.table({"k": pa.array([k for k, _ in asked], pa.int64()), "event_timestamp": times([at for _, at in asked])})
+    return pa.table(
+        {"k": pa.array([k for k, _ in asked], pa.int64()), "event_timestamp": times([at for _, at in asked])}
+    )
 
 
 def _joined(join: AgedJoin, spine: pa.Table) -> pa.Table:
@@ -60,7 +62,9 @@ def test_it_is_the_row_of_the_snapshot(history: list[dict[str, Any]], asked: lis
 
 
 @given(rows, questions)
-def test_a_fresh_snapshot_is_the_point_in_time_join(history: list[dict[str, Any]], asked: list[tuple[int, int]]) -> None:
+def test_a_fresh_snapshot_is_the_point_in_time_join(
+    history: list[dict[str, Any]], asked: list[tuple[int, int]]
+) -> None:
     past, spine = ViewHistory(VIEW, table(VIEW, history), 0), _spine(asked)
     assert same_bits(_joined(AgedJoin(spine.schema, [past], ages=fixed(0)), spine), point_in_time(spine, [past]))
 
@@ -71,7 +75,10 @@ def test_drawn_ages_do_not_depend_on_batches(history: list[dict[str, Any]], aske
     found = _joined(AgedJoin(spine.schema, [past], ages=drawn(DEVICE)), spine)
     ages = drawn(DEVICE)(np.array([at for _, at in asked], np.int64), 0)
     expected = [_seen(history, key, at, int(age)) for (key, at), age in zip(asked, ages, strict=True)]
-    assert list(zip(found[status_column(VIEW)].to_pylist(), found[VIEW.full_name("a")].to_pylist(), strict=True)) == expected
+    assert (
+        list(zip(found[status_column(VIEW)].to_pylist(), found[VIEW.full_name("a")].to_pylist(), strict=True))
+        == expected
+    )
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.lists(st.integers(-(10**15), 10**15), min_size=1))

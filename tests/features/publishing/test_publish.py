@@ -19,8 +19,8 @@ from isthmus.features.clock import Status
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import DependencyError
 from isthmus.features.offline.history import ViewHistory, table_schema
-from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.latest import LatestRows
+from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.scripts import ANNOUNCE, MANY, announced, suspects
 from isthmus.features.online.store import LEASE_SECONDS, OnlineStore

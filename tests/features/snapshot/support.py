@@ -28,7 +28,7 @@ KEYS: tuple[dict[str, DataType], ...] = ({"k": Int64}, {"place": String}, {"b": 
 TAGS = {"Bool": b"b", "Int32": b"i", "Int64": b"i", "String": b"s"}
 
 
-KEY_FILE = "ISTHMUS_TEST_KEY"
+KEY_FILE = "SNAPSHOT_TEST_KEY"
 """The variable with the file of the key, for processes that sign with the key of another one."""
 
 
@@ -72,8 +72,8 @@ def made(views: Sequence[ViewContract], rows: Sequence[Content], number: int = 1
 def as_documented(views: Sequence[ViewContract], rows: Sequence[Content], number: int = 1) -> bytes:
     """The oracle: what is signed, byte by byte as the documentation reads."""
     header = {
-        "project": "prod", "service": "service", "hash": "5" * 64, "contract": "c" * 64, "made": 1_700, "number": number,
-        "views": [[view.name, len(content)] for view, content in zip(views, rows, strict=True)],
+        "project": "prod", "service": "service", "hash": "5" * 64, "contract": "c" * 64, "made": 1_700,
+        "number": number, "views": [[view.name, len(content)] for view, content in zip(views, rows, strict=True)],
     }  # fmt: skip
     text = json.dumps(header, separators=(",", ":")).encode()
     found = b"isthsnap" + bytes([1]) + struct.pack("<I", len(text)) + text

@@ -1,7 +1,5 @@
 """The folder of a service's snapshots, while they are added, read, and killed in between."""
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -36,7 +34,7 @@ def _whole(shelf: Shelf) -> int:
     require_sealed(file, sealer().public_key)
     assert (file.digest, file.header.number) == (latest.snapshot, latest.number)
     for digest in latest.earlier:
-        assert applied(shelf.snapshot(digest), shelf.delta(digest)) == newest
+        assert applied(shelf.snapshot(digest), shelf.delta(digest, latest)) == newest
     return latest.number
 
 
@@ -87,12 +85,12 @@ def test_killed_at_any_moment_the_newest_is_whole(tmp_path: Path) -> None:
     numbers = []
     sealer()  # its key is the other processes', too
     for _ in range(50):
-        process = subprocess.Popen([sys.executable, "-m", __name__, str(shelf.folder)], stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        process.stdout.read(1)
-        time.sleep(random.uniform(0, 0.05))
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        command = [sys.executable, "-m", __name__, str(shelf.folder)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.read(1)
+            time.sleep(random.uniform(0, 0.05))
+            process.kill()
         numbers.append(_whole(shelf))
     assert numbers == sorted(numbers)
     assert numbers[-1] > 50

@@ -83,7 +83,9 @@ def test_the_next_one_is_a_small_difference(kept: Project) -> None:
     assert second.difference_bytes is not None
     assert second.difference_bytes < second.bytes / 4
     place = shelf(kept, SERVICE)
-    assert applied(first.path.read_bytes(), place.delta(first.snapshot)) == second.path.read_bytes()
+    latest = place.latest()
+    assert latest is not None
+    assert applied(first.path.read_bytes(), place.delta(first.snapshot, latest)) == second.path.read_bytes()
     assert read_snapshot(second.path.read_bytes(), kept_views(kept.applied(), SERVICE)).header.number > 0
 
 
@@ -147,7 +149,7 @@ def test_before_anything_is_built_nothing_is_written(shop: Shop) -> None:
     apply(project)
     with pytest.raises(DataError, match="isthmus build"):
         snapshot(project)
-    with pytest.raises(DataError, match="run `isthmus snapshot`"):
+    with pytest.raises(DataError, match="Run `isthmus snapshot`"):
         copy(project, None, shop.root / "out")
 
 

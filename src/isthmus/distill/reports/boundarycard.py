@@ -55,10 +55,11 @@ def age_sentences(report: Report) -> list[str]:
         return []
     metric, found = report.metric, report.models["student"].quality.get(report.metric)
     fresh = next((point.found.value for point in report.ages if point.seconds == 0), None)
-    return [
-        f"On a device its stored features may be {span(report.age)} old: then its {metric} is {measure(found)}, with fresh "
-        f"ones {measure(fresh)}. Older ones are not used."
-    ]
+    sentence = (
+        f"On a device its stored features may be {span(report.age)} old: then its {metric} is {measure(found)}, "
+        f"with fresh ones {measure(fresh)}. Older ones are not used."
+    )
+    return [sentence]
 
 
 def halves(report: Report, prices: Prices, currency: str) -> dict[str, Fields | Paragraph]:

@@ -50,7 +50,7 @@ def quality(report: Report) -> dict[str, Figure]:
         caption = f"{report.metric} (up) over p50 of one answer in µs (right, logarithmic)"
         plots[label] = tradeoff(points, label, caption)
     if aged := [
-        Strip(span(point.seconds), value, bounds(point.found), ())
+        Strip(span(point.seconds), value, interval(point.found), ())
         for point in report.ages
         if drawable(value := point.found.value)
     ]:
@@ -58,7 +58,7 @@ def quality(report: Report) -> dict[str, Figure]:
     return plots
 
 
-def bounds(found: Estimate) -> tuple[float, float] | None:
+def interval(found: Estimate) -> tuple[float, float] | None:
     """The interval of an estimate, if it can be drawn."""
     return (found.low, found.high) if drawable(found.low) and drawable(found.high) else None
 

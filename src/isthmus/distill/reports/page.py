@@ -37,7 +37,7 @@ def page(
         *([Paragraph(_SPREAD)] if len(read.seeds) > 1 else []),
         Group("plots", list(quality(read).values())),
         comparison(read),
-        *([Heading("Age on a device"), *map(Paragraph, age_sentences(read)), ages(read)] if read.ages else []),
+        *_age(read),
         *([Heading("Worst slices against the teacher"), *worst_slices(read)] if read.slices else []),
         *_training(read),
         Heading("The boundary"),
@@ -99,14 +99,17 @@ def _training(report: Report) -> list[Block]:
     ]
 
 
-def ages(report: Report) -> Table:
+def _age(report: Report) -> list[Block]:
     """The student's metric by the age of its features."""
+    if not report.ages:
+        return []
     rows: list[list[Text]] = [
         [span(point.seconds), measure(point.found.value), between(point.found.low, point.found.high)]
         for point in report.ages
     ]
     columns = ["features", report.metric, "95 %"]
-    return Table(columns, rows, numbers=columns[1:])
+    sentences = map(Paragraph, age_sentences(report))
+    return [Heading("Age on a device"), *sentences, Table(columns, rows, numbers=columns[1:])]
 
 
 def _rows_and_time(report: Report) -> Iterable[Block]:

@@ -16,9 +16,9 @@ from isthmus.features.clock import Status
 from isthmus.features.contract.contract import Column, ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.offline.history import ViewHistory, status_column, table_schema
+from isthmus.features.offline.latest import LatestRows, matches
 from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.scan import in_lots
-from isthmus.features.offline.latest import LatestRows, matches
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import BATCH, PASS, Join
 from isthmus.features.pointintime.validity import by_ttl

@@ -1,11 +1,14 @@
-"""The difference between the latest rows of a view at two moments, by key, time and content hash, without reading a value."""
+"""The difference between the latest rows of a view at two moments, by key, time and content hash.
+
+No value is read.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from isthmus.features.offline.latest import Places, LatestRows, matches
+from isthmus.features.offline.latest import LatestRows, Places, matches
 from isthmus.features.values.stamp import Stamp
 
 

@@ -22,9 +22,9 @@ from redis.lock import Lock
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import DependencyError, IsthmusError
 from isthmus.features.offline.history import ViewHistory
+from isthmus.features.offline.latest import LatestRows, Places
 from isthmus.features.offline.log import Materialization, MaterializationLog
 from isthmus.features.offline.scan import in_lots
-from isthmus.features.offline.latest import Places, LatestRows
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online import record as published
 from isthmus.features.online.record import Published

@@ -72,19 +72,17 @@ def applied(base: bytes, delta: bytes, where: str = "difference") -> bytes:
         raise DataError(where, "is for another snapshot", expected=begin.hex()[:12])
     made, place = bytearray(), _START.size
     try:
-        while place < len(delta):
+        while place < len(delta) and len(made) <= size:
             count, place = _read_number(delta, place)
             if count & 1:
                 source, place = _read_number(delta, place)
-                part = base[source : source + (count >> 1)]
+                made += base[source : source + (count >> 1)]
             else:
-                part, place = delta[place : place + (count >> 1)], place + (count >> 1)
-            made += part
-            if len(part) != count >> 1 or len(made) > size:
-                raise ValueError
+                made += delta[place : place + (count >> 1)]
+                place += count >> 1
     except ValueError as error:
         raise DataError(where, "is torn or damaged") from error
-    if hashlib.sha256(made).digest() != end:
+    if len(made) != size or hashlib.sha256(made).digest() != end:
         raise DataError(where, "is torn or damaged: it does not lead to the snapshot that it names")
     return bytes(made)
 

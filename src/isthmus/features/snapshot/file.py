@@ -128,7 +128,7 @@ def read_header(data: bytes, where: str) -> tuple[Header, int]:
     text = data[_START.size : _START.size + size]
     try:
         return msgspec.json.decode(text, type=Header), _START.size + size
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(where, f"its header cannot be read ({error})", expected="a snapshot") from error
 
 
@@ -148,14 +148,15 @@ def read_snapshot(data: bytes, views: Sequence[ViewContract], where: str = "snap
         found: dict[bytes, bytes] = {}
         fixed = _TIMES.size + RowCodec(view).width - ROW_HEADER.size
         variable = any(column.dtype.numpy is None for column in view.fields)
+        torn = DataError(where, f"ends within a row of {name}, or is damaged there")
         for _ in range(count):
             try:
                 begin = place + key_size(view.keys, data, place)
                 stop = begin + _row_size(fixed, variable, data, begin)
-                if stop > end:
-                    raise ValueError("the end")
             except (struct.error, ValueError) as error:
-                raise DataError(where, f"ends within a row of {name}, or is damaged there") from error
+                raise torn from error
+            if stop > end:
+                raise torn
             found[data[place:begin]] = data[begin:stop]
             place = stop
         if len(found) < count or any(one >= other for one, other in pairwise(found)):

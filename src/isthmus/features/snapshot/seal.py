@@ -82,9 +82,9 @@ def require_sealed(snapshot: SnapshotFile, public_key: str, where: str = "snapsh
 
     key = load_pem_public_key(public_key.encode())
     halves = (int.from_bytes(part) for part in (snapshot.signature[:_HALF], snapshot.signature[_HALF:]))
+    if not isinstance(key, EllipticCurvePublicKey):
+        raise DataError(where, "is to be signed by what is no elliptic key", expected="the public key of the project")
     try:
-        if not isinstance(key, EllipticCurvePublicKey):
-            raise InvalidSignature
         key.verify(encode_dss_signature(*halves), snapshot.body, ECDSA(SHA256()))
     except InvalidSignature as error:
         raise DataError(where, "is not signed by the key of the project, or was altered since") from error

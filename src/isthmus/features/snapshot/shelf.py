@@ -1,8 +1,8 @@
 """The snapshots of a service in a folder: the newest one, those before it, and how to get from each of them to it.
 
-latest            JSON, see `Latest`: written last, so it names only files that are there
-DIGEST.snapshot   the newest snapshot and the last ones before it, by SHA-256
-DIGEST.diff       from an earlier one of these to the newest
+latest              JSON, see `Latest`: written last, so it names only files that are there
+DIGEST.snapshot     the newest snapshot and the last ones before it, by SHA-256
+DIGEST.NEWEST.diff  from an earlier one of these to the newest, by the first 16 digits of its SHA-256
 """
 
 import fcntl
@@ -76,9 +76,9 @@ class Shelf:
         """The bytes of a snapshot."""
         return self.path(digest).read_bytes()
 
-    def delta(self, digest: str) -> bytes:
+    def delta(self, digest: str, latest: Latest) -> bytes:
         """The bytes of the difference from an earlier snapshot to the newest."""
-        return (self.folder / f"{digest}.diff").read_bytes()
+        return (self.folder / _delta(digest, latest.snapshot)).read_bytes()
 
     def add(self, fresh: SnapshotFile, views: Sequence[ViewContract], keep: int, discloses: Sequence[str]) -> Latest:
         """Puts a signed snapshot of these views before the others, of which `keep` stay.
@@ -94,12 +94,16 @@ class Shelf:
                 deltas[digest] = difference(read_snapshot(self.snapshot(digest), views), fresh)
         write_atomically(self.path(fresh.digest), fresh.data)
         for digest, delta in deltas.items():
-            write_atomically(self.folder / f"{digest}.diff", delta)
+            write_atomically(self.folder / _delta(digest, fresh.digest), delta)
         header = fresh.header
         latest = Latest(fresh.digest, header.number, header.made, tuple(deltas), tuple(discloses))
         write_atomically(self.folder / LATEST, msgspec.json.encode(latest))
-        names = {f"{fresh.digest}.snapshot", *(f"{d}.snapshot" for d in deltas), *(f"{d}.diff" for d in deltas)}
-        for file in (*self.folder.glob("*.snapshot"), *self.folder.glob("*.diff")):
-            if file.name not in names:
-                file.unlink(missing_ok=True)
+        files = {self.path(digest) for digest in (fresh.digest, *deltas)}
+        files |= {self.folder / _delta(digest, fresh.digest) for digest in deltas}
+        for file in {*self.folder.glob("*.snapshot"), *self.folder.glob("*.diff")} - files:
+            file.unlink(missing_ok=True)
         return latest
+
+
+def _delta(digest: str, newest: str) -> str:
+    return f"{digest}.{newest[:16]}.diff"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from isthmus.features.contract.contract import Contract
-from isthmus.features.offline.latest import Places, LatestRows
+from isthmus.features.offline.latest import LatestRows, Places
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore, WriteCounts
 from isthmus.features.progress import Progress, silent

@@ -79,7 +79,9 @@ def materialize(
 
 @verbs.command()
 def snapshot(
-    service: Annotated[str | None, typer.Argument(help="A feature service with `device`; by default the only one.")] = None,
+    service: Annotated[
+        str | None, typer.Argument(help="A feature service with `device`; by default the only one.")
+    ] = None,
     to: Annotated[
         Path | None, typer.Option("--to", help="Copy it and the differences to this folder, for a host of files.")
     ] = None,

@@ -75,7 +75,9 @@ def site(project: Project, name: str | None, out: Path) -> Path:
 
 def _worker(folder: Path) -> str:
     """The service worker of a page: another text wherever a file differs, so that browsers fetch them all again."""
-    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
     kept = {name: content for name, content in files.items() if not name.startswith(f"{_SNAPSHOTS}/")}
     version = hashlib.sha256(b"".join(hashlib.sha256(content).digest() for content in kept.values())).hexdigest()[:16]
     text = (SOURCES / _WORKER).read_text(encoding="utf-8")

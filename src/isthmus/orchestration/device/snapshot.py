@@ -95,7 +95,7 @@ def snapshot(project: Project, name: str | None = None, *, progress: Progress = 
                 rows[view.name] = _rows(histories[view.name], view, device, made)
         if not any(rows.values()):
             raise DataError(f"snapshot of {service.name}", "no row has a key that devices keep",
-                            expected="at least one", remedy="look at `keys` of its Snapshot, and at the tables")  # fmt: skip
+                            expected="at least one", remedy="look at `keys` of its Snapshot")  # fmt: skip
         number = max(clock.now(), before.number + 1 if before else 0)
         counts = tuple((view.name, len(rows[view.name])) for view in views)
         header = Header(
@@ -104,7 +104,7 @@ def snapshot(project: Project, name: str | None = None, *, progress: Progress = 
         sealed = sealer.seal(SnapshotFile(header, rows))
         latest = place.add(sealed, views, device.keep, discloses)
     progress("the snapshot is written", 1.0)
-    nearest_delta = len(place.delta(before.snapshot)) if before and before.snapshot in latest.earlier else None
+    nearest_delta = len(place.delta(before.snapshot, latest)) if before and before.snapshot in latest.earlier else None
     return Written(sealed.digest, made, dict(counts), len(sealed.data), nearest_delta, discloses,
                    place.path(sealed.digest))  # fmt: skip
 
@@ -160,9 +160,13 @@ def disclosed(views: Sequence[ViewContract], device: Declared) -> tuple[str, ...
     """What whoever has a snapshot can read."""
     found = []
     for view in views:
-        keys = (f"{key.name} {', '.join(map(str, device.keys[key.name]))}" if key.name in device.keys
-                else f"every {key.name}" for key in view.keys)  # fmt: skip
-        found += [f"{view.name}:{column.name} of {' and '.join(keys)}" for column in view.fields]
+        keys = " and ".join(
+            f"{key.name} {', '.join(map(str, device.keys[key.name]))}"
+            if key.name in device.keys
+            else f"every {key.name}"
+            for key in view.keys
+        )
+        found += [f"{view.name}:{column.name} of {keys}" for column in view.fields]
     return tuple(found)
 
 
@@ -177,10 +181,10 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
         latest = place.latest()
         if latest is None:
             raise DataError(f"snapshot of {service.name}", "there is none", remedy="run `isthmus snapshot`")
-        deltas = {f"{service.name}.{digest[:SHORT]}": place.delta(digest) for digest in latest.earlier}
+        deltas = {f"{service.name}.{digest[:SHORT]}": place.delta(digest, latest) for digest in latest.earlier}
         # First the differences: none may lead to what is not there yet.
-        for file, data in {**deltas, service.name: place.snapshot(latest.snapshot)}.items():
-            write_atomically(out / file, data)
+        for target, data in {**deltas, service.name: place.snapshot(latest.snapshot)}.items():
+            write_atomically(out / target, data)
         for file in out.glob(f"{service.name}.*"):
             if file.name not in deltas:
                 file.unlink()
@@ -195,11 +199,13 @@ def _rows(history: ViewHistory, view: ViewContract, device: Declared, at: int) -
         if key.name in device.keys:
             wanted = pa.array(device.keys[key.name], ARROW[key.dtype.name])
             chosen &= pc.is_in(state.keys[key.name], wanted).to_numpy(zero_copy_only=False)
-    codec, found = RowCodec(view), {}
+    codec, found = RowCodec(view), dict[bytes, bytes]()
     for rows in state.rows(np.flatnonzero(chosen)):
         columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in view.fields}
         event, known = micros(rows["event_timestamp"]), micros(rows["known_at"])
         packed = codec.encode(event, known, columns)
         times = zip(packed, event.tolist(), known.tolist(), strict=True)
-        found.update(zip(encode_keys(view.keys, key_values(view, rows)), (unpacked(*row) for row in times), strict=True))
+        found.update(
+            zip(encode_keys(view.keys, key_values(view, rows)), (unpacked(*row) for row in times), strict=True)
+        )
     return found

@@ -219,8 +219,11 @@ def compiled(project: "Project") -> Outline:
         tuple(Source(source.name, source.path) for source in sources.values()),
         tuple(views),
         tuple(_model(project, declared) for declared in definitions.distillations.values()),
-        tuple(_snapshot(contract, service.name, service.device, moves=now is None)
-              for service in definitions.services.values() if service.device is not None),
+        tuple(
+            _snapshot(contract, service.name, service.device, moves=now is None)
+            for service in definitions.services.values()
+            if service.device is not None
+        ),
         None if first is None else (first.isoformat(), None if now is None else day_name(day_of(now) + 1)),
         settings.orchestration.automation,
         settings.orchestration.retrain,

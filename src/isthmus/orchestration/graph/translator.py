@@ -35,7 +35,8 @@ KINDS = {
 class Node:
     """A node of the graph, and the view, the model or the snapshot that it belongs to.
 
-    Its name is that of the source, the view, the model or the snapshot's service; the contract has none. `deps` are the nodes it depends on.
+    Its name is that of the source, the view, the model or the snapshot's service; the contract has none. `deps` are the
+    nodes it depends on.
     """
 
     kind: Kind
@@ -152,10 +153,11 @@ def condition(node: Node) -> dg.AutomationCondition[Any] | None:
     of = dg.AutomationCondition
     ready = ~of.missing() & ~of.in_progress() & ~of.any_deps_in_progress() & of.all_deps_blocking_checks_passed()
     if node.kind in _FOLLOWING:
-        updated = of.any_deps_updated()
+        below = of.any_deps_updated()
         if node.kind == "deployment":
             # New online rows need no new deployment: the deployed package reads them as they come.
-            updated = updated.ignore(dg.AssetSelection.kind("redis"))
+            below = below.ignore(dg.AssetSelection.kind("redis"))
+        updated: dg.AutomationCondition[Any] = below
         if node.snapshot is not None and node.snapshot.cron is not None:
             # A snapshot grows old, whether its rows change or not.
             updated = updated | of.cron_tick_passed(node.snapshot.cron)

@@ -160,9 +160,7 @@ def _inputs(contract: Contract, service: str) -> list[ModelInput]:
     return [ModelInput(column.name, column.dtype) for column in contract.inputs(service)]
 
 
-def _learn(
-    project: Project, file: str, inputs: Sequence[ModelInput], plan: Plan, before: int
-) -> "Preparation":
+def _learn(project: Project, file: str, inputs: Sequence[ModelInput], plan: Plan, before: int) -> "Preparation":
     """The student's preparation, which the project's engine computes from the rows of a file before a moment."""
     from isthmus.distill.tabular.preparation import learned
 

@@ -30,9 +30,7 @@ def seen(project: Project, declared: Distillation, device: Snapshot, examples: T
     return str(folder / _FILE)
 
 
-def aged(
-    project: Project, declared: Distillation, examples: TrainingSet, rows: pa.Table, ages: Ages
-) -> pa.Table:
+def aged(project: Project, declared: Distillation, examples: TrainingSet, rows: pa.Table, ages: Ages) -> pa.Table:
     """Rows of a training set in which the student's inputs are those of snapshots of these ages.
 
     The inputs that only the teacher reads are left out.

@@ -187,7 +187,9 @@ class Handlers:
         service, known = request.path_params["service"], self._watch.state.contract.services
         granted(request).require("snapshot", service)
         if service not in known:
-            raise errors.NotFoundError("service", f"no service {service!r}{nearest(service, known)}", expected=one_of(known))
+            raise errors.NotFoundError(
+                "service", f"no service {service!r}{nearest(service, known)}", expected=one_of(known)
+            )
         folder, since = self._settings.snapshots, request.query_params.get("since")
         latest, data = await asyncio.to_thread(snapshots.read, None if folder is None else Path(folder), service, since)
         had = request.headers.get("if-none-match", "")

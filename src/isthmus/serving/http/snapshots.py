@@ -5,8 +5,9 @@ from pathlib import Path
 import pyarrow as pa
 from starlette.responses import Response
 
+from isthmus.features.errors import DataError
 from isthmus.features.snapshot.shelf import Latest, Shelf
-from isthmus.serving.wire.errors import NotFoundError
+from isthmus.serving.wire.errors import NotFoundError, NotReadyError
 
 KIND = "application/octet-stream"
 _TRIES = 5
@@ -19,8 +20,15 @@ def read(folder: Path | None, service: str, since: str | None) -> tuple[Latest, 
 
     Raises:
         NotFoundError: there is no snapshot of the service.
-        DataError: the files are damaged.
+        NotReadyError: the files are damaged.
     """
+    try:
+        return _read(folder, service, since)
+    except DataError as error:
+        raise NotReadyError(error.where, error.found, remedy=error.remedy) from error
+
+
+def _read(folder: Path | None, service: str, since: str | None) -> tuple[Latest, bytes]:
     shelf = None if folder is None else Shelf(folder / service)
     for _ in range(_TRIES):
         latest = None if shelf is None else shelf.latest()
@@ -29,7 +37,7 @@ def read(folder: Path | None, service: str, since: str | None) -> tuple[Latest, 
         if since == latest.snapshot:
             return latest, b""
         try:
-            return latest, shelf.delta(since) if since in latest.earlier else shelf.snapshot(latest.snapshot)
+            return latest, shelf.delta(since, latest) if since in latest.earlier else shelf.snapshot(latest.snapshot)
         except FileNotFoundError:
             continue  # a newer one has just taken its place
     raise NotFoundError(
@@ -42,6 +50,7 @@ def answer(latest: Latest, data: bytes, accepted: str, known: str) -> Response:
 
     Args:
         latest: the snapshot that the device is at then.
+        data: the bytes; none if the device is there already.
         accepted: the request's `Accept-Encoding`.
         known: its `If-None-Match`.
     """

@@ -223,7 +223,9 @@ def _metrics() -> dict[str, Any]:
 
 
 def _snapshot() -> dict[str, Any]:
-    since = "SHA-256 of the snapshot that the device has, in hex: the answer is the difference from it where there is one."
+    since = (
+        "SHA-256 of the snapshot that the device has, in hex: the answer is the difference from it where there is one."
+    )
     headers = {
         "ETag": {"description": "SHA-256 of the newest snapshot, in hex.", "schema": {"type": "string"}},
         "X-Request-Id": {"schema": {"type": "string"}},
