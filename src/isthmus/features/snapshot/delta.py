@@ -76,15 +76,22 @@ def applied(base: bytes, delta: bytes, where: str = "difference") -> bytes:
             count, place = _read_number(delta, place)
             if count & 1:
                 source, place = _read_number(delta, place)
-                made += base[source : source + (count >> 1)]
+                made += _part(base, source, count >> 1)
             else:
-                made += delta[place : place + (count >> 1)]
+                made += _part(delta, place, count >> 1)
                 place += count >> 1
     except ValueError as error:
         raise DataError(where, "is torn or damaged") from error
     if len(made) != size or hashlib.sha256(made).digest() != end:
         raise DataError(where, "is torn or damaged: it does not lead to the snapshot that it names")
     return bytes(made)
+
+
+def _part(data: bytes, begin: int, count: int) -> bytes:
+    """So many bytes from a place on; a ValueError if there are fewer."""
+    if begin + count > len(data):
+        raise ValueError
+    return data[begin : begin + count]
 
 
 def _read_number(data: bytes, place: int) -> tuple[int, int]:
