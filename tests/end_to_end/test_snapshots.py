@@ -73,7 +73,7 @@ class Site:
     def offer(self, file: SnapshotFile, keep: int = 3) -> SnapshotFile:
         """Makes it the newest."""
         with self.shelf.locked():
-            self.shelf.add(file, VIEWS, keep, [])
+            self.shelf.add(file, VIEWS, keep)
         return file
 
 

@@ -20,7 +20,7 @@ from tests.features.snapshot.test_file import ROWS, VIEWS
 def _add(shelf: Shelf, number: int, keep: int = 3) -> bytes:
     file = made(VIEWS, [{(number,): (number, number, {"n": number, "x": 1.0}), **ROWS[0]}, ROWS[1]], number)
     with shelf.locked():
-        shelf.add(file, VIEWS, keep, ["one:n"])
+        shelf.add(file, VIEWS, keep)
     return file.data
 
 

@@ -22,7 +22,7 @@ def _add(shelf: Shelf, number: int, keep: int = 3) -> SnapshotFile:
     many = {(n,): (n, n, {"n": n * number % 7, "x": n / 3}) for n in range(200)}
     file = made(VIEWS, [many, ROWS[1]], number)
     with shelf.locked():
-        shelf.add(file, VIEWS, keep, ["one:n"])
+        shelf.add(file, VIEWS, keep)
     return file
 
 

@@ -39,7 +39,7 @@ def check_package(
     """
     manifest, trained = package.manifest, restored(material, model_folder)
     require_student(package, trained.id)
-    task, golden, table = trained.task, read_golden(package), material.table
+    task, golden, table = trained.task, read_golden(package), material.student_table
     sample = spread(table.num_rows, task.compared if rows is None else rows)
     labels = table.take(sample).select(list(keys)).to_pylist() if keys else [f"row {n}" for n in range(len(sample))]
     names, times = [*map(str, labels)], micros(table["event_timestamp"].take(sample)).tolist()

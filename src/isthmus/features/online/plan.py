@@ -100,7 +100,7 @@ class LookupPlan:
                 block, damaged = (
                     (codec.decode(packed), None) if check is None else codec.decode_whole(packed, check=check)
                 )
-                answers[view.name] = _answer(view, block, damaged, at, stamps.get(view.name), self.ahead)
+                answers[view.name] = answer(view, block, damaged, at, stamps.get(view.name), self.ahead)
         return answers
 
     def with_foreign(
@@ -134,7 +134,7 @@ def _bounds(times: Ints) -> tuple[int, int]:
     return min(few), max(few)
 
 
-def _answer(
+def answer(
     view: ViewContract, block: Block, damaged: Mask | None, at: int, stamp: Stamp | None, ahead: bool
 ) -> ViewAnswer:
     """Applies the time rule to stored rows: the future is not there yet, the past expires."""

@@ -6,7 +6,7 @@ DIGEST.NEWEST.diff  from an earlier one of these to the newest, by the first 16 
 """
 
 import fcntl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ class Latest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         made: likewise.
         earlier: SHA-256 of those from which there is a difference, newest first.
         discloses: the features whose values it has, as view:feature, and which keys.
+        tables: view to the fingerprint of the table that it shows.
     """
 
     snapshot: str
@@ -38,6 +39,7 @@ class Latest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     made: int
     earlier: tuple[str, ...]
     discloses: tuple[str, ...]
+    tables: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,16 @@ class Shelf:
         """The bytes of the difference from an earlier snapshot to the newest."""
         return (self.folder / _delta(digest, latest.snapshot)).read_bytes()
 
-    def add(self, fresh: SnapshotFile, views: Sequence[ViewContract], keep: int, discloses: Sequence[str]) -> Latest:
-        """Puts a signed snapshot of these views before the others, of which `keep` stay.
+    def add(
+        self,
+        fresh: SnapshotFile,
+        views: Sequence[ViewContract],
+        keep: int,
+        *,
+        discloses: Sequence[str] = (),
+        tables: Mapping[str, str] | None = None,
+    ) -> Latest:
+        """Puts a signed snapshot of these views before the others, of which `keep` stay; see `Latest`.
 
         A reader who holds an older `latest` may find a file gone, and reads `latest` again.
         """
@@ -96,7 +106,7 @@ class Shelf:
         for digest, delta in deltas.items():
             write_atomically(self.folder / _delta(digest, fresh.digest), delta)
         header = fresh.header
-        latest = Latest(fresh.digest, header.number, header.made, tuple(deltas), tuple(discloses))
+        latest = Latest(fresh.digest, header.number, header.made, tuple(deltas), tuple(discloses), dict(tables or {}))
         write_atomically(self.folder / LATEST, msgspec.json.encode(latest))
         files = {self.path(digest) for digest in (fresh.digest, *deltas)}
         files |= {self.folder / _delta(digest, fresh.digest) for digest in deltas}

@@ -26,7 +26,7 @@ from isthmus.features.snapshot.file import Header, SnapshotFile, unpacked
 from isthmus.features.snapshot.kept import kept_views
 from isthmus.features.snapshot.seal import Sealer, create_key
 from isthmus.features.snapshot.shelf import Latest, Shelf
-from isthmus.features.values.columns import ARROW, from_arrow, micros
+from isthmus.features.values.columns import ARROW, Mask, from_arrow, micros
 from isthmus.features.values.entitykey import encode_keys
 from isthmus.features.values.rows import RowCodec
 from isthmus.orchestration.project import Project
@@ -102,7 +102,8 @@ def snapshot(project: Project, name: str | None = None, *, progress: Progress = 
             contract.project, service.name, contract.service(service.name).hash, contract.hash, made, number, counts
         )
         sealed = sealer.seal(SnapshotFile(header, rows))
-        latest = place.add(sealed, views, device.keep, discloses)
+        tables = {name: history.fingerprint for name, history in histories.items()}
+        latest = place.add(sealed, views, device.keep, discloses=discloses, tables=tables)
     progress("the snapshot is written", 1.0)
     nearest_delta = len(place.delta(before.snapshot, latest)) if before and before.snapshot in latest.earlier else None
     return Written(sealed.digest, made, dict(counts), len(sealed.data), nearest_delta, discloses,
@@ -191,16 +192,21 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
     return latest
 
 
-def _rows(history: ViewHistory, view: ViewContract, device: Declared, at: int) -> dict[bytes, bytes]:
-    """Keys to the latest rows at a moment, in the form of a snapshot."""
-    state = LatestRows.of(history, at)
-    chosen = np.ones(len(state.content), bool)
+def of_keys(view: ViewContract, device: Declared, keys: pa.Table) -> Mask:
+    """Which of these keys of a view devices keep, shape (n,)."""
+    chosen = np.ones(len(keys), bool)
     for key in view.keys:
         if key.name in device.keys:
             wanted = pa.array(device.keys[key.name], ARROW[key.dtype.name])
-            chosen &= pc.is_in(state.keys[key.name], wanted).to_numpy(zero_copy_only=False)
+            chosen &= pc.is_in(keys[key.name], wanted).to_numpy(zero_copy_only=False)
+    return chosen
+
+
+def _rows(history: ViewHistory, view: ViewContract, device: Declared, at: int) -> dict[bytes, bytes]:
+    """Keys to the latest rows at a moment, in the form of a snapshot."""
+    state = LatestRows.of(history, at)
     codec, found = RowCodec(view), dict[bytes, bytes]()
-    for rows in state.rows(np.flatnonzero(chosen)):
+    for rows in state.rows(np.flatnonzero(of_keys(view, device, state.keys))):
         columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in view.fields}
         event, known = micros(rows["event_timestamp"]), micros(rows["known_at"])
         packed = codec.encode(event, known, columns)

@@ -128,8 +128,8 @@ def _assets(graph: Graph, op: str, name: str, nodes: Sequence[str]) -> dg.Assets
 
 def _checks(graph: Graph, op: str, name: str, nodes: Sequence[str]) -> dg.AssetChecksDefinition:
     step = STEPS[name]
-    # A verdict compares what is online, so it waits for that.
-    deps = [graph.key(node) for node in graph.of("online")] if name == "verify" else []
+    # A verdict compares what is online and what devices keep, so it waits for both.
+    deps = [graph.key(node) for node in graph.of("online", "snapshot")] if name == "verify" else []
     specs = [
         dg.AssetCheckSpec(
             check, asset=graph.key(node), blocking=step.blocking, description=description, additional_deps=deps

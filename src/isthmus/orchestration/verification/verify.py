@@ -22,6 +22,7 @@ from isthmus.orchestration.artifacts import Artifacts, page_file, serving_profil
 from isthmus.orchestration.models.models import check_package
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.client import private_api
+from isthmus.orchestration.verification.devices import compare_snapshot
 from isthmus.orchestration.verification.page import page
 from isthmus.orchestration.verification.recomputation import recompute
 from isthmus.orchestration.verification.sides import OnlineSide
@@ -112,6 +113,10 @@ class _Verification:
             no_package = "none is exported that can run under this contract: run `isthmus export`"
             skipped = {"the package": no_package} | skipped
         files, inputs, predicted, not_fed = self._package(histories)
+        if self.declared is not None:
+            kept = compare_snapshot(self.project, self.contract, self.declared, histories)
+            views |= kept.views
+            skipped = {**skipped, **({"the snapshot": kept.skipped} if kept.skipped else {})}
         tables = {history.view.name: history.fingerprint for history in histories}
         digest, model = (self.package.files.digest, merged(list(files.values()))) if self.package else (None, None)
         return Verdict(
