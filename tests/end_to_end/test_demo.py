@@ -13,10 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from playwright.sync_api import Browser, expect
 
+from isthmus.distill.onnx.runtime import predict, session
+from isthmus.distill.tabular.tensors import columns
 from isthmus.features.offline.store import OfflineStore
+from isthmus.features.package.manifest import feeds, read_package
+from isthmus.features.pointintime.join import point_in_time
+from isthmus.orchestration.device.site import site
 from isthmus.orchestration.project import Project
 from isthmus.serving.state import State
+from tests.end_to_end.files import served
 from tests.features.support import join_naively
 
 pytestmark = pytest.mark.accept
@@ -146,3 +153,44 @@ def test_no_arrival_is_known_before_the_flight_was_over(outcome: dict[str, Any],
     joined = spine.merge(earliest, left_on=["event_timestamp", *keys], right_on=["scheduled", *keys])
     assert len(joined) == len(spine)
     assert (joined["landed"] <= joined["known_at"]).all()
+
+
+def test_the_page_asks_for_keys_and_brings_the_stored_features(
+    outcome: dict[str, Any], flights: Path, browser: Browser, tmp_path: Path
+) -> None:
+    """A page that is opened without a connection after its first visit predicts what Python does."""
+    project = Project(flights)
+    folder = site(project, None, tmp_path / "site")
+    manifest = read_package(folder / "package")
+    context = browser.new_context(viewport={"width": 390, "height": 844})
+    with served(folder) as address:
+        page = context.new_page()
+        page.goto(address)
+        expect(page.locator("#checks")).to_contain_text("127 rows of stored features")
+        asked = {"carrier", "origin", "dest", "minute_of_day", "weekday", "month", "arrival_minute", "distance"}
+        assert {field.get_attribute("name") for field in page.locator("#inputs input").all()} == asked
+        page.evaluate("() => navigator.serviceWorker.ready")
+        context.set_offline(True)
+        page.goto(address)
+        expect(page.locator("#checks li.bad")).to_have_count(0)
+        values = {name: page.locator(f'[name="{name}"]').input_value() for name in asked}
+        page.get_by_role("button", name="Predict").click()
+        answer = page.locator("#answer")
+        expect(answer).to_contain_text("in this browser")
+        found = float(answer.get_attribute("data-value") or "nan")
+        expect(page.locator("#stored-carrier_punctuality summary")).to_contain_text("present")
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+    context.close()
+    texts = {"carrier", "origin", "dest"}
+    spine = pa.table({
+        **{name: [value if name in texts else int(value)] for name, value in values.items()},
+        "event_timestamp": pa.array([project.now()], pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+    })  # fmt: skip
+    offline = OfflineStore(project.offline)
+    views = dict.fromkeys(view for view, _ in project.applied().read(manifest.service))
+    histories = [offline.history(project.applied().views[view]) for view in views]
+    inputs = manifest.model_inputs
+    tensors = feeds(inputs, columns(point_in_time(spine, histories), inputs))
+    precision = json.loads((folder / "page.json").read_text())["precision"]
+    model = session((folder / "package" / manifest.variant(precision).file).read_bytes(), 1)
+    assert found == pytest.approx(float(predict(model, tensors)[0]), abs=1e-6)

@@ -16,6 +16,7 @@ from isthmus.features.snapshot.delta import applied
 from isthmus.features.snapshot.file import packed, read_snapshot
 from isthmus.features.snapshot.kept import kept_views
 from isthmus.features.snapshot.seal import require_sealed
+from isthmus.features.snapshot.shelf import LATEST
 from isthmus.features.values.entitykey import decode_values
 from isthmus.features.values.rows import RowCodec
 from isthmus.orchestration.apply.apply import apply
@@ -190,6 +191,16 @@ def test_the_key_of_the_settings_signs(kept: Project) -> None:
     assert signer(project).public_key == own
     assert _rows(project, snapshot(project).path.read_bytes())
     assert not (project.snapshots / "key.pem").exists()
+
+
+def test_a_damaged_pointer_is_written_again(kept: Project) -> None:
+    before = snapshot(kept)
+    (shelf(kept, SERVICE).folder / LATEST).write_bytes(b"{}")
+    with pytest.raises(DataError, match="Run `isthmus snapshot`"):
+        copy(kept, None, kept.root / "out")
+    after = snapshot(kept)
+    assert after.rows == before.rows
+    copy(kept, None, kept.root / "out")
 
 
 def test_how_a_snapshot_is_made_is_no_part_of_the_contract(kept: Project, shop: Shop) -> None:

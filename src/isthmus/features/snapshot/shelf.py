@@ -70,6 +70,13 @@ class Shelf:
         except (OSError, msgspec.DecodeError) as error:
             raise DataError(str(file), f"cannot be read ({error})", remedy="run `isthmus snapshot`") from error
 
+    def before(self) -> Latest | None:
+        """Which was the newest, for whoever replaces it: None also where that cannot be read any more."""
+        try:
+            return self.latest()
+        except DataError:
+            return None
+
     def path(self, digest: str) -> Path:
         """The file of a snapshot."""
         return self.folder / f"{digest}.snapshot"
@@ -95,7 +102,7 @@ class Shelf:
 
         A reader who holds an older `latest` may find a file gone, and reads `latest` again.
         """
-        before = self.latest()
+        before = self.before()
         earlier = [] if before is None else [before.snapshot, *before.earlier]
         deltas = {}
         for digest in earlier[:keep]:

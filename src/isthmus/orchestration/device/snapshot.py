@@ -87,7 +87,7 @@ def snapshot(project: Project, name: str | None = None, *, progress: Progress = 
     for line in undisclosed(project, service.name):
         progress(f"devices get {line}", 0.0)
     with place.locked():
-        before = place.latest()
+        before = place.before()
         made, rows = project.now(), {}
         for n, view in enumerate(views):
             progress(f"reading {view.name}", n / len(views))
@@ -117,8 +117,8 @@ def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
         RequestError: there is no such service, or it has no `device`.
     """
     service, device = declared(project, name)
-    latest = shelf(project, service.name).latest()
-    known = () if latest is None else latest.discloses
+    before = shelf(project, service.name).before()
+    known = () if before is None else before.discloses
     return tuple(line for line in disclosed(kept_views(project.applied(), service.name), device) if line not in known)
 
 

@@ -42,6 +42,7 @@ begin(async ({ ort, opened, note }) => {
       const looked = performance.now();
       if (kept) Object.assign(row, kept.features(row));
       answer.dataset.lookup = performance.now() - looked;
+      kept?.show(row);
       const fed = feeds(ort, manifest, [row]);
       const began = performance.now();
       const { [manifest.outputs[0].name]: found } = await opened.session.run(fed);
@@ -99,7 +100,8 @@ async function keep(device, { url, key, files, now }) {
     await snapshots.update().catch(() => {});
     const { state, problem } = snapshots;
     const rows = state ? [...state.rows.values()].reduce((sum, one) => sum + one.size, 0) : 0;
-    line.className = state && !problem ? "good" : "bad";
+    // Without a connection it goes on with what it has.
+    line.className = state && (!problem || problem.kind === "offline") ? "good" : "bad";
     line.textContent = state
       ? `${rows} rows of stored features (${(state.bytes.length / 1000).toFixed(1)} kB), ${span(snapshots.age)} old; ${span(device.age)} are allowed`
       : "no stored features yet";
@@ -124,5 +126,34 @@ async function keep(device, { url, key, files, now }) {
       snapshots.require();
       return snapshots.features(row);
     },
+    /** The rows behind an answer, each with its age. */
+    show(keys) {
+      for (const { name } of device.views) {
+        const { status, event, values } = snapshots.row(name, keys);
+        let group = document.querySelector(`#stored-${CSS.escape(name)}`);
+        if (!group) {
+          group = document.createElement("details");
+          group.id = `stored-${name}`;
+          document.querySelector("#inputs").append(group);
+        }
+        const title = document.createElement("summary");
+        title.textContent = name.replaceAll("_", " ");
+        const age = event === null ? "" : `, ${span(snapshots.now() - event)} old`;
+        title.appendChild(document.createElement("small")).textContent = ` ${status.replace("_", " ")}${age}`;
+        group.replaceChildren(title, ...Object.entries(values).map(([feature, value]) => {
+          const row = document.createElement("div");
+          row.className = "stored";
+          row.appendChild(document.createElement("span")).textContent = feature.replaceAll("_", " ");
+          row.appendChild(document.createElement("b")).textContent = shown(value);
+          return row;
+        }));
+      }
+    },
   };
+}
+
+/** A stored value in a few letters. */
+function shown(value) {
+  if (value === null) return "null";
+  return typeof value === "number" && !Number.isInteger(value) ? value.toPrecision(4) : String(value);
 }
