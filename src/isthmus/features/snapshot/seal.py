@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from isthmus.features.errors import ConfigurationError, DataError, Problem
+from isthmus.features.errors import ConfigurationError, DataError, Problem, extra
 from isthmus.features.files import scratch_folder, write_atomically
 from isthmus.features.package.signature import read_private_key
 from isthmus.features.snapshot.file import SIGNATURE_SIZE, SnapshotFile
@@ -29,8 +29,10 @@ class Sealer:
 
         Raises:
             ConfigurationError: there is no such key, or it is of another curve.
-            DependencyError: the extra `signing` is not installed.
+            DependencyError: the extra `devices` is not installed.
         """
+        with extra("devices"):
+            import cryptography  # noqa: F401 - before `signing`, which is more than a snapshot needs
         key = read_private_key(file, password)
         if key.curve.name != _CURVE:
             problem = Problem("key", f"is of the curve {key.curve.name}", f"{_CURVE}, which every device can verify")
@@ -55,9 +57,14 @@ class Sealer:
 
 
 def create_key(file: Path) -> None:
-    """Writes a new private key that only its owner can read, unless there is a file."""
-    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    """Writes a new private key that only its owner can read, unless there is a file.
+
+    Raises:
+        DependencyError: the extra `devices` is not installed.
+    """
+    with extra("devices"):
+        from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     file.parent.mkdir(parents=True, exist_ok=True)
     pem = generate_private_key(SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
