@@ -224,6 +224,8 @@ class Distillation:
             the reference's lift over chance.
         runtimes: of the package: "onnxruntime", in which gates and budgets are measured, and "executorch", for models
             that it supports (docs/packages.md).
+        stale: what a device answers whose stored features are older than the student's service says, or missing: a
+            number, or another distillation's name, whose student reads no stored features. None: it refuses.
         description: for people.
         owner: who answers for the model, an email address or "team:NAME".
     """
@@ -242,6 +244,7 @@ class Distillation:
     shape: Mapping[str, Any] = field(default_factory=dict)
     search: Search | None = None
     runtimes: Sequence[str] = (ONNX_RUNTIME,)
+    stale: float | str | None = None
     description: str = ""
     owner: str = ""
 
@@ -280,6 +283,16 @@ class Distillation:
                 "student",
                 tabular or self.student.device is None,
                 "a service without `device`: only a Tabular learns from features as old as on a device",
+            ),
+            (
+                "stale",
+                self.stale is None or self.student.device is not None,
+                "None: no device keeps features of its student",
+            ),
+            (
+                "stale",
+                not isinstance(self.stale, float | int) or 0 <= self.stale <= 1,
+                "a probability, or a distillation",
             ),
             ("shape", not (self.shape and tabular) and _plain([*self.shape.values()]), plain),
             ("gates", bounded, "at_least or at_most in each"),

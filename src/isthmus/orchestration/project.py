@@ -197,6 +197,7 @@ class Project:
             for distillation in distillations:
                 problems += _unreadable(distillation, contract) + _beyond_the_device(distillation, contract)
                 problems += distillation.misfits(contract.inputs(distillation.student.name))
+                problems += _unfit_instead(distillation, {each.name: each for each in distillations}, contract)
         except ConfigurationError as error:
             problems += error.problems
         if problems or contract is None:
@@ -376,6 +377,20 @@ def _unreadable(distillation: Distillation, contract: Contract) -> list[Problem]
         for column in contract.transform_inputs(transform)
         if column.dtype.element is not None
     ]  # fmt: skip
+
+
+def _unfit_instead(distillation: Distillation, known: Mapping[str, Distillation], contract: Contract) -> list[Problem]:
+    """A distillation that is to answer for another one's student, and cannot."""
+    name, where = distillation.stale, f"distillation {distillation.name}: stale"
+    if not isinstance(name, str):
+        return []
+    if name not in known or name == distillation.name:
+        others = [other for other in known if other != distillation.name]
+        return [Problem(where, f"no other distillation {name!r}{nearest(name, others)}", one_of(others))]
+    if stored := [f"{view}:{feature}" for view, feature in contract.read(known[name].student.name)]:
+        return [Problem(where, f"the student of {name} reads {', '.join(stored[:3])}",
+                        "a student without stored features: they are what is missing")]  # fmt: skip
+    return []
 
 
 def _beyond_the_device(distillation: Distillation, contract: Contract) -> list[Problem]:

@@ -172,7 +172,7 @@ class KeptView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ttl: int | None
 
 
-class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a device keeps to feed a model: see docs/snapshots.md.
 
     Attributes:
@@ -181,6 +181,8 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         hash: of the service in the contract, as in the header of a snapshot.
         age: microseconds that may have passed since a snapshot was made.
         views: in the order of a snapshot.
+        stale: what to answer where no snapshot is young enough; None to refuse.
+        instead: the name of the package that answers then; None to refuse.
     """
 
     project: str
@@ -188,6 +190,8 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hash: str
     age: int
     views: tuple[KeptView, ...]
+    stale: float | None = None
+    instead: str | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -17,8 +17,11 @@ def kept_views(contract: Contract, service: str) -> list[ViewContract]:
     return [replace(view, fields=tuple(c for c in view.fields if c.name in names)) for view, names in views]
 
 
-def kept(contract: Contract, service: FeatureService) -> Device | None:
-    """What a package says of what a device keeps; None if the service has no `device`."""
+def kept(contract: Contract, service: FeatureService, stale: float | str | None = None) -> Device | None:
+    """What a package says of what a device keeps; None if the service has no `device`.
+
+    `stale` is the answer where no snapshot is young enough, or the name of the package that answers then.
+    """
     if service.device is None:
         return None
     views = tuple(
@@ -31,4 +34,6 @@ def kept(contract: Contract, service: FeatureService) -> Device | None:
         for view in kept_views(contract, service.name)
     )
     service_hash = contract.service(service.name).hash
-    return Device(contract.project, service.name, service_hash, service.device.age // MICROSECOND, views)
+    answer, instead = (None, stale) if isinstance(stale, str) else (stale, None)
+    age = service.device.age // MICROSECOND
+    return Device(contract.project, service.name, service_hash, age, views, answer, instead)

@@ -8,14 +8,14 @@ from typing import Any
 
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.files import publish
-from isthmus.features.package.manifest import read_package
+from isthmus.features.package.manifest import Manifest, read_package
 from isthmus.orchestration.artifacts import Artifacts, serving_profile
 from isthmus.orchestration.device.snapshot import copy, signer
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.web import NAME, SOURCES, installed
 
 NOTE = "page.json"
-_SHARED = ("begin.mjs", "model.mjs", "snapshot.mjs", "page.css")
+_SHARED = ("begin.mjs", "model.mjs", "predict.mjs", "snapshot.mjs", "page.css")
 _WORKER = "worker.js"
 _SNAPSHOTS = "snapshots"
 _RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
@@ -54,23 +54,36 @@ def site(project: Project, name: str | None, out: Path) -> Path:
         (folder / "ort").mkdir()
         for file in _RUNTIME:
             shutil.copy(runtime / file, folder / "ort")
-        note: dict[str, Any] = {
-            "contract": manifest.contract, "precision": serving_profile(project, package).precision
-        }  # fmt: skip
-        if manifest.device is not None:
-            copy(project, manifest.device.service, folder / _SNAPSHOTS)
-            note["snapshot"] = {
-                "url": f"{_SNAPSHOTS}/{manifest.device.service}",
-                "files": True,
-                "key": signer(project).public_key,
-                # As text: a number of JavaScript does not hold that many digits.
-                "now": None if project.fixed_now is None else str(project.fixed_now),
-            }
+        note = {**_expected(project, package), **_on_device(project, manifest, folder)}
         (folder / NOTE).write_text(json.dumps(note), encoding="utf-8")
         (folder / _WORKER).write_text(_worker(folder), encoding="utf-8")
 
     publish(out, write)
     return out
+
+
+def _expected(project: Project, package: Path) -> dict[str, Any]:
+    """What a page expects of a package, beside its sums."""
+    return {"contract": read_package(package).contract, "precision": serving_profile(project, package).precision}
+
+
+def _on_device(project: Project, manifest: Manifest, folder: Path) -> dict[str, Any]:
+    """Copies what a device keeps beside the package, and says where it is; nothing where it keeps nothing."""
+    if manifest.device is None:
+        return {}
+    copy(project, manifest.device.service, folder / _SNAPSHOTS)
+    snapshot = {
+        "url": f"{_SNAPSHOTS}/{manifest.device.service}",
+        "files": True,
+        "key": signer(project).public_key,
+        # As text: a number of JavaScript does not hold that many digits.
+        "now": None if project.fixed_now is None else str(project.fixed_now),
+    }
+    if manifest.device.instead is None:
+        return {"snapshot": snapshot}
+    package = Artifacts.of(project, manifest.device.instead).last_package()
+    shutil.copytree(package, folder / "instead")
+    return {"snapshot": snapshot, "instead": _expected(project, package)}
 
 
 def _worker(folder: Path) -> str:

@@ -194,7 +194,7 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
             contract={"hash": contract.hash, **contract.as_dict()},
             profile=project.settings.profiles.serving,
             cache=artifacts.outputs,
-            device=kept(contract, artifacts.declared.student),
+            device=kept(contract, artifacts.declared.student, artifacts.declared.stale),
             progress=progress,
         )
     if signer is not None:

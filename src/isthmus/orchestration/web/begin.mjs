@@ -16,8 +16,8 @@ export async function begin(page) {
   ort.env.wasm.wasmPaths = new URL("ort/", document.baseURI).href;
   // More need headers that a plain server of files does not send.
   ort.env.wasm.numThreads = 1;
-  const read = async (name) => {
-    const answer = await fetch(`package/${name}`, { cache: "no-store" });
+  const of = (folder) => async (name) => {
+    const answer = await fetch(`${folder}/${name}`, { cache: "no-store" });
     if (!answer.ok) throw new Error(`${name}: ${answer.status} ${answer.statusText}`);
     return answer.arrayBuffer();
   };
@@ -26,7 +26,8 @@ export async function begin(page) {
     const note = await (await fetch("page.json")).json();
     const { contract, precision } = note;
     const began = performance.now();
-    const opened = await open(ort, read, { contract, precision });
+    const opened = await open(ort, of("package"), { contract, precision });
+    const instead = note.instead ? await open(ort, of("instead"), note.instead) : null;
     const { manifest, variant, golden, worst } = opened;
     checks.replaceChildren();
     checks.dataset.worst = worst;
@@ -36,7 +37,7 @@ export async function begin(page) {
     show("good", `contract ${manifest.contract.slice(0, 12)}`);
     const cases = golden.cases.length === 1 ? "golden case" : "golden cases";
     show("good", `${golden.cases.length} ${cases}, farthest ${worst.toExponential(1)}`);
-    await page({ ort, opened, note });
+    await page({ ort, opened, instead, note });
     // Only where a page is of use without a connection: its features are on the device.
     if (note.snapshot && navigator.serviceWorker) await navigator.serviceWorker.register("worker.js");
     document.body.dataset.ready = "yes";

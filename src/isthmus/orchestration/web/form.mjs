@@ -1,15 +1,17 @@
 // A form for any model of rows: what it reads is what the manifest says. Features that the device keeps are not typed.
 
 import { begin, show } from "./begin.mjs";
-import { feeds } from "./model.mjs";
+import { Predictor } from "./predict.mjs";
 import { Snapshots, span } from "./snapshot.mjs";
 
+const BY = { default: ", by what is declared for that", instead: ", by the model without stored features" };
 const whole = /^(Int|UnixTimestamp)/;
 const input = (name) => document.querySelector(`[name="${CSS.escape(name)}"]`);
 
-begin(async ({ ort, opened, note }) => {
+begin(async ({ ort, opened, instead, note }) => {
   const { manifest, golden } = opened;
-  const inputs = [...new Map(manifest.inputs.map((one) => [one.name, one])).values()];
+  const every = [...manifest.inputs, ...(instead?.manifest.inputs ?? [])];
+  const inputs = [...new Map(every.map((one) => [one.name, one])).values()];
   const kept = note.snapshot ? await keep(manifest.device, note.snapshot) : null;
   const asked = kept ? kept.asked(inputs) : inputs;
   const given = asked.filter((one) => one.tensor.startsWith("given_"));
@@ -33,29 +35,26 @@ begin(async ({ ort, opened, note }) => {
   };
   example.onchange();
 
+  const predictor = new Predictor(ort, opened, kept?.snapshots, instead);
   const form = document.querySelector("#form");
   form.onsubmit = async (event) => {
     event.preventDefault();
     const answer = document.querySelector("#answer");
     try {
       const row = Object.fromEntries(asked.map((one) => [one.name, read(one)]));
-      const looked = performance.now();
-      if (kept) Object.assign(row, kept.features(row));
-      answer.dataset.lookup = performance.now() - looked;
-      kept?.show(row);
-      const fed = feeds(ort, manifest, [row]);
       const began = performance.now();
-      const { [manifest.outputs[0].name]: found } = await opened.session.run(fed);
+      const { value, by, why } = await predictor.predict(row);
       const spent = performance.now() - began;
-      const value = found.data[0];
-      answer.dataset.value = value;
+      kept?.show(row);
+      Object.assign(answer.dataset, { value, by });
       answer.innerHTML = "<strong></strong><span></span>";
       answer.firstChild.textContent = Number.isNaN(value) ? "no answer" : value.toFixed(4);
       answer.lastChild.textContent = Number.isNaN(value)
         ? "A request feature is not defined for these values."
-        : `${manifest.outputs[0].name}, in ${spent.toFixed(2)} ms in this browser`;
+        : `${manifest.outputs[0].name}, in ${spent.toFixed(2)} ms in this browser${BY[by] ?? ""}${why ? `: ${why}` : ""}`;
     } catch (error) {
       answer.textContent = error.message;
+      delete answer.dataset.by;
     }
   };
   form.hidden = false;
@@ -122,10 +121,7 @@ async function keep(device, { url, key, files, now }) {
       const named = new Set(rest.map(({ name }) => name));
       return [...[...keys].filter(([name]) => !named.has(name)).map(([name, dtype]) => ({ name, dtype, tensor: "" })), ...rest];
     },
-    features(row) {
-      snapshots.require();
-      return snapshots.features(row);
-    },
+    snapshots,
     /** The rows behind an answer, each with its age. */
     show(keys) {
       for (const { name } of device.views) {
