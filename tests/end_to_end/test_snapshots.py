@@ -6,7 +6,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from random import Random
@@ -19,6 +19,7 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Error, Page, Playwright, sync_playwright
 
+from isthmus.features.snapshot.delta import difference
 from isthmus.features.snapshot.file import Header, SnapshotFile
 from isthmus.features.snapshot.shelf import Shelf
 from isthmus.features.types import Int32, Int64, String
@@ -64,11 +65,16 @@ def _rows(count: int, value: int = 0) -> Content:
 
 @dataclass
 class Site:
-    """A page's server, which passes what begins with /snapshots on to the API; `harm` changes what comes back."""
+    """A page's server, which passes what begins with /snapshots on to the API; `harm` changes what comes back.
+
+    `files` are those of a host of files, by their paths; `asked` has the paths of all requests for them.
+    """
 
     url: str
     shelf: Shelf
     harm: Callable[[bytes], bytes] = bytes
+    files: dict[str, bytes] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
 
     def offer(self, file: SnapshotFile, keep: int = 3) -> SnapshotFile:
         """Makes it the newest."""
@@ -89,6 +95,10 @@ def _site(folder: Path, redis: str) -> Iterator[Site]:
                     known = {"if-none-match": self.headers.get("if-none-match", ""), "accept-encoding": "identity"}
                     answer = httpx.get(f"{server.http.base_url}{self.path}", headers=known)
                     status, body, kind = answer.status_code, site.harm(answer.content), "application/octet-stream"
+                elif self.path.startswith("/files/"):
+                    site.asked.append(self.path)
+                    body, kind = site.files.get(self.path, b""), "application/octet-stream"
+                    status = 200 if body else 404
                 elif self.path.endswith(".mjs"):
                     status, body, kind = 200, (SOURCES / self.path[1:]).read_bytes(), "text/javascript"
                 else:
@@ -141,11 +151,10 @@ def browser(playwright: Playwright) -> Iterator[Browser]:
     browser.close()
 
 
-OPEN = """async ({ device, key, now }) => {
+OPEN = """async ({ device, key, now, url = "/snapshots/late", files = false }) => {
   const { Snapshots } = await import("/snapshot.mjs");
   window.now = BigInt(now);
-  const url = "/snapshots/late";
-  window.snapshots = await Snapshots.open({ device, key, url, now: () => window.now });
+  window.snapshots = await Snapshots.open({ device, key, url, files, now: () => window.now });
 }"""
 UPDATE = "() => snapshots.update().catch((error) => `${error.kind}: ${error.message}`)"
 LOOKED = """(key) => {
@@ -334,6 +343,26 @@ def test_two_pages_that_update_at_once_agree(site: Site, context: BrowserContext
         answers = [page.evaluate("() => window.done") for page in pages]
         assert all(isinstance(answer, bool) for answer in answers), answers
         assert [page.evaluate("() => snapshots.state.digest") for page in pages] == [newest.digest] * 2
+
+
+def test_a_host_of_files_is_asked_for_the_difference_first(site: Site, page: Page) -> None:
+    """As `isthmus snapshot --to` writes it."""
+    first = _snapshot(_rows(500))
+    site.files, site.asked = {"/files/late": first.data}, []
+    page.goto(site.url)
+    host = {"url": "/files/late", "files": True}
+    page.evaluate(OPEN, {"device": DEVICE, "key": sealer().public_key, "now": str(MADE), **host})
+    assert page.evaluate(UPDATE) is True
+    second = _snapshot({**_rows(500), ("c7",): (MADE, MADE, {"n": -1, "text": None})}, number=2)
+    delta = f"/files/late.{first.digest[:16]}"
+    site.files |= {"/files/late": second.data, delta: difference(first, second)}
+    assert page.evaluate(UPDATE) is True
+    assert page.evaluate(LOOKED, "c7") == ["present", -1, None]
+    assert site.asked == ["/files/late", delta]
+    # Where there is none from what it has, it takes the file.
+    site.files = {"/files/late": _snapshot(_rows(3, value=5), number=3).data}
+    assert page.evaluate(UPDATE) is True
+    assert page.evaluate(LOOKED, "c2") == ["present", 7, "wet"]
 
 
 def test_a_missing_key_or_a_wrong_one_is_named(site: Site, page: Page) -> None:

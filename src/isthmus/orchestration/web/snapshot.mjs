@@ -328,7 +328,9 @@ export class Snapshots {
   async ask(url, headers) {
     let answer;
     try {
-      answer = await fetch(url, { headers: { ...this.headers, ...headers }, cache: "no-store" });
+      // Without a digest to name, the browser asks with what it has of the host: a host of files has a tag of its own.
+      const cache = headers["if-none-match"] ? "no-store" : "no-cache";
+      answer = await fetch(url, { headers: { ...this.headers, ...headers }, cache });
     } catch {
       throw new SnapshotError("offline", "the snapshot cannot be fetched: there is no connection");
     }
