@@ -6,10 +6,15 @@ import pytest
 
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.export.export import ExportReport, export
+from isthmus.features.package.manifest import Device, KeptView
 from isthmus.features.profiles import ServingProfile
 from tests.distill.support import material, run, training_set
 
 SERVING = ServingProfile(latency_objective_ms=50)
+DEVICE = Device("flights", "features", "5" * 64, 3_600_000_000, (
+    KeptView("carriers", (("carrier", "String"), ("day", "UnixTimestamp")), (("late", "Float32"),), None),
+))  # fmt: skip
+"""What a phone keeps for the exported student."""
 
 
 @pytest.fixture(scope="session")
@@ -33,5 +38,5 @@ def make_package(
     """Of a student that lies where `run` put it."""
     return export(
         material(table, **changes), model, packages, contract={"views": {}}, profile=profile,
-        cache=model.parents[1] / "cache",
+        cache=model.parents[1] / "cache", device=DEVICE,
     )  # fmt: skip

@@ -55,7 +55,7 @@ def test_without_gates_the_teacher_must_help_and_tables_keep_their_lift() -> Non
 def test_a_gate_about_nothing_is_named() -> None:
     misspelt = [Gate("tuaght", at_least=0), Gate("lift_kept", at_least=0), Gate("student.auc", at_least=0)]
     (problem,) = declaration(gates=misspelt).problems()
-    expected = "one of gap_closed, lift_kept, taught, or a model and its figure, such as student.p99_us"
+    expected = "one of age_cost, gap_closed, lift_kept, taught, or a model and its figure, such as student.p99_us"
     assert str(problem) == f"distillation late: gate: 'tuaght'; expected {expected}"
     # What a task of one's own adds is known where it is imported.
     assert declaration(gates=misspelt, task="search.task:Search").problems() == []

@@ -1,10 +1,11 @@
 """Snapshots on a device: the reference client in a real browser, against a running server, offline, and killed."""
 
+import json
 import shutil
 import signal
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,12 +21,14 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Error, Page, Playwright, sync_playwright
 
 from isthmus.features.snapshot.delta import difference
+from isthmus.features.contract.contract import ViewContract
+from isthmus.features.snapshot.client import sources
 from isthmus.features.snapshot.file import Header, SnapshotFile
 from isthmus.features.snapshot.shelf import Shelf
 from isthmus.features.types import Int32, Int64, String
-from isthmus.orchestration.runtimes.web import SOURCES
 from tests.end_to_end.phones import chromium, of_profile
 from tests.features.snapshot.support import Content, made, sealer
+from tests.features.snapshot.vectors import FILE
 from tests.features.support import ALL, make_view
 from tests.serving.support import CONTRACT, serving
 
@@ -75,16 +78,17 @@ class Site:
     harm: Callable[[bytes], bytes] = bytes
     files: dict[str, bytes] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    views: Sequence[ViewContract] = tuple(VIEWS)
 
     def offer(self, file: SnapshotFile, keep: int = 3) -> SnapshotFile:
         """Makes it the newest."""
         with self.shelf.locked():
-            self.shelf.add(file, VIEWS, keep)
+            self.shelf.add(file, self.views, keep)
         return file
 
 
 @contextmanager
-def _site(folder: Path, redis: str) -> Iterator[Site]:
+def open_site(folder: Path, redis: str) -> Iterator[Site]:
     (folder / "contract.json").write_bytes(CONTRACT.dumps())
     with serving(folder, redis, snapshots=str(folder / "snapshots")) as server:
         site = Site("", Shelf(folder / "snapshots" / "late"))
@@ -100,7 +104,7 @@ def _site(folder: Path, redis: str) -> Iterator[Site]:
                     body, kind = site.files.get(self.path, b""), "application/octet-stream"
                     status = 200 if body else 404
                 elif self.path.endswith(".mjs"):
-                    status, body, kind = 200, (SOURCES / self.path[1:]).read_bytes(), "text/javascript"
+                    status, body, kind = 200, sources()[self.path[1:]], "text/javascript"
                 else:
                     status, body, kind = 200, b"<!doctype html><title>device</title>", "text/html"
                 self.send_response(status)
@@ -125,7 +129,7 @@ def _site(folder: Path, redis: str) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Site]:
-    with _site(tmp_path_factory.mktemp("site"), redis_url) as opened:
+    with open_site(tmp_path_factory.mktemp("site"), redis_url) as opened:
         yield opened
 
 
@@ -446,6 +450,74 @@ def test_rows_of_all_types_are_read_to_the_bit(site: Site, page: Page, count: in
             assert (event, known) == (str(row[0]), str(row[1]))
             assert values == [_shown(row[2][name], kind) for name, kind in kinds.items()]
             assert status == ("null" if all(value is None for value in row[2].values()) else "present")
+
+
+CASES = """async ({ key, device, files, cases }) => {
+  const { Snapshots } = await import("/snapshot.mjs");
+  const hex = (size, write) => {
+    const view = new DataView(new ArrayBuffer(size));
+    write(view);
+    return Array.from(new Uint8Array(view.buffer), (byte) => byte.toString(16).padStart(2, "0")).join("");
+  };
+  const shown = (value, type) => {
+    if (value === null) return null;
+    if (Array.isArray(value)) return value.map((item) => shown(item, type.slice(6, -1)));
+    if (type === "Float32") return hex(4, (view) => view.setFloat32(0, value));
+    if (type === "Float64") return hex(8, (view) => view.setFloat64(0, value));
+    if (type === "Bytes") return hex(value.length, (view) => new Uint8Array(view.buffer).set(value));
+    return String(value);
+  };
+  const kinds = Object.fromEntries(device.views.flatMap(({ keys }) => keys));
+  const fields = Object.fromEntries(device.views.flatMap(({ name, fields }) => fields.flatMap(([field, type]) => [
+    [field, type], [`${name}__${field}`, type],
+  ])));
+  const texts = (values) => Object.fromEntries(
+    Object.entries(values).map(([name, value]) => [name, shown(value, fields[name])]),
+  );
+  const micros = (time) => (time === null ? null : String(time));
+  const bytes = (text) => Uint8Array.from(text.match(/../g), (digits) => parseInt(digits, 16));
+  const file = (name) => Uint8Array.from(atob(files[name]), (letter) => letter.charCodeAt(0));
+  const steps = {
+    accept: async (snapshots, step) => ((await snapshots.accept(file(step.file))) ? "newer" : "same"),
+    require: (snapshots) => snapshots.require() ?? "fit",
+    row: (snapshots, step, keys) => {
+      const { status, event, known, values } = snapshots.row(step.view, keys);
+      return { status, event: micros(event), known: micros(known), values: texts(values) };
+    },
+    features: (snapshots, _, keys) => texts(snapshots.features(keys)),
+  };
+  const answers = [];
+  for (const { name, steps: taken } of cases) {
+    let at;
+    let stored = null;
+    const store = { get: async () => stored, put: async (_, content) => { stored = content; } };
+    const options = { device, key, url: "/", now: () => at, store };
+    const snapshots = await Snapshots.open(options);
+    for (const step of taken) {
+      at = BigInt(step.now);
+      const value = ([name, text]) => [name, kinds[name] === "Bytes" ? bytes(text) : text];
+      const keys = Object.entries(step.keys ?? {}).map(value);
+      let answer;
+      try {
+        answer = await steps[step.do](snapshots, step, Object.fromEntries(keys));
+      } catch (error) {
+        answer = error.kind ?? String(error);
+      }
+      answers.push([name, answer]);
+    }
+    at = 4_000_000_000_000_000n;
+    const again = await Snapshots.open(options);
+    if (again.state?.digest !== snapshots.state?.digest) answers.push([name, "opened anew, it has another"]);
+  }
+  return answers;
+}"""
+
+
+def test_it_answers_in_all_cases_as_the_other_readers(site: Site, page: Page) -> None:
+    vectors = json.loads(FILE.read_text(encoding="utf-8"))
+    page.goto(site.url)
+    expected = [[case["name"], step["answer"]] for case in vectors["cases"] for step in case["steps"]]
+    assert page.evaluate(CASES, vectors) == expected
 
 
 @pytest.mark.accept

@@ -54,6 +54,7 @@ BEFORE = {
     "docs/distillation.md": "flights",
     "docs/search.md": "flights",
     "docs/packages.md": "effects",
+    "docs/snapshots.md": "flights",
 }
 """Pages whose blocks go on in the definitions of an example."""
 WHOLE = ("README.md", "docs/tutorial.md")

@@ -39,10 +39,11 @@ from isthmus.features.errors import ContractMismatch, DataError, DependencyError
 from isthmus.features.package.checksums import SUMS
 from isthmus.features.package.golden import TensorBytes, read_golden
 from isthmus.features.package.manifest import Feeds, feeds, open_package, package_digest, read_package
+from isthmus.features.snapshot.client import CLIENTS, sources
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.transforms.preparation.fit import FittedNumber, FittedText, Preparation
 from isthmus.transforms.preparation.steps import Embed, described
-from tests.distill.conftest import SERVING, make_package
+from tests.distill.conftest import DEVICE, SERVING, make_package
 from tests.distill.packages import resum, rewritten
 from tests.distill.support import CONTRACT, STUDENT, material, run
 
@@ -56,6 +57,7 @@ def test_the_package_is_whole(exported: ExportReport, trained: DistillationRepor
         "golden.json",
         "manifest.json",
         "preparation.json",
+        *CLIENTS,
         *(f"model.{precision}.{form}" for precision in ("fp32", "int8") for form in ("onnx", "ort")),
     }
     assert exported.path.name == f"late-{exported.digest[:12]}"
@@ -63,6 +65,11 @@ def test_the_package_is_whole(exported: ExportReport, trained: DistillationRepor
     assert (manifest.model, manifest.contract, manifest.service) == (trained.id, CONTRACT, "features")
     assert manifest.model_inputs == STUDENT
     assert max(exported.bytes.values()) < 200_000
+    # What an app is built from is not what a phone loads.
+    loaded = [file for file in exported.path.iterdir() if file.name not in CLIENTS and ".int8." not in file.name]
+    assert exported.bytes["fp32"] == sum(file.stat().st_size for file in loaded)
+    assert {name: (exported.path / name).read_bytes() for name in CLIENTS} == sources()
+    assert manifest.device == DEVICE
 
 
 def test_every_variant_keeps_its_tolerance(exported: ExportReport) -> None:
@@ -109,16 +116,20 @@ def test_the_readme_runs(exported: ExportReport, monkeypatch: pytest.MonkeyPatch
     exec(code[0], {})  # noqa: S102 - the example is what is tested
 
 
-@pytest.mark.parametrize(("name", "grammar"), [("kotlin", tree_sitter_kotlin), ("swift", tree_sitter_swift)])
-def test_the_code_for_phones_is_code(exported: ExportReport, name: str, grammar: ModuleType) -> None:
+@pytest.mark.parametrize(
+    ("name", "grammar", "client"),
+    [("kotlin", tree_sitter_kotlin, "Snapshots.kt"), ("swift", tree_sitter_swift, "Snapshots.swift")],
+)
+def test_the_code_for_phones_is_code(exported: ExportReport, name: str, grammar: ModuleType, client: str) -> None:
     """No phone is here: what can be said is that the other two languages read it."""
     manifest = read_package(exported.path)
     program = msgspec.structs.replace(manifest.variants[0], file="model.fp32.pte", format="pte")
     text = readme(msgspec.structs.replace(manifest, variants=[*manifest.variants, program]))
     parser = Parser(Language(grammar.language()))
     found = re.findall(rf"```{name}\n(.*?)```", text, re.DOTALL)
-    assert len(found) == 2
-    for code in found:
+    assert len(found) == 3
+    assert "carrier" in found[2]
+    for code in [*found, sources()[client].decode()]:
         assert not re.search(r"\{\{|\{%", code)
         assert not parser.parse(code.encode()).root_node.has_error
         assert parser.parse(code.replace(")", "", 1).encode()).root_node.has_error

@@ -35,6 +35,7 @@ VERBS = [
     "apply",
     "build",
     "materialize",
+    "snapshot",
     "lookup",
     "quality",
     "training-set",

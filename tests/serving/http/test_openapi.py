@@ -28,10 +28,10 @@ def test_the_document_is_valid(server: Server) -> None:
     validate(document)
     assert set(document["paths"]) == {
         "/get-online-features", "/push", "/write-to-online-store", "/predict", "/models", "/status", "/healthz",
-        "/readyz", "/metrics",
+        "/readyz", "/metrics", "/snapshots/{service}",
     }  # fmt: skip
     groups = [tag["name"] for tag in document["tags"]]
-    assert groups == ["lookups", "predictions", "pushes", "health", "operations"]
+    assert groups == ["lookups", "predictions", "snapshots", "pushes", "health", "operations"]
     tags = [operation.get("tags", []) for path in document["paths"].values() for operation in path.values()]
     assert sorted({tag for (tag,) in tags}) == sorted(groups)
 

@@ -29,6 +29,7 @@ from isthmus.features.package.golden import Golden, TensorBytes
 from isthmus.features.package.manifest import FORMAT_VERSION, Device, Manifest, package_digest, placed
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress, silent
+from isthmus.features.snapshot.client import CLIENTS, sources
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ class _Files:
             tensors=self.inputs,
             outputs=self.outputs,
             variants=tuple(file.variant for file in self.accepted),
-            files={name: purpose for name, (_, purpose) in self.extra.items()},
+            files={name: purpose for name, (_, purpose) in self.extra.items()} | ({} if device is None else CLIENTS),
             device=device,
         )
         cases = tuple(
@@ -210,6 +211,8 @@ class _Files:
         )
         files = {file.variant.file: file.model for file in self.accepted}
         files |= {name: content for name, (content, _) in self.extra.items()}
+        if device is not None:
+            files |= sources()
         golden = Golden(tuple(dict.fromkeys(item.name for item in row_inputs)), cases)
         return contents(manifest, contract, golden, files)
 

@@ -14,8 +14,10 @@ from isthmus.features.package.checksums import CONTRACT, GOLDEN, MANIFEST, READM
 from isthmus.features.package.golden import Golden, read_golden
 from isthmus.features.package.manifest import Manifest, Variant, open_package
 from isthmus.features.request.layout import VALID, input_name
+from isthmus.features.snapshot.client import CLIENTS
 
 _NOT_IN_SWIFT = ("bool", "double")
+_SWIFT_KEYS = {"Bool": "bool", "String": "string", "Bytes": "bytes"}
 _TEMPLATES = jinja2.Environment(  # noqa: S701 - Markdown, not HTML
     loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
 )
@@ -51,17 +53,17 @@ def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path
 
 
 def package_bytes(files: Mapping[str, bytes], precision: str) -> int:
-    """Bytes of a package with the models of a single precision."""
+    """Bytes of a package with the models of a single precision; sources that an app is built from are not loaded."""
     return sum(
         len(content)
         for name, content in files.items()
-        if not name.startswith("model.") or name.startswith(f"model.{precision}.")
+        if name not in CLIENTS and (not name.startswith("model.") or name.startswith(f"model.{precision}."))
     )
 
 
 def readme(manifest: Manifest) -> str:
     """The text, in Markdown. Its code opens the smallest model in ORT format."""
-    measures = list(manifest.variants[0].quality)
+    measures, views = list(manifest.variants[0].quality), manifest.device.views if manifest.device else ()
 
     def qualities(variant: Variant) -> list[str]:
         values = (variant.quality[measure] for measure in measures)
@@ -79,5 +81,7 @@ def readme(manifest: Manifest) -> str:
         request_columns=[column.name for column in manifest.inputs if column.tensor.startswith(input_name(""))],
         unsupported=[tensor for tensor in manifest.tensors if tensor.element in _NOT_IN_SWIFT],
         valid=input_name(VALID),
+        minutes=manifest.device and f"{manifest.device.age / 60e6:.4g}",
+        keys={name: _SWIFT_KEYS.get(kind, "int") for view in views for name, kind in view.keys},
         sums=SUMS,
     )

@@ -9,13 +9,17 @@ from typing import Any
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.files import publish
 from isthmus.features.package.manifest import Manifest, read_package
+from isthmus.features.snapshot import client
 from isthmus.orchestration.artifacts import Artifacts, serving_profile
 from isthmus.orchestration.device.snapshot import copy, signer
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.web import NAME, SOURCES, installed
 
 NOTE = "page.json"
-_SHARED = ("begin.mjs", "model.mjs", "predict.mjs", "snapshot.mjs", "page.css")
+_SHARED = (
+    *(SOURCES / name for name in ("begin.mjs", "model.mjs", "predict.mjs", "page.css")),
+    client.FOLDER / client.BROWSER,
+)
 _WORKER = "worker.js"
 _SNAPSHOTS = "snapshots"
 _RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
@@ -43,8 +47,8 @@ def site(project: Project, name: str | None, out: Path) -> Path:
     runtime = installed() / "node_modules" / NAME / "dist"
 
     def write(folder: Path) -> None:
-        for file in _SHARED:
-            shutil.copy(SOURCES / file, folder)
+        for shared in _SHARED:
+            shutil.copy(shared, folder)
         if own.is_dir():
             shutil.copytree(own, folder, dirs_exist_ok=True)
         else:

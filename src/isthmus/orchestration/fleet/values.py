@@ -119,6 +119,7 @@ def _server_settings(project: Project) -> str:
         "limits": server.limits,
         "batch": project.settings.profiles.serving.batch,
         "public_key": project.public_key,
+        "snapshots": None,  # a host of files offers them: `isthmus snapshot --to`
         "latency": None,  # no training runs beside it
         "latency_objective_ms": project.settings.latency_objective_ms,
         "freshness_objective_seconds": project.freshness_objectives(),

@@ -25,7 +25,6 @@ from isthmus.features.latency import LatencyReader
 from isthmus.features.package.checksums import summed
 from isthmus.features.package.manifest import ModelInput, Package, open_package, read_package
 from isthmus.features.package.signature import require_signature
-from isthmus.features.pointintime.aged import fixed
 from isthmus.features.progress import Progress, silent
 from isthmus.features.snapshot.kept import kept
 from isthmus.features.types import UnixTimestamp
@@ -33,7 +32,6 @@ from isthmus.features.verdict import FeatureVerdict
 from isthmus.orchestration.artifacts import DATA, Artifacts, TrainingSet, serving_profile
 from isthmus.orchestration.models import cards
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.training.aged import aged, seen
 from isthmus.transforms import engine
 
 if TYPE_CHECKING:
@@ -136,7 +134,11 @@ def _material(artifacts: Artifacts, examples: TrainingSet) -> "Material":
 
 def _on_device(artifacts: Artifacts, examples: TrainingSet, material: "Material", device: Snapshot) -> "Material":
     """A material whose student learns from features of ages that a device may meet, and is tested at the greatest."""
+    # Imported here: DuckDB and Arrow's datasets are most of what starting `isthmus deploy` would take.
     import pyarrow.parquet as pq
+
+    from isthmus.features.pointintime.aged import fixed
+    from isthmus.orchestration.training.aged import aged, seen
 
     project, declared, table, test = artifacts.project, artifacts.declared, material.table, material.parts.test
     file = seen(project, declared, device, examples)

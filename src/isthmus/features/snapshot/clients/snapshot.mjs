@@ -7,7 +7,7 @@ const WIDTHS = { Bool: 1, Int32: 4, Int64: 8, UnixTimestamp: 8, Float32: 4, Floa
 const SIGNATURE = 64;
 const LARGEST = 2 ** 26;
 const SLACK = 300_000_000n;
-const text = new TextDecoder("utf-8", { fatal: true });
+const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
 /** Why a snapshot is refused, or cannot be used: a sentence for people. `kind` is for programs. */
 export class SnapshotError extends Error {
@@ -17,6 +17,13 @@ export class SnapshotError extends Error {
   }
 }
 
+const text = (bytes) => {
+  try {
+    return decoder.decode(bytes);
+  } catch {
+    throw torn("a text is not UTF-8");
+  }
+};
 const torn = (why) => new SnapshotError("torn", `the snapshot is torn or damaged: ${why}`);
 const moment = (micros) => new Date(Number(micros / 1000n)).toISOString().slice(0, 19).replace("T", " ") + " UTC";
 
@@ -70,20 +77,25 @@ export function read(bytes, device) {
   let place = 13 + view.getUint32(9, true);
   if (place > end) throw torn("it ends within its header");
   // Numbers of microseconds have more digits than a double holds.
-  const json = text.decode(bytes.subarray(13, place)).replace(/"(made|number)":(\d+)/g, '"$1":"$2"');
-  const header = JSON.parse(json);
-  header.made = BigInt(header.made);
-  header.number = BigInt(header.number);
+  const json = text(bytes.subarray(13, place)).replace(/"(made|number)":(\d+)/g, '"$1":"$2"');
+  let header;
+  try {
+    header = JSON.parse(json);
+    Object.assign(header, { made: BigInt(header.made), number: BigInt(header.number) });
+  } catch {
+    throw torn("its header cannot be read");
+  }
   for (const name of ["project", "service", "hash"]) {
     if (header[name] !== device[name]) {
       const [found, expected] = [header[name], device[name]].map((value) => String(value).slice(0, 12));
       throw new SnapshotError("contract", `the snapshot is of ${name} ${found}; this model was made for ${expected}`);
     }
   }
+  const [found, expected] = [header.views.map(([name]) => name).join(", "), device.views.map(({ name }) => name).join(", ")];
+  if (found !== expected) throw new SnapshotError("contract", `the snapshot is of views ${found}; expected ${expected}`);
   const rows = new Map();
   for (const [number, [name, count]] of header.views.entries()) {
     const kept = device.views[number];
-    if (kept?.name !== name) throw new SnapshotError("contract", `the snapshot is of view ${name}; expected ${kept?.name}`);
     const { ends, others, width } = layout(kept);
     const found = new Map();
     for (let n = 0; n < count; n++) {
@@ -101,7 +113,7 @@ export function read(bytes, device) {
     }
     rows.set(name, found);
   }
-  if (place !== end || header.views.length !== device.views.length) throw torn("it has another length than its header says");
+  if (place !== end) throw torn("it has another length than its header says");
   return { header, rows };
 }
 
@@ -122,8 +134,11 @@ function keyOf(view, keys) {
     }
     let whole;
     try {
-      whole = BigInt.asIntN(64, BigInt(value));
+      whole = BigInt(value);
     } catch {
+      whole = null;
+    }
+    if (whole === null || whole !== BigInt.asIntN(64, whole)) {
       throw new SnapshotError("key", `the key ${name} is ${value}; expected a whole number`);
     }
     return tag + latin(new Uint8Array(new BigInt64Array([whole]).buffer));
@@ -136,15 +151,17 @@ function valueOf(row, { type, bit, place, fixed }, { ends, width }) {
   if ((row.getUint8(16 + (bit >> 3)) >> (bit & 7)) & 1) return null;
   if (fixed) return number(row, place, type);
   const [begin, end] = [place ? row.getUint32(ends + 4 * (place - 1), true) : 0, row.getUint32(ends + 4 * place, true)];
+  if (begin > end || width + end > row.byteLength) throw torn("the ends within a row are out of order");
   const bytes = new Uint8Array(row.buffer, row.byteOffset + width + begin, end - begin);
-  if (!type.startsWith("Array(")) return type === "String" ? text.decode(bytes) : bytes;
+  if (!type.startsWith("Array(")) return type === "String" ? text(bytes) : bytes;
   const element = type.slice(6, -1);
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   const items = [];
   for (let at = 0; at < bytes.length;) {
-    const size = WIDTHS[element] ?? 4 + view.getUint32(at, true);
+    const size = WIDTHS[element] ?? (at + 4 > bytes.length ? 4 : 4 + view.getUint32(at, true));
+    if (at + size > bytes.length) throw torn("an array ends within an element");
     const part = bytes.subarray(at + 4, at + size);
-    items.push(WIDTHS[element] ? number(view, at, element) : element === "String" ? text.decode(part) : part);
+    items.push(WIDTHS[element] ? number(view, at, element) : element === "String" ? text(part) : part);
     at += size;
   }
   return items;
@@ -288,12 +305,21 @@ export class Snapshots {
    *
    * Throws why something newer is not in use; then this device goes on with what it has.
    */
-  async update() {
+  update() {
+    return this.inTurn(() => this.fetched());
+  }
+
+  /** Takes a snapshot, or a difference from the one in use, that came another way: with the app, or pushed. */
+  accept(bytes) {
+    return this.inTurn(() => this.whole(bytes));
+  }
+
+  async inTurn(work) {
     const locked = globalThis.navigator?.locks ?? { request: (_, work) => work() };
     return locked.request(`isthmus-snapshot ${this.name}`, async () => {
       await this.adopt();
       try {
-        const bytes = await this.fetched();
+        const bytes = await work();
         if (bytes === null) return false;
         const state = await this.checked(bytes);
         if (state.digest === this.state?.digest) return false;
@@ -311,18 +337,22 @@ export class Snapshots {
   /** The bytes of what is newer; null if nothing is. */
   async fetched() {
     if (this.state) {
-      const { digest, bytes } = this.state;
+      const { digest } = this.state;
       const place = this.files ? `${this.url}.${digest.slice(0, 16)}` : `${this.url}?since=${digest}`;
       try {
         const answer = await this.ask(place, { "if-none-match": `"${digest}"` });
         if (answer === null) return null;
-        return latin(answer.subarray(0, 8)) === "isthdiff" ? await applied(bytes, answer) : answer;
+        return await this.whole(answer);
       } catch (error) {
         if (error.kind === "offline") throw error;
         // Whatever is wrong with a difference, the whole file does not need it.
       }
     }
     return this.ask(this.url, {});
+  }
+
+  async whole(bytes) {
+    return latin(bytes.subarray(0, 8)) === "isthdiff" ? applied(this.state?.bytes ?? new Uint8Array(), bytes) : bytes;
   }
 
   async ask(url, headers) {

@@ -1,0 +1,182 @@
+"""The clients for Android and iOS, compiled: held to the cases of all readers, to a running server, and killed.
+
+Kotlin's compiler comes from the npm registry, once, into the user's cache. Swift's has to be there: `SWIFTC` says how
+it is called, on Linux with where the module Crypto (swift-crypto) is.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from threading import Event, Thread
+
+import pytest
+
+from isthmus.features.snapshot import client
+from tests.end_to_end.test_snapshots import Site, open_site
+from tests.features.snapshot import vectors
+from tests.features.snapshot.vectors import CHANGED, HOUR, MADE, SECOND, snapshot
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(1200)]
+
+CASES = Path(vectors.__file__).parent
+Command = Sequence[str]
+
+
+def _kotlin(folder: Path) -> Command:
+    """The command of Snapshots.kt and Cases.kt."""
+    pinned = CASES / "kotlin"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "isthmus" / "kotlin-compiler-2.4.20"
+    if not cache.is_dir():
+        fresh = Path(shutil.copytree(pinned, cache.with_suffix(f".{os.getpid()}")))
+        subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", fresh], check=True)
+        fresh.rename(cache)
+    jar, compiler = str(folder / "cases.jar"), str(cache / "node_modules/kotlin-compiler/bin/kotlinc")
+    options = ["-Werror", "-include-runtime", "-d", jar]
+    subprocess.run(["bash", compiler, *options, client.FOLDER / "Snapshots.kt", CASES / "Cases.kt"], check=True)
+    return ["java", "-cp", jar, "isthmus.CasesKt"]
+
+
+def _swift(folder: Path) -> Command:
+    """The command of Snapshots.swift and Cases.swift."""
+    compiler = shlex.split(os.environ.get("SWIFTC", "swiftc"))
+    if shutil.which(compiler[0]) is None:
+        pytest.skip(f"{compiler[0]} is not there: Snapshots.swift is not compiled; say in SWIFTC where the compiler is")
+    options = ["-warnings-as-errors", "-parse-as-library", "-O", "-o", str(folder / "cases")]
+    subprocess.run([*compiler, *options, client.FOLDER / "Snapshots.swift", CASES / "Cases.swift"], check=True)
+    return [str(folder / "cases")]
+
+
+@pytest.fixture(scope="module", params=[_kotlin, _swift], ids=["kotlin", "swift"])
+def command(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    made: Command = request.param(tmp_path_factory.mktemp("client"))
+    return [*made, str(vectors.FILE)]
+
+
+def test_it_answers_in_all_cases_as_the_other_readers(command: Command) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    steps = sum(len(case["steps"]) + 1 for case in vectors.vectors()["cases"])
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, f"{steps} passed, 0 failed"), (
+        done.stdout + done.stderr
+    )
+
+
+class Phone:
+    """A process that does what it is asked to, line by line; `begin` is what it has when it is opened."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self.begin = self._answer()
+
+    def __call__(self, words: str) -> str:
+        self.say(words)
+        return self._answer()
+
+    def say(self, words: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(words + "\n")
+        self.process.stdin.flush()
+
+    def _answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+
+@contextmanager
+def _phone(command: Command, site: Site, folder: Path, now: int) -> Iterator[Phone]:
+    arguments = [*command, f"{site.url}snapshots/late", str(folder), str(now)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield Phone(process)
+        finally:
+            process.kill()
+
+
+def test_it_fetches_goes_on_by_differences_and_goes_offline(command: Command, tmp_path: Path, redis_url: str) -> None:
+    folder, fetched = tmp_path / "phone", list[int]()
+
+    def counted(body: bytes) -> bytes:
+        fetched.append(len(body))
+        return body
+
+    with open_site(tmp_path, redis_url) as site:
+        site.views, site.harm = vectors.VIEWS, counted
+        with _phone(command, site, folder, MADE + SECOND) as phone:
+            assert phone.begin == "digest null null"
+            assert phone("require") == "none"
+            assert phone("update") == "refused"
+            first = site.offer(snapshot())
+            assert [phone("update"), phone("update"), phone("digest")] == ["true", "false", first.digest]
+            assert [phone("row c7"), phone("row zz"), phone("require")] == [
+                "present 7 wet",
+                "not_found null null",
+                "fit",
+            ]
+            assert fetched[-2:] == [len(first.data), 0]
+            second = site.offer(snapshot(CHANGED, number=2))
+            assert [phone("update"), phone("row c7"), phone("digest")] == ["true", "present -1 null", second.digest]
+            assert fetched[-1] < len(second.data) / 2
+            # A difference that is harmed is made up for by the whole file; a whole file is not.
+            third = site.offer(snapshot(number=3))
+            site.harm = lambda body: body[:-1] if body[:8] == b"isthdiff" else body
+            assert [phone("update"), phone("digest")] == ["true", third.digest]
+            site.offer(snapshot(CHANGED, number=4))
+            site.harm = lambda body: body[:-1]
+            assert [phone("update"), phone("digest"), phone("row c2")] == ["signature", third.digest, "present 2 wet"]
+            site.harm = bytes
+            # Where nothing can be stored it goes on with what it has.
+            shutil.rmtree(folder)
+            folder.write_text("no folder")
+            assert [phone("update"), phone("digest"), phone("row c2")] == ["store", third.digest, "present 2 wet"]
+            folder.unlink()
+            assert phone("at_once") == site.shelf.latest().snapshot  # type: ignore[union-attr]
+    with _phone(command, site, folder, MADE + HOUR) as phone:
+        assert phone.begin == f"digest {snapshot(CHANGED, number=4).digest} null"
+        assert [phone("update"), phone("row c7"), phone("require")] == ["offline", "present -1 null", "fit"]
+    with _phone(command, site, folder, MADE + HOUR + 1) as phone:
+        assert phone("require") == "age"
+    (file,) = folder.iterdir()
+    file.write_bytes(file.read_bytes()[:-1])
+    with _phone(command, site, folder, MADE) as phone:
+        assert phone.begin == "digest null signature"
+
+
+def test_killed_at_any_moment_of_an_update_it_has_the_old_or_the_new(
+    command: Command, tmp_path: Path, redis_url: str
+) -> None:
+    random, numbers, folder = Random(3), [0], tmp_path / "phone"
+    with open_site(tmp_path, redis_url) as site:
+        site.views = vectors.VIEWS
+        known: dict[str, int] = {"null": 0}
+        done = Event()
+
+        def offer() -> None:
+            number = 0
+            while not done.is_set():
+                number += 1
+                file = snapshot(CHANGED if number % 2 else vectors.ONE, number=number)
+                known[file.digest] = number
+                site.offer(file)
+
+        offering = Thread(target=offer)
+        offering.start()
+        try:
+            for _ in range(50):
+                with _phone(command, site, folder, MADE) as phone:
+                    _, digest, problem = phone.begin.split()
+                    assert problem == "null"
+                    numbers.append(known[digest])
+                    phone.say("forever")
+                    time.sleep(random.uniform(0, 0.3))
+                    phone.process.send_signal(signal.SIGKILL)
+        finally:
+            done.set()
+            offering.join()
+    assert numbers == sorted(numbers)
+    assert len(set(numbers)) > 20

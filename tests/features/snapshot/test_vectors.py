@@ -1,0 +1,82 @@
+"""The cases that all readers are held to, and Python by them. JavaScript: tests/end_to_end/test_snapshots.py."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isthmus.features.clock import Row, as_of
+from isthmus.features.errors import DataError
+from isthmus.features.snapshot.delta import applied
+from isthmus.features.snapshot.file import SnapshotFile, packed, read_snapshot
+from isthmus.features.snapshot.seal import require_sealed
+from isthmus.features.values.entitykey import encode_keys
+from isthmus.features.values.rows import RowCodec
+from tests.features.snapshot import vectors
+from tests.features.snapshot.vectors import FIRST_FILE, SECOND_FILE, VIEWS, differences, refused, shown
+
+VECTORS = json.loads(vectors.FILE.read_text(encoding="utf-8"))
+STEPS = [(case["name"], step) for case in VECTORS["cases"] for step in case["steps"]]
+
+
+def test_the_file_is_what_python_writes() -> None:
+    assert vectors.vectors() == VECTORS, "run python -m tests.features.snapshot.vectors"
+
+
+def _read(data: bytes) -> SnapshotFile:
+    read = read_snapshot(data, VIEWS)
+    require_sealed(read, VECTORS["key"])
+    return read
+
+
+def test_python_refuses_what_devices_refuse() -> None:
+    """But for the age, the order and whose it is: those are a device's own."""
+    for _, data, kind in refused():
+        if kind in ("signature", "torn", "version"):
+            with pytest.raises(DataError):
+                _read(data)
+    for _, delta, answer in differences():
+        if answer == "newer":
+            assert applied(FIRST_FILE.data, delta) == SECOND_FILE.data
+        else:
+            with pytest.raises(DataError):
+                _read(applied(FIRST_FILE.data, delta))
+
+
+@pytest.mark.parametrize("case", ["rows", "time", "types", "keys"])
+def test_python_reads_the_same_rows(case: str) -> None:
+    rows = [step for name, step in STEPS if name == case and step["do"] == "row" and step["answer"] != "key"]
+    assert rows
+    for step in rows:
+        assert _row(step) == step["answer"]
+
+
+def _row(step: dict[str, Any]) -> dict[str, Any]:
+    """What the first file has, by the rules of time."""
+    view = next(view for view in VIEWS if view.name == step["view"])
+    kinds = {key.name: key.dtype.name for key in view.keys}
+    keys = {name: [_key(text, kinds[name])] for name, text in step["keys"].items()}
+    nothing = {column.name: None for column in view.fields}
+    row = FIRST_FILE.rows[view.name].get(encode_keys(view.keys, keys)[0])
+    if row is None:
+        return {"status": "not_found", "event": None, "known": None, "values": nothing}
+    block = RowCodec(view).decode([packed(row, view)])
+    event, known = int(block.event[0]), int(block.known[0])
+    columns = [(column, block.columns[column.name]) for column in view.fields]
+    values = {
+        column.name: shown(_plain(data.data[0]), column.dtype) if data.valid[0] else None for column, data in columns
+    }
+    chosen, status = as_of([Row(event, known, 0, tuple(values.values()))], int(step["now"]), view.ttl)
+    readable = nothing if chosen is None else values
+    return {"status": status.label, "event": str(event), "known": str(known), "values": readable}
+
+
+def _key(text: str, kind: str) -> Any:
+    if kind == "Bytes":
+        return bytes.fromhex(text)
+    return text if kind == "String" else bool(int(text)) if kind == "Bool" else int(text)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
