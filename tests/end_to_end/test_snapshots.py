@@ -20,9 +20,9 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Error, Page, Playwright, sync_playwright
 
-from isthmus.features.snapshot.delta import difference
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.snapshot.client import sources
+from isthmus.features.snapshot.delta import difference
 from isthmus.features.snapshot.file import Header, SnapshotFile
 from isthmus.features.snapshot.shelf import Shelf
 from isthmus.features.types import Int32, Int64, String
