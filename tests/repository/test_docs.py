@@ -301,7 +301,9 @@ def test_modules_of_a_page_are_modules(block: Block, tmp_path: Path) -> None:
     (tmp_path / "own.mjs").write_text(block.text)
     subprocess.run(["node", "--check", str(tmp_path / "own.mjs")], check=True)
     for names, module in re.findall(r'import \{ (.*?) \} from "\./(.*?)"', block.text):
-        source = (ROOT / "src" / "isthmus" / "orchestration" / "web" / module).read_text()
+        package = ROOT / "src" / "isthmus"
+        folders = (package / "orchestration" / "web", package / "features" / "snapshot" / "clients")
+        (source,) = [(folder / module).read_text() for folder in folders if (folder / module).exists()]
         exported = set(re.findall(r"^export (?:async )?(?:function|const|class) (\w+)", source, re.MULTILINE))
         assert set(names.split(", ")) <= exported
 
