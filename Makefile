@@ -22,7 +22,7 @@ test: needs $(INSTALLED) browser
 	$(PYTEST) -m "not accept"
 
 # What a release must pass besides: the examples whole, Dagster in a browser, Spark Connect and a cluster, kills.
-accept: needs $(COMPILED) browser
+accept: needs $(COMPILED) browser phones
 	$(PYTEST) -m accept
 
 # What has to be installed by hand, said first.
@@ -71,6 +71,12 @@ thorough: needs $(COMPILED) browser
 	echo "make thorough last passed on $$(date -u +%F), on commit $$(git rev-parse --short HEAD)." | tee tests/thorough.txt
 
 EXECUTORCH := src/isthmus/distill/executorch.txt
+
+# What makes files for LiteRT and Core ML, 800 MB: without it, `make test` leaves out nothing but what `make accept` asks.
+PHONES := src/isthmus/distill/litert.txt src/isthmus/distill/coreml.txt
+.PHONY: phones
+phones: $(INSTALLED)
+	cat $(PHONES) | grep -v '^#' | sort -u | xargs $(PIP) --no-compile --no-deps
 
 .PHONY: python
 python:

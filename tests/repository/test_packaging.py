@@ -12,6 +12,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from isthmus.distill.declaration import RUNTIMES
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = "isthmus/orchestration/examples/"
 PACKAGES = ("features", "transforms", "distill", "serving", "orchestration")
@@ -112,7 +114,7 @@ def test_the_constraints_pin_every_package_of_this_environment() -> None:
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
     # What is installed without its dependencies has pins of its own.
-    files = (ROOT / "constraints.txt", ROOT / "src/isthmus/distill/executorch.txt")
+    files = (ROOT / "constraints.txt", *(ROOT / f"src/isthmus/distill/{name}.txt" for name in RUNTIMES[1:]))
     lines = [line for file in files for line in file.read_text().splitlines() if not line.startswith("#")]
     pinned = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
     assert {canonicalize_name(line.split("==")[0]) for line in frozen.splitlines()} - set(pinned) == set()

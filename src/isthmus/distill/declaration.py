@@ -24,7 +24,7 @@ DEFAULT: tuple[Step, ...] = (Standardize(), Impute(0.0))
 TABLES = TrainingSettings(learning_rate=2e-3, weight_decay=1e-2)
 """The default settings of a student of tables."""
 
-ONNX_RUNTIME, EXECUTORCH = "onnxruntime", "executorch"
+ONNX_RUNTIME, EXECUTORCH, LITERT, COREML = RUNTIMES = ("onnxruntime", "executorch", "litert", "coreml")
 
 
 class _Input(Protocol):
@@ -222,8 +222,8 @@ class Distillation:
         search: the other students that `isthmus search` trains.
         gates: what the student must reach to be packaged. None: the teacher helped, and a student of tables has 95 % of
             the reference's lift over chance.
-        runtimes: of the package: "onnxruntime", in which gates and budgets are measured, and "executorch", for models
-            that it supports (docs/packages.md).
+        runtimes: of the package: "onnxruntime", in which gates and budgets are measured, and any of "executorch",
+            "litert" and "coreml", for models that they support (docs/packages.md).
         stale: what a device answers whose stored features are older than the student's service says, or missing: a
             number, or another distillation's name, whose student reads no stored features. None: it refuses.
         description: for people.
@@ -299,8 +299,8 @@ class Distillation:
             ("owner", is_owner(self.owner), OWNER),
             (
                 "runtimes",
-                ONNX_RUNTIME in self.runtimes and {*self.runtimes} <= {ONNX_RUNTIME, EXECUTORCH},
-                f'("{ONNX_RUNTIME}",) or ("{ONNX_RUNTIME}", "{EXECUTORCH}")',
+                ONNX_RUNTIME in self.runtimes and {*self.runtimes} <= {*RUNTIMES},
+                f'"{ONNX_RUNTIME}", alone or with any of ' + ", ".join(f'"{name}"' for name in RUNTIMES[1:]),
             ),
         ]
         problems = failed_checks(self, self.where, checks)

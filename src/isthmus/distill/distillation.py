@@ -17,7 +17,7 @@ from torch import nn
 
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.device import resolve
-from isthmus.distill.executorch.export import require_installed
+from isthmus.distill.formats import require_runtimes
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.preflight import rehearse, require_measured
 from isthmus.distill.reports.build import PUPILS, Trained, report
@@ -108,7 +108,7 @@ def distill(
 def _require_ready(declaration: Distillation) -> None:
     if problems := declaration.problems():
         raise ConfigurationError(declaration.where, problems)
-    require_installed(declaration)
+    require_runtimes(declaration)
     if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise DependencyError(
             declaration.where,

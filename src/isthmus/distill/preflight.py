@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection
 import torch
 from torch import nn
 
-from isthmus.distill.declaration import EXECUTORCH
 from isthmus.distill.device import enough_memory, is_full
-from isthmus.distill.executorch.export import converted, running
+from isthmus.distill.formats import wanted
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.onnx.runtime import described, predict, session
 from isthmus.distill.outputs.cache import TeacherOutputs
+from isthmus.distill.portable.network import portable
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tasks.task import Task, answers, student_answers
 from isthmus.distill.teachers.compatibility import compatible, differing_tokens
@@ -59,13 +59,16 @@ def rehearse(
     rows = task.material.parts.validation[:1]
     model = task.model(student.eval())
     predict(session(model.SerializeToString(), 1), task.feeds(rows))
-    if EXECUTORCH in declared.runtimes:
-        try:
-            tensors, results = ([*map(described, values)] for values in (model.graph.input, model.graph.output))
-            with running(converted(task, student, rows, tensors, results), tensors, results) as run:
-                run(task.feeds(rows))
-        except GateFailed as error:
-            note(f"the package will have no model for {EXECUTORCH}: {error}")
+    if runtimes := wanted(declared):
+        tensors, results = ([*map(described, values)] for values in (model.graph.input, model.graph.output))
+        of = portable(task, student, rows, tensors, results)
+        for runtime in runtimes:
+            convert, *_ = runtime.files(of, task.material.parts.train).values()
+            try:
+                with runtime.running(convert(), of) as run:
+                    run(of.feeds(rows))
+            except GateFailed as error:
+                note(f"the package will have no model for {runtime.LIBRARIES.runtime}: {error}")
 
 
 def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, references: Collection[str]) -> None:

@@ -321,6 +321,9 @@ def of_model(**values: Any) -> Corruption:
     return rewritten("manifest.json", lambda m: m["variants"][0].update(values))
 
 
+CORE = [{"name": "numbers", "element": "float", "shape": ["N", 7]}]
+
+
 def outside_data(package: Path) -> None:
     """A model whose weights lie in a file outside."""
     (package.parent / "weights").write_bytes(bytes(32))
@@ -446,6 +449,15 @@ FORGED: dict[str, tuple[Corruption, str]] = {
     "bytes": (of_model(bytes=2**60), r"has .* bytes; expected 1,152,921,504,606,846,976"),
     "a model outside": (of_model(file="../model.onnx"), r"\.\./model\.onnx has no sum"),
     "a format": (of_model(format="ort"), "two models fp32 in ort format"),
+    "a core without inputs": (of_model(core=True), "has no inputs of a core; expected inputs and model files of it"),
+    "inputs of no core": (changed(core=CORE), "has inputs of a core; expected inputs and model files of it"),
+    "a core for ONNX Runtime": (
+        both(changed(core=CORE), of_model(core=True)), r"model\.fp32\.onnx is a core in onnx format",
+    ),
+    "a core without cases": (both(changed(core=CORE), of_model(core=True, format="pte")), "incomplete case"),
+    "a core twice": (
+        both(changed(core=CORE * 2), of_model(core=True, format="pte")), "two tensors of the core numbers",
+    ),
     "a file twice": (of_model(file="model.int8.ort"), "two model files model.int8.ort"),
     "no cases": (rewritten("golden.json", lambda g: g.update(cases=[])), "no case"),
     "answers": (rewritten("golden.json", lambda g: answers(g, 0.5)), "does not reproduce its golden outputs"),

@@ -7,9 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -19,20 +21,22 @@ from torch import Tensor, nn
 
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.executorch.export import converted, running
-from isthmus.distill.executorch.process import PINS, Program, Refused
+from isthmus.distill.executorch.process import LIBRARIES, Program
 from isthmus.distill.export.export import ExportReport, export
 from isthmus.distill.export.ladder import climb
 from isthmus.distill.export.parity import check_package
+from isthmus.distill.portable.network import portable
+from isthmus.distill.portable.process import Refused
 from isthmus.distill.restore import create_task, restored
 from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed
 from isthmus.features.package.golden import read_golden
-from isthmus.features.package.inspect import Inspection, OnnxRuntime, inspect
+from isthmus.features.package.inspect import Inspection, OnnxRuntime, Runtime, inspect
 from isthmus.features.package.manifest import Tensor as Described
 from isthmus.features.package.manifest import open_package, read_package
-from isthmus.orchestration.runtimes.executorch import ExecuTorchRuntime
+from isthmus.orchestration.runtimes.programs import ProgramRuntime
 from isthmus.orchestration.runtimes.web import WebRuntime
 from tests.distill import kinds
-from tests.distill.conftest import SERVING, make_package
+from tests.distill.conftest import SERVING
 from tests.distill.packages import contract, resum
 from tests.distill.support import material, run, training_set
 from tests.orchestration.models.test_packages import HEAVY, verify
@@ -124,7 +128,11 @@ def test_it_is_verified_in_its_runtime_and_named_in_others(exported: ExportRepor
 
 @pytest.mark.accept
 def test_every_rung_to_a_phone_holds(exported: ExportReport, trained: DistillationReport) -> None:
-    runtimes = {"ONNX Runtime": OnnxRuntime, "onnxruntime-web": WebRuntime, "ExecuTorch": ExecuTorchRuntime}
+    runtimes: dict[str, Callable[[], Runtime]] = {
+        "ONNX Runtime": OnnxRuntime,
+        "onnxruntime-web": WebRuntime,
+        "ExecuTorch": partial(ProgramRuntime, "pte"),
+    }
     ladder = climb(material(training_set(ROWS), **OWN), open_package(exported.path), trained.path, runtimes)
     rungs = {(rung.form, rung.runtime): rung for rung in ladder.rungs}
     assert list(rungs)[:2] == [("student", "torch"), ("exported program", "torch")]
@@ -155,8 +163,8 @@ def test_where_it_is_missing_the_command_that_installs_it_is_named(exported: Exp
 def test_what_is_asked_for_and_not_installed_is_said_before_the_first_step(
     tmp_path: Path, trained: DistillationReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(PINS, "executorch", "0.0.1")
-    monkeypatch.setitem(PINS, "nothing-such", "7")
+    monkeypatch.setitem(cast(dict[str, str], LIBRARIES.pins), "executorch", "0.0.1")
+    monkeypatch.setitem(cast(dict[str, str], LIBRARIES.pins), "nothing-such", "7")
     for step in (lambda: run(tmp_path, training_set(ROWS), **OWN), lambda: again(trained.path, tmp_path)):
         with pytest.raises(ConfigurationError, match=r"executorch, and .* is installed; expected 0.0.1") as caught:
             step()
@@ -177,7 +185,7 @@ def test_the_readme_runs(exported: ExportReport) -> None:
 
 
 def inspected(package: Path) -> Inspection:
-    return inspect(package, runtime=ExecuTorchRuntime())
+    return inspect(package, runtime=ProgramRuntime("pte"))
 
 
 @pytest.mark.accept
@@ -226,21 +234,6 @@ def test_a_program_of_another_student_or_another_shape_is_refused(exported: Expo
     assert (found.subject, "does not reproduce its golden outputs" in found.finding) == (FILE, True)
 
 
-def test_tables_are_left_out_and_that_is_said_before_training(tmp_path: Path) -> None:
-    notes: list[str] = []
-    trained = run(tmp_path, training_set(ROWS), notes=notes, seeds=1, epochs=1, runtimes=RUNTIMES)
-    reason = "ExecuTorch has no operators for what the graph begins with: its inputs include texts (categories)"
-    first = next(place for place, note in enumerate(notes) if "student-0" in note)
-    assert any("no model for executorch" in note and reason in note for note in notes[:first])
-    report = make_package(trained.path, training_set(ROWS), tmp_path / "packages", seeds=1, epochs=1, runtimes=RUNTIMES)
-    assert report.left_out.keys() == {FILE, QUANTIZED}
-    for file, said in report.left_out.items():
-        assert reason in said
-        assert said.startswith(file)
-        assert "Run the files in ONNX or ORT format" in said
-        assert not (report.path / file).exists()
-
-
 @pytest.mark.accept
 def test_a_program_that_is_too_coarse_is_left_out(tmp_path: Path) -> None:
     task = {"task": "tests.distill.kinds:Coarse"}
@@ -275,12 +268,12 @@ def test_what_a_program_cannot_have_is_named(trained: DistillationReport) -> Non
     row = np.arange(1)
     outputs = [Described("logits", "float", ("N", 5))]
     with pytest.raises(GateFailed, match=r"P, a size that the graph leaves open, has no limit; .*max_sizes"):
-        converted(task, student, row, [Described("x", "float", ("N", "P"))], outputs)
+        converted(portable(task, student, row, [Described("x", "float", ("N", "P"))], outputs))
     with pytest.raises(GateFailed, match="tensor x does not begin with a size for the rows"):
-        converted(task, student, row, [Described("x", "float", (7, 2))], outputs)
+        converted(portable(task, student, row, [Described("x", "float", (7, 2))], outputs))
     foreign = Foreign(task.material)
     with pytest.raises(GateFailed, match=r"ExecuTorch cannot convert the student: .*svd"):
-        converted(foreign, student, row, [Described("x", "float", ("N", 2))], outputs)
+        converted(portable(foreign, student, row, [Described("x", "float", ("N", 2))], outputs))
 
 
 class Placed(nn.Module):
@@ -307,10 +300,11 @@ class Looking(kinds.Classes):
 def test_places_stay_whole_numbers_in_int8() -> None:
     task = Looking(material(training_set(ROWS), **OWN))
     tensors, outputs = ([Described(name, "float", ("N", width))] for name, width in (("x", 2), ("logits", 5)))
-    program = converted(task, task.student(), np.arange(1), tensors, outputs, np.arange(20))
+    of = portable(task, task.student(), np.arange(1), tensors, outputs)
+    program = converted(of, np.arange(20))
     fed = {"x": np.array([[0.3, 0.5], [0.9, -0.1], [-0.2, -0.4]], np.float32)}
     expected = task.network(nn.Identity())(torch.from_numpy(fed["x"])).numpy()
-    with running(program, tensors, outputs) as run_program:
+    with running(program, of) as run_program:
         found = run_program(fed)["logits"]
     np.testing.assert_allclose(found, expected, atol=0.1)
 
@@ -331,7 +325,7 @@ class Wide(kinds.Classes):
 def test_a_program_takes_no_more_memory_than_it_may() -> None:
     task = Wide(material(training_set(ROWS), **OWN))
     tensors, outputs = ([Described(name, "float", ("N", width))] for name, width in (("x", 2), ("logits", 5)))
-    program = converted(task, task.student(), np.arange(1), tensors, outputs)
+    program = converted(portable(task, task.student(), np.arange(1), tensors, outputs))
     fed = {"x": np.ones((1, 2), np.float32)}
     with Program(program.model, tensors, outputs, program.max_sizes) as running:
         assert running.ask(fed)["logits"].shape == (1, 5)

@@ -14,7 +14,7 @@ from isthmus.distill.onnx.runtime import Run
 from isthmus.distill.tasks.task import Task
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
-from isthmus.features.package.manifest import Feeds, Variant
+from isthmus.features.package.manifest import CORE, Feeds, Format, Variant
 from isthmus.features.profiles import FASTEST, ServingProfile
 
 
@@ -35,8 +35,9 @@ def accept(
         ConfigurationError: `Task.expected` lacks an output of the graph.
         GateFailed: it differs too much from the student, or misses a gate.
     """
-    task, (_, precision, suffix) = reference.task, file.split(".")
-    outputs, worst = reference.compare(run)
+    task, (part, precision, suffix) = reference.task, file.split(".", 2)
+    core = part == CORE
+    outputs, worst = reference.compare(run, core=core)
     # `not <=` and not `>`: a NaN must not pass.
     if not worst <= task.tolerance[precision]:
         raise GateFailed(
@@ -47,7 +48,7 @@ def accept(
             expected=f"at most {task.tolerance[precision]}",
             remedy="serve fp32, or train again" if precision == "int8" else "report this: the graph is wrong",
         )
-    quality = reference.quality(run)
+    quality = reference.quality(run, core=core)
     figures = {f"student.{name}": value for name, value in quality.items()}
     if missed := [gate for gate in check_figures(figures, task.material.declaration.required) if not gate.holds]:
         raise GateFailed(
@@ -59,13 +60,14 @@ def accept(
     variant = Variant(
         file=file,
         precision="int8" if precision == "int8" else "fp32",
-        format="ort" if suffix == "ort" else "pte" if suffix == "pte" else "onnx",
+        format=msgspec.convert(suffix.removesuffix(".zip"), Format),
         bytes=len(model),
         sha256=hashlib.sha256(model).hexdigest(),
         tolerance=task.tolerance[precision],
         worst=worst,
         quality=finite(quality),
         most=dict(max_sizes or {}),
+        core=core,
     )
     return Accepted(variant, model, outputs)
 

@@ -55,13 +55,13 @@ class Reference:
     golden: Sequence[Case]
     sample: Sequence[Case]
 
-    def compare(self, run: Run) -> tuple[list[dict[str, Array]], float]:
-        """A model's outputs for the golden cases, and the largest difference from the student in any case.
+    def compare(self, run: Run, *, core: bool = False) -> tuple[list[dict[str, Array]], float]:
+        """The outputs of a model, or of its core, for the golden cases, and the largest difference in any case.
 
         Raises a ConfigurationError if `Task.expected` lacks an output of the graph.
         """
         cases = (*self.golden, *self.sample)
-        outputs = [run(case.feeds) for case in cases]
+        outputs = [run(case.core if core else case.feeds) for case in cases]
         if lacking := outputs[0].keys() - cases[0].expected.keys():
             says = f"the student says {', '.join(cases[0].expected)}"
             problem = Problem(f"output {min(lacking)} of its graph", says, "what `expected` says")
@@ -70,9 +70,9 @@ class Reference:
         worst = np.max([difference(case.expected, answer) for case, answer in zip(cases, outputs, strict=True)])
         return outputs[: len(self.golden)], float(worst)
 
-    def quality(self, run: Run) -> dict[str, float]:
-        """The task's measures of a model's answers for `rows`."""
-        return self.task.quality(graph_answers(self.task, run, self.rows), self.rows, self.teacher)
+    def quality(self, run: Run, *, core: bool = False) -> dict[str, float]:
+        """The task's measures of the answers of a model, or of its core, for `rows`."""
+        return self.task.quality(graph_answers(self.task, run, self.rows, core=core), self.rows, self.teacher)
 
 
 def sample_cases(task: Task, student: nn.Module, rows: Index) -> list[Case]:

@@ -11,22 +11,22 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from isthmus.distill.declaration import EXECUTORCH
-from isthmus.distill.executorch import export as executorch
-from isthmus.distill.executorch.export import converted, require_installed, running
 from isthmus.distill.export.acceptance import Accepted, Measured, accept, allowed_precisions, fastest_within_budget
 from isthmus.distill.export.candidate import Candidate, Reference, sample_cases
 from isthmus.distill.export.conversion import in_precision, student_graph
-from isthmus.distill.export.package import contents, package_bytes, write_package
+from isthmus.distill.export.package import contents, package_bytes, write_package, xctest
+from isthmus.distill.formats import require_runtimes, wanted
 from isthmus.distill.onnx.runtime import described, ort_format
+from isthmus.distill.portable.network import portable
+from isthmus.distill.programs import INTERPRETED
 from isthmus.distill.restore import Restored, restored
 from isthmus.distill.tasks.task import Material
 from isthmus.distill.training.teacheroutputs import complete_outputs
-from isthmus.distill.types import Array, spread
+from isthmus.distill.types import Array
 from isthmus.features.errors import ContractMismatch, GateFailed
 from isthmus.features.package.golden import Case as GoldenCase
 from isthmus.features.package.golden import Golden, TensorBytes
-from isthmus.features.package.manifest import FORMAT_VERSION, Device, Manifest, package_digest, placed
+from isthmus.features.package.manifest import CORE, FORMAT_VERSION, Device, Manifest, Tensor, package_digest, placed
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress, silent
 from isthmus.features.snapshot.client import CLIENTS, sources
@@ -39,8 +39,9 @@ class ExportReport:
     Attributes:
         bytes: of a package with a single precision, by precision.
         worst: largest difference from the student in torch, by model file, on the golden cases and on test rows.
+        graph_parity: the model files of which that is said by an interpreter of the graph, and not by their runtime.
         quality: on the test part, by model file and measure.
-        left_out: precision, or file for ExecuTorch, to why the package does not have it.
+        left_out: precision, or file for another runtime, to why the package does not have it.
         served: cost of a row with the threads of the serving profile, in its precision or the fastest.
     """
 
@@ -49,6 +50,7 @@ class ExportReport:
     contract: str
     bytes: dict[str, int]
     worst: dict[str, float]
+    graph_parity: list[str]
     quality: dict[str, dict[str, float | None]]
     left_out: dict[str, str]
     served: Measured
@@ -83,14 +85,13 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
         GateFailed: the variant to serve differs too much from the student, is not good enough, too slow or too large.
     """
     started = time.perf_counter()
-    require_installed(material.declaration)
+    require_runtimes(material.declaration)
     trained = _restored(material, model_folder)
     allowed = allowed_precisions(trained.task, profile)
     progress("read", 0.1)
     files = _Files(trained, cache, profile, progress)
     files.accept_models()
-    if EXECUTORCH in material.declaration.runtimes:
-        files.accept_programs()
+    files.accept_programs()
     package = files.package(contract, device)
     task, left_out = trained.task, files.left_out
     sizes = {precision: package_bytes(package, precision) for precision in task.tolerance if precision not in left_out}
@@ -107,6 +108,7 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
         contract=material.contract,
         bytes=sizes,
         worst={variant.file: variant.worst for variant in variants},
+        graph_parity=[variant.file for variant in variants if variant.format in INTERPRETED],
         quality={variant.file: variant.quality for variant in variants},
         left_out={file: str(error) for file, error in left_out.items()},
         served=measured,
@@ -134,6 +136,7 @@ class _Files:
         self.trained, self.profile, self.progress = trained, profile, progress
         self.accepted: list[Accepted] = []
         self.left_out: dict[str, GateFailed] = {}
+        self.core: tuple[Tensor, ...] = ()
         task, student = trained.task, trained.student
         golden, edges, graph = task.cases(student), task.edges(student), student_graph(task, student)
         self.models: dict[str, bytes] = {}
@@ -166,23 +169,30 @@ class _Files:
             raise next(iter(self.left_out.values()))
 
     def accept_programs(self) -> None:
-        """For ExecuTorch: none of them is the file to serve, so none stops an export."""
-        task, student, train = self.trained.task, self.trained.student, self.trained.task.material.parts.train
-        rows = train[spread(len(train), executorch.CALIBRATION_ROWS)]
-        for file, calibration in ((executorch.FILE, None), (executorch.QUANTIZED, rows)):
-            try:
-                program = converted(task, student, self.reference.rows[:1], self.inputs, self.outputs, calibration)
-                with running(program, self.inputs, self.outputs) as run:
-                    self.accepted.append(accept(self.reference, file, program.model, run, program.max_sizes))
-                self.progress(f"compared {file}", 0.8)
-            except GateFailed as error:
-                self.left_out[file] = error
-                self.progress(f"no {file}: {error}", 0.8)
+        """For the other runtimes: none of them is the file to serve, so none stops an export."""
+        task, train = self.trained.task, self.trained.task.material.parts.train
+        runtimes = wanted(task.material.declaration)
+        if not runtimes:
+            return
+        of = portable(task, self.trained.student, self.reference.rows[:1], self.inputs, self.outputs)
+        if of.part == CORE:
+            self.core = tuple(of.tensors)
+        for runtime in runtimes:
+            for file, convert in runtime.files(of, train).items():
+                try:
+                    program = convert()
+                    with runtime.running(program, of) as run:
+                        self.accepted.append(accept(self.reference, file, program.model, run, program.max_sizes))
+                    self.progress(f"compared {file}", 0.8)
+                except GateFailed as error:
+                    self.left_out[file] = error
+                    self.progress(f"no {file}: {error}", 0.8)
 
     def package(self, contract: Mapping[str, Any], device: Device | None) -> dict[str, bytes]:
         """The files of the package by name."""
         material = self.trained.task.material
         declaration = material.declaration
+        core = self.core if any(file.variant.core for file in self.accepted) else ()
         has_rows = bool(self.reference.golden[0].rows)
         row_inputs = material.request_inputs.fed(material.student_inputs) if has_rows else ()
         manifest = Manifest(
@@ -200,12 +210,17 @@ class _Files:
             variants=tuple(file.variant for file in self.accepted),
             files={name: purpose for name, (_, purpose) in self.extra.items()} | ({} if device is None else CLIENTS),
             device=device,
+            core=core,
         )
+        tests = xctest(manifest)
+        purposes = dict.fromkeys(tests, "a test for Xcode, in which Core ML answers the golden cases")
+        manifest = msgspec.structs.replace(manifest, files={**manifest.files, **purposes})
         cases = tuple(
             GoldenCase(
                 _encoded(case.feeds),
                 {file.variant.file: _encoded(file.outputs[place]) for file in self.accepted},
                 tuple(case.rows),
+                _encoded({tensor.name: case.core[tensor.name] for tensor in core}),
             )
             for place, case in enumerate(self.reference.golden)
         )
@@ -213,6 +228,7 @@ class _Files:
         files |= {name: content for name, (content, _) in self.extra.items()}
         if device is not None:
             files |= sources()
+        files |= {name: text.encode() for name, text in tests.items()}
         golden = Golden(tuple(dict.fromkeys(item.name for item in row_inputs)), cases)
         return contents(manifest, contract, golden, files)
 

@@ -89,7 +89,8 @@ def climb(
     golden, cases = read_golden(package), trained.task.cases(trained.student)
     require_student(package, trained.id)
     feeds = [{name: TensorBytes.of(array) for name, array in case.feeds.items()} for case in cases]
-    if [dict(case.tensors) for case in golden.cases] != feeds:
+    core = [{tensor.name: TensorBytes.of(case.core[tensor.name]) for tensor in manifest.core} for case in cases]
+    if [(dict(case.tensors), dict(case.core)) for case in golden.cases] != [*zip(feeds, core, strict=True)]:
         raise PackageError(
             f"package {manifest.name}: {GOLDEN}", "is of other rows than the student's test part and edges",
             expected="the cases that export makes of them", remedy="export the student again",

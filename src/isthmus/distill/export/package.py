@@ -12,10 +12,12 @@ import msgspec
 from isthmus.features.files import publish
 from isthmus.features.package.checksums import CONTRACT, GOLDEN, MANIFEST, README, SUMS
 from isthmus.features.package.golden import Golden, read_golden
-from isthmus.features.package.manifest import Manifest, Variant, open_package
+from isthmus.features.package.manifest import CORE, MODEL, Format, Manifest, Variant, open_package
 from isthmus.features.request.layout import VALID, input_name
 from isthmus.features.snapshot.client import CLIENTS
 
+XCTEST = "CoreMLTests.swift"
+_MODELS = (f"{MODEL}.", f"{CORE}.")
 _NOT_IN_SWIFT = ("bool", "double")
 _SWIFT_KEYS = {"Bool": "bool", "String": "string", "Bytes": "bytes"}
 _TEMPLATES = jinja2.Environment(  # noqa: S701 - Markdown, not HTML
@@ -39,6 +41,17 @@ def contents(
     return {**package, SUMS: "".join(lines).encode()}
 
 
+def xctest(manifest: Manifest) -> Mapping[str, str]:
+    """A test in Swift by its name, in which Core ML answers the golden cases; none without a file for it."""
+    if (variant := _of_format(manifest, "mlpackage")) is None:
+        return {}
+    return {XCTEST: _TEMPLATES.get_template(f"{XCTEST}.jinja").render(variant=variant)}
+
+
+def _of_format(manifest: Manifest, suffix: Format) -> Variant | None:
+    return next((variant for variant in manifest.variants if variant.format == suffix), None)
+
+
 def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path:
     """Writes the result of `contents` to `packages/<name>-<digest>` and reads it back; returns the folder."""
     target = packages / f"{name}-{hashlib.sha256(files[SUMS]).hexdigest()[:12]}"
@@ -57,7 +70,8 @@ def package_bytes(files: Mapping[str, bytes], precision: str) -> int:
     return sum(
         len(content)
         for name, content in files.items()
-        if name not in CLIENTS and (not name.startswith("model.") or name.startswith(f"model.{precision}."))
+        if name not in CLIENTS
+        and (not name.startswith(_MODELS) or name.startswith(tuple(f"{part}{precision}." for part in _MODELS)))
     )
 
 
@@ -73,9 +87,12 @@ def readme(manifest: Manifest) -> str:
         manifest=manifest,
         served=min((variant for variant in manifest.variants if variant.format == "ort"), key=lambda file: file.bytes),
         programs=[variant for variant in manifest.variants if variant.format == "pte"],
+        lite=_of_format(manifest, "tflite"),
+        apple=_of_format(manifest, "mlpackage"),
+        xctest=XCTEST,
+        fed_names=lambda variant: [tensor.name for tensor in manifest.fed(variant)],
         measures=measures,
         qualities=qualities,
-        input_names=[tensor.name for tensor in manifest.tensors],
         output_names=[tensor.name for tensor in manifest.outputs],
         input_tensors={column.tensor for column in manifest.inputs},
         request_columns=[column.name for column in manifest.inputs if column.tensor.startswith(input_name(""))],

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from isthmus.distill.executorch.process import opened
 from isthmus.distill.export.candidate import require_student
 from isthmus.distill.onnx.runtime import Run, ask
+from isthmus.distill.portable.process import opened
+from isthmus.distill.programs import PROGRAMS
 from isthmus.distill.restore import restored
 from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.tasks.task import Material
 from isthmus.distill.types import Answers, Array, in_batches, spread
 from isthmus.features.package import replay
 from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import Package, Variant, feeds
+from isthmus.features.package.manifest import WHOLE, Package, Variant, feeds
 from isthmus.features.types import Float64
 from isthmus.features.values.columns import Values, micros
 from isthmus.features.verdict import FeatureVerdict, compare
@@ -45,7 +46,7 @@ def check_package(
     names, times = [*map(str, labels)], micros(table["event_timestamp"].take(sample)).tolist()
     inputs = manifest.model_inputs
     cases = [
-        (case.expected, feeds(inputs, columns(table.take(batch), inputs)) if inputs else case.feeds)
+        (case.expected, feeds(inputs, columns(table.take(batch), inputs)) if inputs else case.feeds, case.core)
         for batch in in_batches(sample, task.at_once)
         for case in (task.case(trained.student, batch),)
     ]
@@ -54,8 +55,8 @@ def check_package(
     for variant in manifest.variants:
         places, moments = list(names), list(times)
         with _running(package, variant) as run:
-            sides = [_worst(expected, run(tensors)) for expected, tensors in cases]
-            replies = [run(tensors) for _, tensors in recorded]
+            sides = [_worst(expected, run(core if variant.core else tensors)) for expected, tensors, core in cases]
+            replies = [run(case.fed(variant) if variant.core else tensors) for case, tensors in recorded]
         for number, ((case, _), answer) in enumerate(zip(recorded, replies, strict=True)):
             sides.append(_worst({name: tensor.array for name, tensor in case.outputs[variant.file].items()}, answer))
             places += [f"golden case {number}, row {row}" for row in range(len(sides[-1][0]))]
@@ -69,11 +70,11 @@ def check_package(
 
 @contextmanager
 def _running(package: Package, variant: Variant) -> Iterator[Run]:
-    if variant.format == "pte":
-        with opened(package, variant) as program:
-            yield program.ask
-    else:
+    if variant.format in WHOLE:
         yield partial(ask, replay.open_session(package, variant, 1))
+    else:
+        with opened(PROGRAMS[variant.format], package, variant) as program:
+            yield program.ask
 
 
 def _worst(expected: Answers, outputs: Answers) -> tuple[Array, Array]:

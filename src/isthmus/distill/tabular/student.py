@@ -4,16 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
 from torch import nn
 
-from isthmus.distill.tabular.preparation import Prepare
+from isthmus.distill.tabular.preparation import NUMBERS, Prepare
 from isthmus.distill.tabular.tensors import Tensors
 from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
+from isthmus.features.package.manifest import Feeds, Tensor
 from isthmus.transforms.preparation.fit import Preparation
 
 RECORD = "student.json"
+PLACES = "places"
 
 
 class Student(nn.Module):
@@ -38,9 +41,7 @@ class Student(nn.Module):
 
     def forward(self, numbers: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Logits (n,) of prepared rows: numbers, float32 (n, width), and places of texts, int64 (n, k)."""
-        parts = [numbers, *(table(places[:, position]) for position, table in enumerate(self.embeddings))]
-        logits: torch.Tensor = self.layers(torch.cat(parts, dim=1))[:, 0]
-        return logits
+        return _logits(self.embeddings, self.layers, numbers, places)
 
     def logits(self, data: Tensors) -> Array:
         """Float32 logits (n,) of raw rows, on the CPU, without dropout."""
@@ -48,6 +49,43 @@ class Student(nn.Module):
         with torch.inference_mode():
             result: Array = self(*map(torch.from_numpy, self.prepare(data))).numpy()
         return result
+
+
+class CoreNetwork(nn.Module):
+    """A student without its preparation: probabilities, float32 (n,), of its `core_tensors`."""
+
+    def __init__(self, student: Student) -> None:
+        super().__init__()
+        self.embeddings, self.layers = student.embeddings, student.layers
+        self._names = [tensor.name for tensor in core_tensors(student)]
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """Probabilities, of the tensors in their order."""
+        fed = dict(zip(self._names, tensors, strict=True))
+        return torch.sigmoid(_logits(self.embeddings, self.layers, fed.get(NUMBERS), fed.get(PLACES)))
+
+
+def core_tensors(student: Student) -> tuple[Tensor, ...]:
+    """`numbers`, float32 (N, width), and `places`, int32 (N, k), rows of the k embeddings; each unless it is empty."""
+    widths = student.prepare.preparation.width, len(student.embeddings)
+    tensors = Tensor(NUMBERS, "float", ("N", widths[0])), Tensor(PLACES, "int32", ("N", widths[1]))
+    return tuple(tensor for tensor, width in zip(tensors, widths, strict=True) if width)
+
+
+def core_feeds(numbers: Array, places: Array) -> Feeds:
+    """The values of `core_tensors` for prepared rows."""
+    tensors = {NUMBERS: numbers, PLACES: places.astype(np.int32)}
+    return {name: tensor for name, tensor in tensors.items() if tensor.shape[1]}
+
+
+def _logits(
+    embeddings: nn.ModuleList, layers: nn.Module, numbers: torch.Tensor | None, places: torch.Tensor | None
+) -> torch.Tensor:
+    parts = [] if numbers is None else [numbers]
+    if places is not None:
+        parts += [table(places[:, position]) for position, table in enumerate(embeddings)]
+    logits: torch.Tensor = layers(torch.cat(parts, dim=1))[:, 0]
+    return logits
 
 
 def _embedding(count: int, width: int) -> nn.Embedding:

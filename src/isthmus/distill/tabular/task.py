@@ -23,12 +23,12 @@ from isthmus.distill.outputs.form import Form
 from isthmus.distill.tabular.graph import OUTPUT, graph
 from isthmus.distill.tabular.leakage import SAYS, saying
 from isthmus.distill.tabular.preparation import FILE, Prepare, compiled
-from isthmus.distill.tabular.student import RECORD, Student, StudentRecord
+from isthmus.distill.tabular.student import RECORD, CoreNetwork, Student, StudentRecord, core_feeds, core_tensors
 from isthmus.distill.tabular.teacher import Boosting
 from isthmus.distill.tabular.tensors import Tensors, columns, seen, tensors
 from isthmus.distill.tasks.samples import Columns, edges, plain, take
 from isthmus.distill.tasks.split import binary_labels
-from isthmus.distill.tasks.task import Batch, Case, Material, Task
+from isthmus.distill.tasks.task import Batch, Case, Core, Material, Task
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Answers, Array, Index, spread
 from isthmus.features.clock import MICROSECOND
@@ -180,6 +180,15 @@ class TabularTask(Task):
     def network(self, student: nn.Module) -> None:
         """None: request transforms and preparation are operators of ONNX."""
 
+    def core(self, student: nn.Module) -> Core:
+        """What follows the preparation."""
+        assert isinstance(student, Student)  # noqa: S101 - from `student`
+        return Core(CoreNetwork(student), core_tensors(student))
+
+    def core_feeds(self, rows: Index) -> Feeds:
+        """Prepared values."""
+        return core_feeds(self._numbers[rows].numpy(), self._places[rows].numpy())
+
     def feeds(self, rows: Index) -> Feeds:
         """Raw values."""
         return feeds(self._fed, self._raw(rows))
@@ -204,7 +213,8 @@ class TabularTask(Task):
 
     def _case(self, student: nn.Module, raw: Columns, data: Tensors) -> Case:
         assert isinstance(student, Student)  # noqa: S101 - from `student`
-        return Case(feeds(self._fed, raw), {OUTPUT: sigmoid(student.logits(data))}, plain(raw, self._fed))
+        expected = {OUTPUT: sigmoid(student.logits(data))}
+        return Case(feeds(self._fed, raw), expected, plain(raw, self._fed), core_feeds(*self._prepare(data)))
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
         """Logits of the probabilities."""

@@ -8,7 +8,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
@@ -32,6 +32,7 @@ from isthmus.distill.types import Answers, Array, Index, in_batches, spread
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.latency import Latency
 from isthmus.features.package.manifest import Feeds, ModelInput
+from isthmus.features.package.manifest import Tensor as Described
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.progress import Progress, silent
 from isthmus.features.types import UnixTimestamp
@@ -104,11 +105,20 @@ class Case:
         feeds: inputs by name.
         expected: outputs by name, computed by the student in torch.
         rows: of a model of rows, the values behind the tensors, for golden cases.
+        core: inputs of the graph's numeric core by name, where the task has one.
     """
 
     feeds: Feeds
     expected: Answers
     rows: Sequence[tuple[Any, ...]] = ()
+    core: Feeds = field(default_factory=dict)
+
+
+class Core(NamedTuple):
+    """The numeric core of a graph: a module of torch from `tensors`, in their order, to the outputs of the graph."""
+
+    network: nn.Module
+    tensors: Sequence[Described]
 
 
 class Task(ABC):
@@ -230,6 +240,17 @@ class Task(ABC):
         """
         return student
 
+    def core(self, student: nn.Module) -> Core | None:  # noqa: ARG002 - of subclasses
+        """What follows the texts and truth values of the graph, for runtimes that have neither.
+
+        None, as by default, where `network` does it all. With a core, `core_feeds` and `Case.core` have its inputs.
+        """
+        return None
+
+    def core_feeds(self, rows: Index) -> Feeds:
+        """The inputs of the core for these rows."""
+        raise NotImplementedError
+
     @abstractmethod
     def feeds(self, rows: Index) -> Feeds:
         """The inputs of the graph for these rows."""
@@ -342,7 +363,11 @@ def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.de
     return {key: torch.cat([part[key] for part in parts]).float().cpu().numpy() for key in parts[0]}
 
 
-def graph_answers(task: Task, run: Callable[[Feeds], Answers], rows: Index) -> dict[str, Array]:
-    """The answers of a graph for rows, for `quality`, computed in parts."""
-    parts = [task.replies(run, places) for places in in_batches(rows, task.at_once)]
+def graph_answers(task: Task, run: Callable[[Feeds], Answers], rows: Index, *, core: bool = False) -> dict[str, Array]:
+    """The answers of a graph, or of its core, for rows, for `quality`, computed in parts."""
+
+    def running(places: Index) -> Callable[[Feeds], Answers]:
+        return (lambda _: run(task.core_feeds(places))) if core else run
+
+    parts = [task.replies(running(places), places) for places in in_batches(rows, task.at_once)]
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from isthmus.features.package.checksums import GOLDEN, damaged, require_unique_keys
-from isthmus.features.package.manifest import Feeds, Manifest, ModelInput, Package, Tensor
+from isthmus.features.package.manifest import Feeds, Manifest, ModelInput, Package, Tensor, Variant
 from isthmus.features.types import Bool, DataType, String
 from isthmus.features.values.columns import Values, from_python
 
@@ -84,6 +84,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     Attributes:
         tensors: the input tensors by name.
+        core: likewise of the numeric core, if the package has model files of it.
         outputs: model file to its output tensors by name.
         rows: for a model of rows, the source of the tensors: `rows[i][j]` is input j of row i. Numbers that JSON lacks
             are "NaN", "Infinity" and "-Infinity".
@@ -92,11 +93,16 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     tensors: dict[str, TensorBytes]
     outputs: dict[str, dict[str, TensorBytes]]
     rows: tuple[tuple[bool | int | float | str | None, ...], ...] = ()
+    core: dict[str, TensorBytes] = {}
 
     @property
     def feeds(self) -> Feeds:
         """The input tensors as arrays."""
         return {name: tensor.array for name, tensor in self.tensors.items()}
+
+    def fed(self, variant: Variant) -> Feeds:
+        """The input tensors of a model file as arrays."""
+        return {name: tensor.array for name, tensor in self.core.items()} if variant.core else self.feeds
 
 
 class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -145,7 +151,9 @@ def read_golden(package: Package) -> Golden:
         golden = msgspec.json.decode(data, type=Golden)
         require_unique_keys(file, data)
         for case in golden.cases:
-            for tensor in chain(case.tensors.values(), *(outputs.values() for outputs in case.outputs.values())):
+            for tensor in chain(
+                case.tensors.values(), case.core.values(), *(outputs.values() for outputs in case.outputs.values())
+            ):
                 tensor.array  # noqa: B018 - raises if its elements do not fit
     except (ValueError, RecursionError) as error:  # ValueError includes msgspec's errors
         raise damaged(file, str(error), "golden cases") from error
@@ -168,6 +176,7 @@ def read_golden(package: Package) -> Golden:
 def _check_case(file: Path, golden: Golden, case: Case, manifest: Manifest) -> None:
     names = {tensor.name for tensor in manifest.outputs}
     complete = case.tensors.keys() == {tensor.name for tensor in manifest.tensors}
+    complete &= case.core.keys() == {tensor.name for tensor in manifest.core}
     complete &= case.outputs.keys() == {variant.file for variant in manifest.variants}
     complete &= bool(case.rows) == bool(golden.inputs)
     if not complete or any(outputs.keys() != names for outputs in case.outputs.values()):
@@ -176,6 +185,7 @@ def _check_case(file: Path, golden: Golden, case: Case, manifest: Manifest) -> N
     if case.rows and any(output.shape[:1] != (len(case.rows),) for _, output in outputs):
         raise damaged(file, "rows without an output", "an output per row")
     inputs = [(tensor, case.tensors[tensor.name]) for tensor in manifest.tensors]
+    inputs += [(tensor, case.core[tensor.name]) for tensor in manifest.core]
     if misfits := [misfit for tensor, recorded in inputs + outputs if (misfit := recorded.misfit(tensor))]:
         raise damaged(file, misfits[0], "tensors as in the manifest")
     try:

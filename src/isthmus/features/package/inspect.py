@@ -15,7 +15,7 @@ from isthmus.features.errors import PackageError
 from isthmus.features.package import replay
 from isthmus.features.package.checksums import CONTRACT, GOLDEN, SIGNATURE, damaged
 from isthmus.features.package.golden import Golden, read_golden
-from isthmus.features.package.manifest import Manifest, Package, Variant, open_package, read_contract
+from isthmus.features.package.manifest import WHOLE, Manifest, Package, Variant, open_package, read_contract
 from isthmus.features.package.signature import key_name, require_signature
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class OnnxRuntime:
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
         """The files in ONNX and ORT format."""
-        return [variant for variant in manifest.variants if variant.format != "pte"]
+        return [variant for variant in manifest.variants if variant.format in WHOLE]
 
     def ask(self, package: Package, variant: Variant, golden: Golden) -> Sequence[replay.Answers]:
         """A file's outputs for the golden cases."""

@@ -32,11 +32,17 @@ from isthmus.features.types import INPUTS, TYPES, DataType, String
 from isthmus.features.values.columns import Values
 
 FORMAT_VERSION = 2
+MODEL, CORE = "model", "core"
+"""What the name of a model file begins with: all that the graph does, or its numeric core."""
 _LONGEST = 255
 _SHOWN = 60
 """Characters of a name in a message."""
 
 Feeds = dict[str, np.ndarray[Any, Any]]
+Format = Literal["onnx", "ort", "pte", "tflite", "mlpackage"]
+WHOLE: tuple[Format, ...] = ("onnx", "ort")
+"""The formats of ONNX Runtime, which have operators for all that a graph does."""
+
 Element = Literal["bool", "uint8", "int32", "int64", "float", "double", "string"]
 """The element types of a model's inputs and outputs, by ONNX's names."""
 
@@ -144,17 +150,19 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         worst: the largest difference that it measured on the golden cases and on test rows.
         quality: of the file's own outputs on the test part, by measure; None where undefined.
         most: the limit of each named size; sizes without a limit are left out.
+        core: whether it computes the numeric core alone, and takes the manifest's `core`.
     """
 
     file: str
     precision: Literal["fp32", "int8"]
-    format: Literal["onnx", "ort", "pte"]
+    format: Format
     bytes: int
     sha256: str
     tolerance: float
     worst: float
     quality: dict[str, float | None]
     most: dict[str, int] = {}
+    core: bool = False
 
 
 class KeptView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -205,6 +213,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         outputs: the graph's outputs.
         files: the purpose of each further file.
         device: what a device keeps; None if whoever asks the model brings all that it reads.
+        core: the inputs of the model files that are the graph's numeric core; empty if there are none.
     """
 
     format_version: int
@@ -221,6 +230,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     variants: tuple[Variant, ...]
     files: dict[str, str]
     device: Device | None = None
+    core: tuple[Tensor, ...] = ()
 
     @property
     def model_inputs(self) -> tuple[ModelInput, ...]:
@@ -228,6 +238,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return tuple(
             ModelInput(item.name, TYPES[item.dtype], item.tensor.startswith(input_name(""))) for item in self.inputs
         )
+
+    def fed(self, variant: Variant) -> tuple[Tensor, ...]:
+        """The inputs of a model file."""
+        return self.core if variant.core else self.tensors
 
     def variant(self, precision: str, format: str = "ort") -> Variant:  # noqa: A002 - the manifest's own word
         """The model file of a precision and a format."""
@@ -325,7 +339,7 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
         (manifest.name, manifest.contract, manifest.service, manifest.model, manifest.training_set),
         (manifest.task, manifest.metric),
         *((item.name, item.dtype, item.tensor) for item in manifest.inputs),
-        *((tensor.name, *map(str, tensor.shape)) for tensor in (*manifest.tensors, *manifest.outputs)),
+        *((tensor.name, *map(str, tensor.shape)) for tensor in (*manifest.tensors, *manifest.core, *manifest.outputs)),
         *((variant.file, variant.sha256) for variant in manifest.variants),
     ):
         if not name.isprintable() or len(name) > _LONGEST:
@@ -341,6 +355,7 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
         for what, names in (
             ("inputs", [f"{item.name} in {item.tensor}" for item in manifest.inputs]),
             ("tensors", [tensor.name for tensor in manifest.tensors]),
+            ("tensors of the core", [tensor.name for tensor in manifest.core]),
             ("outputs", [tensor.name for tensor in manifest.outputs]),
             ("models", [f"{variant.precision} in {variant.format} format" for variant in manifest.variants]),
             ("model files", [variant.file for variant in manifest.variants]),
@@ -352,8 +367,12 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
         yield "names no model file", "at least one"
     if missing := [name for name in manifest.files if name not in sums]:
         yield f"{missing[0]} has no sum", f"listed in {SUMS}"
-    named = {size for tensor in manifest.tensors for size in tensor.shape if isinstance(size, str)}
+    if bool(manifest.core) != any(variant.core for variant in manifest.variants):
+        yield f"has {'' if manifest.core else 'no '}inputs of a core", "inputs and model files of it, or neither"
     for variant in manifest.variants:
+        if variant.core and variant.format in WHOLE:
+            yield f"{variant.file} is a core in {variant.format} format", "a model of all that the graph does"
+        named = {size for tensor in manifest.fed(variant) for size in tensor.shape if isinstance(size, str)}
         if wrong := [name for name, most in variant.most.items() if most < 1 or name not in named]:
             yield f"{variant.file} takes at most {variant.most[wrong[0]]} of {wrong[0]}", "a size of its tensors"
         if sums.get(variant.file) != variant.sha256:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from isthmus.distill.export.ladder import Ladder
     from isthmus.features.document.blocks import Block, Text
     from isthmus.features.package.inspect import Inspection, Runtime
+    from isthmus.features.package.manifest import Format
 
 verbs = typer.Typer(help="Check a package, wherever it came from.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -37,8 +38,11 @@ def _package() -> None:
 def verify(
     path: Annotated[Path, typer.Argument(help="The folder of the package.")],
     runtime: Annotated[
-        Literal["ort", "web", "executorch"],
-        typer.Option(help="What answers the golden cases: ONNX Runtime, onnxruntime-web in Node, or ExecuTorch."),
+        Literal["ort", "web", "executorch", "litert", "coreml"],
+        typer.Option(
+            help="What answers the golden cases: ONNX Runtime, onnxruntime-web in Node, ExecuTorch, LiteRT, or an "
+            "interpreter of the graph for Core ML."
+        ),
     ] = "ort",
     key: Annotated[Path | None, typer.Option(help="Public key, in PEM, of whoever must have signed it.")] = None,
     as_json: JsonOption = False,
@@ -82,12 +86,16 @@ def _runtime(name: str) -> "Runtime":
         from isthmus.orchestration.runtimes.web import WebRuntime
 
         return WebRuntime()
-    from isthmus.orchestration.runtimes.executorch import ExecuTorchRuntime
+    from isthmus.orchestration.runtimes.programs import ProgramRuntime
 
-    return ExecuTorchRuntime()
+    return ProgramRuntime(_FORMATS[name])
 
 
-_PRODUCTS = {"ONNX Runtime": "ort", "onnxruntime-web": "web", "ExecuTorch": "executorch"}
+_FORMATS: "Mapping[str, Format]" = {"executorch": "pte", "litert": "tflite", "coreml": "mlpackage"}
+_PRODUCTS = {
+    "ONNX Runtime": "ort", "onnxruntime-web": "web", "ExecuTorch": "executorch", "LiteRT": "litert",
+    "Core ML's graph": "coreml",
+}  # fmt: skip
 RUNTIMES: Mapping[str, Callable[[], "Runtime"]] = {
     product: partial(_runtime, name) for product, name in _PRODUCTS.items()
 }

@@ -1,0 +1,1 @@
+"""Core ML, which phones of Apple have."""

@@ -1,0 +1,1 @@
+"""What runtimes without the operators of ONNX have in common."""

@@ -1,0 +1,215 @@
+"""Packages for ExecuTorch, LiteRT and Core ML: the numeric core of a table, networks whole, and what is left out."""
+
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from isthmus.distill.distillation import DistillationReport
+from isthmus.distill.export.export import ExportReport, export
+from isthmus.distill.export.parity import check_package
+from isthmus.distill.formats import CONVERSIONS
+from isthmus.distill.litert.process import LIBRARIES as LITERT
+from isthmus.distill.portable.network import portable
+from isthmus.features.errors import ConfigurationError, GateFailed
+from isthmus.features.package.golden import read_golden
+from isthmus.features.package.inspect import OnnxRuntime, inspect
+from isthmus.features.package.manifest import Tensor as Described
+from isthmus.features.package.manifest import open_package, read_package
+from tests.distill import kinds
+from tests.distill.conftest import SERVING
+from tests.distill.packages import contract, resum
+from tests.distill.support import material, run, training_set
+
+pytestmark = pytest.mark.timeout(900)
+
+RUNTIMES = ("onnxruntime", *CONVERSIONS)
+ROWS = 600
+CONTRACT = contract()
+TABLE: dict[str, Any] = {"contract": CONTRACT.hash, "seeds": 1, "epochs": 1}
+NETWORK = {**TABLE, "task": "tests.distill.kinds:Classes"}
+FILES = {"core.fp32.pte", "core.int8.pte", "core.fp32.tflite", "core.fp32.mlpackage.zip"}
+NUMBERS, PLACES = Described("numbers", "float", ("N", 7)), Described("places", "int32", ("N", 2))
+
+
+@pytest.fixture(scope="module")
+def installed() -> None:
+    """`make accept` installs them: together they take more than half of the time of `make test`."""
+    if problems := [problem for each in CONVERSIONS.values() for problem in each.LIBRARIES.problems()]:
+        commands = " and ".join(each.LIBRARIES.install for each in CONVERSIONS.values())
+        pytest.skip(f"{problems[0].found}: run {commands}")
+
+
+def packaged(model: Path, packages: Path, **changes: Any) -> ExportReport:
+    return export(
+        material(training_set(ROWS), **changes), model, packages, contract=json.loads(CONTRACT.dumps()),
+        profile=replace(SERVING, precision="fp32"), cache=model.parents[1] / "cache",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> DistillationReport:
+    return run(tmp_path_factory.mktemp("table"), training_set(ROWS), **TABLE)
+
+
+@pytest.fixture(scope="module")
+def of_table(installed: None, table: DistillationReport, tmp_path_factory: pytest.TempPathFactory) -> ExportReport:
+    return packaged(table.path, tmp_path_factory.mktemp("packages"), **TABLE, runtimes=RUNTIMES)
+
+
+@pytest.fixture(scope="module")
+def of_network(installed: None, tmp_path_factory: pytest.TempPathFactory) -> ExportReport:
+    notes: list[str] = []
+    folder, asked = tmp_path_factory.mktemp("network"), {**NETWORK, "runtimes": RUNTIMES}
+    trained = run(folder, training_set(ROWS), notes=notes, **asked)
+    assert not [note for note in notes if "no model for" in note]
+    return packaged(trained.path, folder / "packages", **asked)
+
+
+class Wordy(kinds.Classes):
+    """Nothing of torch does what its graph does."""
+
+    def network(self, _student: nn.Module) -> None:
+        return None
+
+
+def test_a_graph_without_a_module_is_named_for_each_runtime() -> None:
+    rows = material(training_set(ROWS), **NETWORK)
+    task, train = Wordy(rows), rows.parts.train
+    inputs, outputs = [Described("words", "string", ("N", 2))], [Described("logits", "float", ("N", 5))]
+    of = portable(task, task.student(), train[:1], inputs, outputs)
+    for runtime in CONVERSIONS.values():
+        for file, convert in runtime.files(of, train).items():
+            words = f"{file}: {runtime.LIBRARIES.name} has no operators for what the graph begins with: its inputs in"
+            with pytest.raises(GateFailed, match=re.escape(words)):
+                convert()
+
+
+def test_a_missing_library_is_said_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pins = cast(dict[str, str], LITERT.pins)
+    monkeypatch.setitem(pins, "nothing-such", "7")
+    words = r"(?s)LiteRT needs nothing-such, which is not installed; expected 7.*Run pip install --no-deps absl-py==.*"
+    with pytest.raises(ConfigurationError, match=words + r'nothing-such==7, or leave "litert" out of the runtimes'):
+        run(tmp_path, training_set(ROWS), **TABLE, runtimes=("onnxruntime", "litert"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.accept
+def test_a_table_has_a_core_for_each_runtime(of_table: ExportReport, table: DistillationReport) -> None:
+    assert of_table.left_out == {}
+    assert of_table.graph_parity == ["core.fp32.mlpackage.zip"]
+    package = open_package(of_table.path)
+    manifest, golden = package.manifest, read_golden(package)
+    assert manifest.core == (NUMBERS, PLACES)
+    cores = {variant.file: variant for variant in manifest.variants if variant.core}
+    assert cores.keys() == FILES
+    for file, variant in cores.items():
+        assert variant.most == {"N": 1}
+        assert variant.worst <= (0.05 if "int8" in file else 1e-6)
+        for case in golden.cases:
+            assert case.core.keys() == {"numbers", "places"}
+            of_graph = case.outputs["model.fp32.ort"]["probability"].array
+            np.testing.assert_allclose(case.outputs[file]["probability"].array, of_graph, atol=variant.tolerance)
+    compared = check_package(
+        material(training_set(ROWS), **TABLE, runtimes=RUNTIMES), package, table.path, rows=50
+    )  # fmt: skip
+    assert {verdict.differing for verdict in compared.values()} == {0}
+    assert compared.keys() == {variant.file for variant in manifest.variants}
+    inspection = inspect(of_table.path, runtime=OnnxRuntime())
+    assert not [check.error for check in inspection.checks if check.error]
+    assert inspection.worst.keys() == {f"model.{name}" for name in ("fp32.onnx", "fp32.ort", "int8.onnx", "int8.ort")}
+    assert of_table.bytes["fp32"] + of_table.bytes["int8"] <= 250_000
+    again = packaged(table.path, of_table.path.parents[1] / "again", **TABLE, runtimes=RUNTIMES)
+    assert again.digest == of_table.digest
+
+
+@pytest.mark.accept
+def test_a_network_is_whole_in_each_runtime(of_network: ExportReport) -> None:
+    assert of_network.left_out == {}
+    manifest = read_package(of_network.path)
+    assert manifest.core == ()
+    worst = {file: worst for file, worst in of_network.worst.items() if file.endswith((".tflite", ".zip"))}
+    assert worst.keys() == {"model.fp32.tflite", "model.fp32.mlpackage.zip"}
+    assert max(worst.values()) <= 1e-6
+    assert not [variant for variant in manifest.variants if variant.core]
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize("runtime", ["executorch", "ai_edge_litert"])
+@pytest.mark.parametrize("kind", ["of_table", "of_network"])
+def test_the_readme_runs(kind: str, runtime: str, request: pytest.FixtureRequest) -> None:
+    package = request.getfixturevalue(kind).path
+    blocks = re.findall(r"```python\n(.*?)```", (package / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (code,) = [block for block in blocks if runtime in block]
+    done = subprocess.run([sys.executable, "-c", code], cwd=package, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    wrong = code.replace("<= 1e-5", "> 1e-5")
+    assert subprocess.run([sys.executable, "-c", wrong], cwd=package, capture_output=True, check=False).returncode
+
+
+@pytest.mark.accept
+def test_core_ml_has_a_package_and_a_test(of_table: ExportReport) -> None:
+    with zipfile.ZipFile(BytesIO((of_table.path / "core.fp32.mlpackage.zip").read_bytes())) as archive:
+        manifest = json.loads(archive.read("core.fp32.mlpackage/Manifest.json"))
+        names = {name.removeprefix("core.fp32.mlpackage/Data/") for name in archive.namelist()}
+    paths = [entry["path"] for entry in manifest["itemInfoEntries"].values()]
+    assert all(any(name.startswith(path) for name in names) for path in paths)
+    assert manifest["itemInfoEntries"][manifest["rootModelIdentifier"]]["name"] == "model.mlmodel"
+    test = (of_table.path / "CoreMLTests.swift").read_text(encoding="utf-8")
+    assert 'let file = "core.fp32.mlpackage.zip"' in test
+    assert 'example["core"]' in test
+    readme = (of_table.path / "README.md").read_text(encoding="utf-8")
+    assert "(graph parity)" in readme
+    assert "`CoreMLTests.swift` asks Core ML itself" in readme
+
+
+class Odd(nn.Module):
+    """Computes what phones have no operator for."""
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        values: Tensor = torch.linalg.svdvals(numbers[:, :, None] * numbers[:, None, :])
+        return values
+
+
+class Foreign(kinds.Classes):
+    """Its graph is no module that phones can have."""
+
+    def network(self, _student: nn.Module) -> nn.Module:
+        return Odd()
+
+
+@pytest.mark.accept
+def test_an_operator_that_a_runtime_lacks_is_named_before_training(installed: None, tmp_path: Path) -> None:
+    notes: list[str] = []
+    task = {"task": "tests.orchestration.models.test_portable:Foreign"}
+    run(tmp_path, training_set(ROWS), notes=notes, **{**NETWORK, **task}, runtimes=("onnxruntime", "litert", "coreml"))
+    first = next(place for place, note in enumerate(notes) if "student-0" in note)
+    for name, runtime in (("LiteRT", "litert"), ("Core ML", "coreml")):
+        words = rf"no model for {runtime}: model\.fp32\..*: {name} cannot convert the student: .*svd"
+        assert any(re.search(words, note) for note in notes[:first])
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize("file", ["core.fp32.tflite", "core.fp32.mlpackage.zip"])
+@pytest.mark.parametrize("how", ["cut", "garbage", "nothing"])
+def test_a_damaged_model_is_refused(of_table: ExportReport, table: DistillationReport, file: str, how: str) -> None:
+    package = of_table.path.with_name(f"{file}-{how}")
+    package.mkdir()
+    for each in of_table.path.iterdir():
+        (package / each.name).write_bytes(each.read_bytes())
+    whole = (package / file).read_bytes()
+    damaged = {"cut": whole[: len(whole) // 2], "garbage": np.random.default_rng(5).bytes(len(whole)), "nothing": b""}
+    (package / file).write_bytes(damaged[how])
+    resum(package)
+    with pytest.raises(Exception, match=rf"{file}: (LiteRT|Core ML) refuses it \("):
+        check_package(material(training_set(ROWS), **TABLE), open_package(package), table.path, rows=5)
