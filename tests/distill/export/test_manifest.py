@@ -67,7 +67,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "extra model": (lambda p: (p / "model.ort").write_bytes(b""), r"model\.ort: not listed"),
     "extra folder": (lambda p: (p / "more").mkdir(), "more: not a plain file"),
     "link": (link, r"model\.fp32\.ort: not a plain file"),
-    "outside": (outside, r"line 10: \.\./other leaves the package folder"),
+    "outside": (outside, r"line 13: \.\./other leaves the package folder"),
     "garbled sums": (lambda p: (p / SUMS).write_text("zz  manifest.json\n", encoding="utf-8"), "line 1: 'zz  man"),
     "not text": (lambda p: (p / SUMS).write_bytes(b"\xff\xfe"), "SHA256SUMS: cannot be read"),
     "listed twice": (lambda p: (p / SUMS).write_bytes((p / SUMS).read_bytes() * 2), "is listed twice"),
