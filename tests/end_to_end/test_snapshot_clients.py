@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count, takewhile
 from pathlib import Path
 from random import Random
 from threading import Event, Thread
@@ -21,11 +22,17 @@ import pytest
 from isthmus.features.snapshot import client
 from tests.end_to_end.test_snapshots import Site, open_site
 from tests.features.snapshot import vectors
+from tests.features.snapshot.support import Content
 from tests.features.snapshot.vectors import CHANGED, HOUR, MADE, SECOND, snapshot
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1200)]
 
 CASES = Path(vectors.__file__).parent
+LARGE: Sequence[Content] = [
+    {(f"c{n}",): (MADE, MADE, {"n": n, "text": text}) for n in range(1000)} for text in ("wet", "dry")
+]
+"""Rows that take a while to be written: 40 kB."""
+
 Command = Sequence[str]
 
 
@@ -156,27 +163,32 @@ def test_killed_at_any_moment_of_an_update_it_has_the_old_or_the_new(
         known: dict[str, int] = {"null": 0}
         done = Event()
 
-        def offer() -> None:
-            number = 0
-            while not done.is_set():
-                number += 1
-                file = snapshot(CHANGED if number % 2 else vectors.ONE, number=number)
-                known[file.digest] = number
-                site.offer(file)
+        def offer(number: int) -> None:
+            file = snapshot(LARGE[number % 2], number=number)
+            known[file.digest] = number
+            site.offer(file, keep=1)
 
-        offering = Thread(target=offer)
+        def forever() -> None:
+            for number in takewhile(lambda _: not done.is_set(), count(2)):
+                offer(number)
+
+        offer(1)
+        offering = Thread(target=forever)
         offering.start()
         try:
-            for _ in range(50):
+            for _ in range(25):
                 with _phone(command, site, folder, MADE) as phone:
                     _, digest, problem = phone.begin.split()
                     assert problem == "null"
                     numbers.append(known[digest])
+                    while (answer := phone("update")) == "false":
+                        pass
+                    assert answer == "true"
                     phone.say("forever")
-                    time.sleep(random.uniform(0, 0.3))
+                    time.sleep(random.uniform(0, 0.2))
                     phone.process.send_signal(signal.SIGKILL)
         finally:
             done.set()
             offering.join()
     assert numbers == sorted(numbers)
-    assert len(set(numbers)) > 20
+    assert len(set(numbers)) == 25

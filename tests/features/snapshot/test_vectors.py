@@ -1,16 +1,20 @@
 """The cases that all readers are held to, and Python by them. JavaScript: tests/end_to_end/test_snapshots.py."""
 
 import json
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 from isthmus.features.clock import Row, as_of
+from isthmus.features.contract.contract import Column
 from isthmus.features.errors import DataError
+from isthmus.features.snapshot.client import CLIENTS, sources
 from isthmus.features.snapshot.delta import applied
 from isthmus.features.snapshot.file import SnapshotFile, packed, read_snapshot
 from isthmus.features.snapshot.seal import require_sealed
+from isthmus.features.types import TYPES
 from isthmus.features.values.entitykey import encode_keys
 from isthmus.features.values.rows import RowCodec
 from tests.features.snapshot import vectors
@@ -80,3 +84,18 @@ def _key(text: str, kind: str) -> Any:
 
 def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_has_the_tags_and_widths_of_the_format(name: str) -> None:
+    """What `make test` does not compile is read as text."""
+    lines = [line for line in sources()[name].decode().splitlines() if re.search(r"\b(tags|widths)\b.* = ", line, re.I)]
+    tags, widths = (
+        {kind: value for kind, value in re.findall(r'(\w+)"?(?:: | to )["\']?(\w+)', line) if kind in TYPES}
+        for line in lines
+    )
+    edges = {kind: vectors.SCALARS[kind][-1] for kind in tags}
+    keys = {kind: encode_keys([Column("k", TYPES[kind])], {"k": [edge]})[0] for kind, edge in edges.items()}
+    assert tags == {kind: chr(key[0]) for kind, key in keys.items()}
+    sizes = {kind: dtype.numpy for kind, dtype in TYPES.items() if dtype.numpy is not None}
+    assert widths == {kind: str(np.dtype(numpy).itemsize) for kind, numpy in sizes.items()}

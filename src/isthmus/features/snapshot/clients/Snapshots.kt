@@ -95,11 +95,7 @@ class Snapshots(
         private set
 
     init {
-        synchronized(TURNS) {
-            // A process that was killed while it wrote leaves its part behind.
-            folder.listFiles { part -> part.name.startsWith(file.name + ".") }?.forEach { it.delete() }
-            adopt()
-        }
+        adopt()
     }
 
     /** SHA-256 of the snapshot in use, in hexadecimal; null if there is none. */
@@ -212,6 +208,8 @@ class Snapshots(
         var part: File? = null
         try {
             folder.mkdirs()
+            // A process that was killed while it wrote has left its part behind.
+            folder.listFiles { left -> left.name.startsWith(file.name + ".") }?.forEach { it.delete() }
             part = File.createTempFile(file.name + ".", null, folder)
             FileOutputStream(part).use {
                 it.write(bytes)

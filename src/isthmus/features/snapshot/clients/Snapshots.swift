@@ -89,11 +89,6 @@ public final class Snapshots: @unchecked Sendable {
         owner = try P256.Signing.PublicKey(pemRepresentation: key)
         file = folder.appendingPathComponent(name + ".snapshot")
         layouts = Dictionary(uniqueKeysWithValues: device.views.map { ($0.name, Layout($0)) })
-        // A process that was killed while it wrote leaves its part behind.
-        for part in (try? FileManager.default.contentsOfDirectory(at: folder, includingPropertiesForKeys: nil)) ?? []
-        where part.lastPathComponent.hasPrefix(file.lastPathComponent + ".") {
-            try? FileManager.default.removeItem(at: part)
-        }
         adopt()
     }
 
@@ -228,7 +223,12 @@ public final class Snapshots: @unchecked Sendable {
     private func store(_ data: Data) throws {
         let part = file.appendingPathExtension(UUID().uuidString)
         do {
-            try FileManager.default.createDirectory(at: file.deletingLastPathComponent(), withIntermediateDirectories: true)
+            let disk = FileManager.default, folder = file.deletingLastPathComponent()
+            try disk.createDirectory(at: folder, withIntermediateDirectories: true)
+            // A process that was killed while it wrote has left its part behind.
+            for left in try disk.contentsOfDirectory(atPath: folder.path) where left.hasPrefix(file.lastPathComponent + ".") {
+                try? disk.removeItem(at: folder.appendingPathComponent(left))
+            }
             try data.write(to: part)
             let written = try FileHandle(forWritingTo: part)
             try written.synchronize()
@@ -374,7 +374,9 @@ private func read(_ bytes: [UInt8], _ device: Device, _ layouts: [String: Layout
     guard let header = try? JSONDecoder().decode(Header.self, from: Data(body.dropFirst(13).prefix(size))) else {
         throw torn("its header cannot be read")
     }
-    let facts = [("project", header.project, device.project), ("service", header.service, device.service), ("hash", header.hash, device.hash)]
+    let facts = [
+        ("project", header.project, device.project), ("service", header.service, device.service), ("hash", header.hash, device.hash),
+    ]
     for (name, found, expected) in facts where found != expected {
         let message = "the snapshot is of \(name) \(found.prefix(12)); this model was made for \(expected.prefix(12))"
         throw SnapshotError(kind: "contract", message: message)
