@@ -30,6 +30,7 @@ from tests.distill import kinds
 from tests.distill.conftest import SERVING
 from tests.distill.packages import contract, resum
 from tests.distill.support import material, run, training_set
+from tests.orchestration.models.test_packages import verify
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -142,6 +143,20 @@ def test_a_network_is_whole_in_each_runtime(of_network: ExportReport) -> None:
     assert worst.keys() == {"model.fp32.tflite", "model.fp32.mlpackage.zip"}
     assert max(worst.values()) <= 1e-6
     assert not [variant for variant in manifest.variants if variant.core]
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize(("runtime", "file", "name"), [
+    ("litert", "core.fp32.tflite", "LiteRT"), ("coreml", "core.fp32.mlpackage.zip", "Core ML"),
+])  # fmt: skip
+def test_it_is_verified_in_its_runtime(of_table: ExportReport, runtime: str, file: str, name: str) -> None:
+    shown = verify(of_table.path, "--runtime", runtime, "--json")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    report = json.loads(shown.stdout)
+    assert list(report["worst"]) == [file]
+    assert report["worst"][file] <= 1e-6
+    checks = {check["check"]: check["found"] for check in report["checks"]}
+    assert checks["core.fp32.pte"] == f"not asked: in pte format, and not for {name}"
 
 
 @pytest.mark.accept

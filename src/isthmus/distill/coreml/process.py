@@ -63,8 +63,6 @@ def _prepare(threads: int) -> Callable[[bytes], Loaded]:
     package.__path__ = [f"{found.submodule_search_locations[0]}/proto"]
     sys.modules[package.__name__] = package
     described, mil = (import_module(f"{package.__name__}.{name}") for name in ("Model_pb2", "MIL_pb2"))
-    from isthmus.distill.coreml.operations import compute
-
     torch.set_num_threads(threads)
 
     def load(model: bytes) -> Loaded:
@@ -73,41 +71,51 @@ def _prepare(threads: int) -> Callable[[bytes], Loaded]:
             specification = described.Model()
             specification.ParseFromString(archive.read(names[MODEL]))
             weights = archive.read(names[WEIGHTS]) if WEIGHTS in names else b""
-        values = _Values(mil, weights)
-        function = specification.mlProgram.functions["main"]
-        block = function.block_specializations[function.opset]
-        constants = {
+        graph = _Graph(specification, _Values(mil, weights))
+        return Loaded(graph.inputs(), graph.outputs(), graph.run)
+
+    return load
+
+
+class _Graph:
+    """The operations of a program, in their order."""
+
+    def __init__(self, specification: Any, values: "_Values") -> None:
+        self._values = values
+        self._limits = {item.name: item.type.multiArrayType for item in specification.description.input}
+        self._function = specification.mlProgram.functions["main"]
+        self._block = self._function.block_specializations[self._function.opset]
+        self._operations = [operation for operation in self._block.operations if operation.type != "const"]
+        self._constants = {
             operation.outputs[0].name: values.read(operation.attributes["val"])
-            for operation in block.operations
+            for operation in self._block.operations
             if operation.type == "const"
         }
 
-        def run(tensors: list[Array]) -> list[Array]:
-            fed = zip(function.inputs, tensors, strict=True)
-            state = {**constants, **{item.name: torch.from_numpy(array.copy()) for item, array in fed}}
+    def inputs(self) -> list[Description]:
+        described = (self._values.describe(item.name, item.type.tensorType) for item in self._function.inputs)
+        return [_limited(each, self._limits[each.name]) for each in described]
 
-            for operation in block.operations:
-                if operation.type == "const":
-                    continue
-                given = {}
-                for name, bound in operation.inputs.items():
-                    parts = [state[part.name] if part.name else values.read(part.value) for part in bound.arguments]
-                    given[name] = parts if name == "values" else parts[0]
-                results = compute(operation.type, given)
-                names = [output.name for output in operation.outputs]
-                state |= zip(names, results if isinstance(results, tuple) else (results,), strict=True)
-            return [state[name].numpy() for name in block.outputs]
+    def outputs(self) -> list[Description]:
+        results = {item.name: item.type.tensorType for each in self._operations for item in each.outputs}
+        return [self._values.describe(name, results[name]) for name in self._block.outputs]
 
-        limits = {item.name: item.type.multiArrayType for item in specification.description.input}
-        places = {item.name: item.type.tensorType for item in function.inputs}
-        results = {item.name: item.type.tensorType for op in block.operations for item in op.outputs}
-        return Loaded(
-            [_limited(values.describe(name, tensor), limits[name]) for name, tensor in places.items()],
-            [values.describe(name, results[name]) for name in block.outputs],
-            run,
-        )
+    def run(self, tensors: list[Array]) -> list[Array]:
+        import torch
 
-    return load
+        from isthmus.distill.coreml.operations import compute
+
+        fed = zip(self._function.inputs, tensors, strict=True)
+        state = {**self._constants, **{item.name: torch.from_numpy(array.copy()) for item, array in fed}}
+        for operation in self._operations:
+            given = {}
+            for name, bound in operation.inputs.items():
+                parts = [state[part.name] if part.name else self._values.read(part.value) for part in bound.arguments]
+                given[name] = parts if name == "values" else parts[0]
+            results = compute(operation.type, given)
+            names = [output.name for output in operation.outputs]
+            state |= zip(names, results if isinstance(results, tuple) else (results,), strict=True)
+        return [state[name].numpy() for name in self._block.outputs]
 
 
 def _limited(described: Description, limits: Any) -> Description:

@@ -45,7 +45,8 @@ def xctest(manifest: Manifest) -> Mapping[str, str]:
     """A test in Swift by its name, in which Core ML answers the golden cases; none without a file for it."""
     if (variant := _of_format(manifest, "mlpackage")) is None:
         return {}
-    return {XCTEST: _TEMPLATES.get_template(f"{XCTEST}.jinja").render(variant=variant)}
+    package = variant.file.partition(".mlpackage")[0]
+    return {XCTEST: _TEMPLATES.get_template(f"{XCTEST}.jinja").render(variant=variant, package=package)}
 
 
 def _of_format(manifest: Manifest, suffix: Format) -> Variant | None:
