@@ -38,8 +38,8 @@ lint: $(INSTALLED)
 	$(VENV)/bin/mypy --num-workers 2
 	$(VENV)/bin/lint-imports
 
-# Beside its peers, in an environment of its own that is deleted afterward: benchmark.html. QUICK=1 takes some minutes, KEEP=1
-# keeps the environment for the next time, ONLY="request distill" runs these.
+# Beside its peers, in an environment of its own that is deleted afterward: benchmark.html. QUICK=1 takes a quarter of an
+# hour, KEEP=1 keeps the environment for the next time, ONLY="request distill" runs these.
 PEERS := .venv-benchmark
 benchmark:
 	@trap '$(if $(KEEP),,rm -rf $(PEERS))' EXIT; trap 'exit 130' INT TERM; \

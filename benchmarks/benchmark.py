@@ -78,9 +78,9 @@ BENCHMARKS = (
 
 
 def main() -> int:
-    """Writes the page; returns 1 if a bar is missed, or if anything could not run."""
+    """Writes the page; returns 1 if anything could not run, or if a bar is missed at the sizes that it is about."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small sizes and two runs: some minutes")
+    parser.add_argument("--quick", action="store_true", help="small sizes and two runs: a quarter of an hour")
     parser.add_argument("--runs", type=int, help="of each benchmark; by default 3, or 2 if quick")
     parser.add_argument("--only", nargs="+", choices=sorted({one.script for one in BENCHMARKS}))
     parser.add_argument("--page", type=Path, default=Path("benchmark.html"))
@@ -97,7 +97,7 @@ def main() -> int:
             sys.stderr.write(f"{one.command}: {error}\n")
             blocks.append(Paragraph(bad(f"Not measured: {error}")))
             continue
-        failed |= any(row["holds"] is False for row in compared)
+        failed |= not asked.quick and any(row["holds"] is False for row in compared)
         blocks += section(compared)
     write_atomically(asked.page, to_html("Benchmarks of Isthmus", blocks, STYLE).encode())
     sys.stdout.write(f"{asked.page.resolve()}\n")
