@@ -92,16 +92,16 @@ def test_killed_at_any_moment_the_newest_is_whole(tmp_path: Path) -> None:
             time.sleep(random.uniform(0, 0.05))
             process.kill()
         numbers.append(_whole(shelf))
-    assert numbers == sorted(numbers)
-    assert numbers[-1] > 50
+    # Each process had added one before it was killed.
+    assert numbers == sorted(set(numbers))
 
 
 if __name__ == "__main__":
     shelf = Shelf(Path(sys.argv[1]))
     known = shelf.latest()
     number = known.number if known else 0
-    sys.stdout.write(".")
-    sys.stdout.flush()
     while True:
         number += 1
         _add(shelf, number)
+        sys.stdout.write(".")
+        sys.stdout.flush()
