@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from isthmus.features.errors import ConfigurationError
+from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.device.site import site
@@ -79,6 +79,13 @@ def test_another_model_or_a_number_answers_where_they_are_too_old(
     _later(folder, 7)
     with served(folder) as address:
         assert _answered(phone(address)) == ("default", 0.25)
+    # A snapshot that the page's package or key would refuse makes no page.
+    key = Project(shop.root).snapshots / "key.pem"
+    own = key.read_bytes()
+    key.unlink()
+    with pytest.raises(DataError, match="is not signed by the key .*Run `isthmus snapshot`"):
+        site(Project(shop.root), "late_order", tmp_path / "refused")
+    key.write_bytes(own)
     shop.replace("stale=0.25", "stale=None")
     export(Project(shop.root), "late_order")
     folder = site(Project(shop.root), "late_order", tmp_path / "none")

@@ -156,6 +156,8 @@ def test_before_anything_is_built_nothing_is_written(shop: Shop) -> None:
 
 def test_a_folder_for_any_host_of_files(kept: Project, tmp_path: Path) -> None:
     out = tmp_path / "out"
+    out.mkdir()
+    (out / f"{SERVICE}.html").write_text("somebody else's")
     files = []
     for _ in range(6):
         files.append(snapshot(kept))
@@ -164,7 +166,7 @@ def test_a_folder_for_any_host_of_files(kept: Project, tmp_path: Path) -> None:
     assert (out / SERVICE).read_bytes() == newest
     # Of the last three.
     earlier = {f"{SERVICE}.{file.snapshot[:16]}" for file in files[-4:-1]}
-    assert {path.name for path in out.iterdir()} == {SERVICE, *earlier}
+    assert {path.name for path in out.iterdir()} == {SERVICE, f"{SERVICE}.html", *earlier}
 
 
 def test_the_command_says_what_is_disclosed_before_it_writes(kept: Project, tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.files import publish
 from isthmus.features.package.manifest import Manifest, read_package
 from isthmus.features.snapshot import client
+from isthmus.features.snapshot.file import read_header, read_snapshot
+from isthmus.features.snapshot.kept import kept_views
+from isthmus.features.snapshot.seal import require_sealed
 from isthmus.orchestration.artifacts import Artifacts, serving_profile
 from isthmus.orchestration.device.snapshot import copy, signer
 from isthmus.orchestration.project import Project
@@ -75,11 +78,23 @@ def _on_device(project: Project, manifest: Manifest, folder: Path) -> dict[str, 
     """Copies what a device keeps beside the package, and says where it is; nothing where it keeps nothing."""
     if manifest.device is None:
         return {}
-    copy(project, manifest.device.service, folder / _SNAPSHOTS)
+    service = manifest.device.service
+    copy(project, service, folder / _SNAPSHOTS)
+    key, data = signer(project).public_key, (folder / _SNAPSHOTS / service).read_bytes()
+    where, remedy = f"snapshot of {service}", "run `isthmus snapshot`"
+    header, _ = read_header(data, where)
+    if header.hash != manifest.device.hash:
+        raise DataError(where, f"is of another contract than the package: {header.hash[:12]}",
+                        expected=manifest.device.hash[:12], remedy=f"{remedy}, and `isthmus export`")  # fmt: skip
+    views = kept_views(project.applied(), service)
+    try:
+        require_sealed(read_snapshot(data, views, where), key, where)
+    except DataError as error:
+        raise DataError(where, error.found, expected=error.expected, remedy=remedy) from error
     snapshot = {
-        "url": f"{_SNAPSHOTS}/{manifest.device.service}",
+        "url": f"{_SNAPSHOTS}/{service}",
         "files": True,
-        "key": signer(project).public_key,
+        "key": key,
         # As text: a number of JavaScript does not hold that many digits.
         "now": None if project.fixed_now is None else str(project.fixed_now),
     }

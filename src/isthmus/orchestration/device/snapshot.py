@@ -77,18 +77,19 @@ def snapshot(project: Project, name: str | None = None, *, progress: Progress = 
         GateFailed: a table breaks an expectation of its view.
         ConfigurationError: `packages.signing_key` cannot sign.
     """
-    contract = project.applied()
     service, device = declared(project, name)
-    offline, views = OfflineStore(project.offline), kept_views(contract, service.name)
-    histories = {view.name: offline.history(contract.views[view.name]) for view in views}
-    gate.require_online(project, offline, histories)
-    sealer, discloses = signer(project), disclosed(views, device)
-    place = shelf(project, service.name)
+    place, sealer = shelf(project, service.name), signer(project)
     for line in undisclosed(project, service.name):
         progress(f"devices get {line}", 0.0)
     with place.locked():
-        before = place.before()
-        made, rows = project.now(), {}
+        # Before the tables are read: what has become known since is in the next one.
+        made = project.now()
+        # Within the lock: no snapshot of earlier tables follows one of later ones.
+        contract, offline = project.applied(), OfflineStore(project.offline)
+        views = kept_views(contract, service.name)
+        histories = {view.name: offline.history(contract.views[view.name]) for view in views}
+        gate.require_online(project, offline, histories)
+        rows = {}
         for n, view in enumerate(views):
             progress(f"reading {view.name}", n / len(views))
             with offline.reading(view.table):
@@ -96,6 +97,7 @@ def snapshot(project: Project, name: str | None = None, *, progress: Progress = 
         if not any(rows.values()):
             raise DataError(f"snapshot of {service.name}", "no row has a key that devices keep",
                             expected="at least one", remedy="look at `keys` of its Snapshot")  # fmt: skip
+        before, discloses = place.before(), disclosed(views, device)
         number = max(clock.now(), before.number + 1 if before else 0)
         counts = tuple((view.name, len(rows[view.name])) for view in views)
         header = Header(
@@ -186,7 +188,8 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
         # First the differences: none may lead to what is not there yet.
         for target, data in {**deltas, service.name: place.snapshot(latest.snapshot)}.items():
             write_atomically(out / target, data)
-        for file in out.glob(f"{service.name}.*"):
+        # Only what has the name of a difference: the rest of the folder is somebody else's.
+        for file in out.glob(f"{service.name}.{'[0-9a-f]' * SHORT}"):
             if file.name not in deltas:
                 file.unlink()
     return latest

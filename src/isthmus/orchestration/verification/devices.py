@@ -10,7 +10,7 @@ from isthmus.distill.declaration import Distillation
 from isthmus.features.clock import Status
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.definition.spec import Snapshot
-from isthmus.features.errors import DataError
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.offline.latest import LatestRows
 from isthmus.features.offline.store import OfflineStore
@@ -59,6 +59,10 @@ def compare_snapshot(
         require_sealed(file, signer(project).public_key)
     except DataError as error:
         return ComparedSnapshot({}, f"it {error.found}: run `isthmus snapshot`")
+    except (ConfigurationError, DependencyError) as error:
+        return ComparedSnapshot({}, f"its signature cannot be checked here ({error})")
+    except FileNotFoundError:
+        return ComparedSnapshot({}, "a newer one has just taken its place: verify again")
     by_name = {history.view.name: history for history in histories}
     offline = OfflineStore(project.offline)
     compared = {}

@@ -45,7 +45,7 @@ begin(async ({ ort, opened, instead, note }) => {
       const began = performance.now();
       const { value, by, why } = await predictor.predict(row);
       const spent = performance.now() - began;
-      kept?.show(row);
+      if (by === "model") kept?.show(row);
       Object.assign(answer.dataset, { value, by });
       answer.innerHTML = "<strong></strong><span></span>";
       answer.firstChild.textContent = Number.isNaN(value) ? "no answer" : value.toFixed(4);
@@ -134,7 +134,7 @@ async function keep(device, { url, key, files, now }) {
         }
         const title = document.createElement("summary");
         title.textContent = name.replaceAll("_", " ");
-        const age = event === null ? "" : `, ${span(snapshots.now() - event)} old`;
+        const age = event === null ? "" : `, ${span(snapshots.present - event)} old`;
         title.appendChild(document.createElement("small")).textContent = ` ${status.replace("_", " ")}${age}`;
         group.replaceChildren(title, ...Object.entries(values).map(([feature, value]) => {
           const row = document.createElement("div");

@@ -133,14 +133,24 @@ class Snapshots(
     }
 
     /** The row of a view for join keys, by name: whole numbers, Booleans or text for each, and a ByteArray for bytes. */
-    fun row(view: String, keys: Map<String, Any?>): Row = row(device.views.first { it.name == view }, keys, state, now())
+    fun row(view: String, keys: Map<String, Any?>): Row {
+        val used = state
+        return row(device.views.first { it.name == view }, keys, used, present(used))
+    }
 
     /** The stored features of a row of join keys, by the names of a model's inputs. */
     fun features(keys: Map<String, Any?>): Map<String, Any?> {
-        val (used, at) = Pair(state, now())
+        val used = state
+        val at = present(used)
         return device.views.flatMap { view ->
             row(view, keys, used, at).values.map { (name, value) -> "${view.name}__$name" to value }
         }.toMap()
+    }
+
+    /** The moment of a question: that of the snapshot, where the clock of this device is a little behind it. */
+    private fun present(used: Snapshot?): Long {
+        val at = now()
+        return if (used != null && at < used.made && used.made - at <= SLACK) used.made else at
     }
 
     private fun row(view: DeviceView, keys: Map<String, Any?>, used: Snapshot?, at: Long): Row {
@@ -172,7 +182,7 @@ class Snapshots(
         if (!file.exists()) return
         try {
             val bytes = file.readBytes()
-            if (hex(sha256(bytes)) != state?.digest) state = checked(bytes)
+            if (hex(sha256(bytes)) != state?.digest) state = checked(bytes, timely = false)
         } catch (error: IOException) {
             problem = SnapshotError("store", "the stored snapshot cannot be read: ${error.message}", error)
         } catch (error: SnapshotError) {
@@ -180,8 +190,11 @@ class Snapshots(
         }
     }
 
-    /** The state that bytes give, if they are a snapshot for this device that may follow the one it has. */
-    private fun checked(bytes: ByteArray): Snapshot {
+    /**
+     * The state that bytes give, if they are a snapshot for this device that may follow the one it has. What is stored
+     * stays known whatever the clock says, so that nothing older can take its place.
+     */
+    private fun checked(bytes: ByteArray, timely: Boolean = true): Snapshot {
         if (!signed(bytes, owner)) {
             throw SnapshotError("signature", "the snapshot is not signed by the key of this model, or was altered since")
         }
@@ -190,7 +203,7 @@ class Snapshots(
         if (had != null && (fresh.number < had.number || (fresh.number == had.number && fresh.digest != had.digest))) {
             throw SnapshotError("older", "the snapshot is of ${moment(fresh.made)}; this device has had one of ${moment(had.made)}")
         }
-        if (fresh.made > at + SLACK) throw ofTheFuture(fresh, at)
+        if (timely && fresh.made > at + SLACK) throw ofTheFuture(fresh, at)
         return fresh
     }
 

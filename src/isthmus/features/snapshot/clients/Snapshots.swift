@@ -131,12 +131,13 @@ public final class Snapshots: @unchecked Sendable {
         guard let found = device.views.first(where: { $0.name == view }) else {
             throw SnapshotError(kind: "contract", message: "there is no view \(view)")
         }
-        return try row(found, keys, state, now())
+        let used = state
+        return try row(found, keys, used, present(of: used))
     }
 
     /// The stored features of a row of join keys, by the names of a model's inputs.
     public func features(_ keys: [String: KeyValue]) throws -> [String: FeatureValue?] {
-        let used = state, at = now()
+        let used = state, at = present(of: used)
         var values: [String: FeatureValue?] = [:]
         for view in device.views {
             for (name, value) in try row(view, keys, used, at).values { values["\(view.name)__\(name)"] = .some(value) }
@@ -145,6 +146,13 @@ public final class Snapshots: @unchecked Sendable {
     }
 
     private var state: Snapshot? { locked { stateNow } }
+
+    /// The moment of a question: that of the snapshot, where the clock of this device is a little behind it.
+    private func present(of used: Snapshot?) -> Int64 {
+        let at = now()
+        guard let made = used?.made, at < made, made &- at <= slack else { return at }
+        return made
+    }
 
     private func locked<T>(_ work: () -> T) -> T {
         lock.lock()
@@ -187,7 +195,7 @@ public final class Snapshots: @unchecked Sendable {
         guard FileManager.default.fileExists(atPath: file.path) else { return }
         do {
             let data = try Data(contentsOf: file)
-            let fresh = try hex(SHA256.hash(data: data)) == digest ? nil : checked([UInt8](data))
+            let fresh = try hex(SHA256.hash(data: data)) == digest ? nil : checked([UInt8](data), timely: false)
             locked { stateNow = fresh ?? stateNow }
         } catch {
             let unread = SnapshotError(kind: "store", message: "the stored snapshot cannot be read: \(error)")
@@ -195,8 +203,9 @@ public final class Snapshots: @unchecked Sendable {
         }
     }
 
-    /// The state that bytes give, if they are a snapshot for this device that may follow the one it has.
-    private func checked(_ bytes: [UInt8]) throws -> Snapshot {
+    /// The state that bytes give, if they are a snapshot for this device that may follow the one it has. What is stored
+    /// stays known whatever the clock says, so that nothing older can take its place.
+    private func checked(_ bytes: [UInt8], timely: Bool = true) throws -> Snapshot {
         let end = max(bytes.count - signatureSize, 0)
         guard let signature = try? P256.Signing.ECDSASignature(rawRepresentation: bytes[end...]),
               owner.isValidSignature(signature, for: Data(bytes[..<end])) else {
@@ -207,7 +216,7 @@ public final class Snapshots: @unchecked Sendable {
             let message = "the snapshot is of \(moment(fresh.made)); this device has had one of \(moment(had.made))"
             throw SnapshotError(kind: "older", message: message)
         }
-        if fresh.made > at &+ slack { throw ofTheFuture(fresh, at) }
+        if timely, fresh.made > at &+ slack { throw ofTheFuture(fresh, at) }
         return fresh
     }
 

@@ -229,7 +229,7 @@ class Kept {
     return new Promise((resolve, reject) => {
       const asked = this.database.transaction("snapshots").objectStore("snapshots").get(name);
       asked.onsuccess = () => resolve(asked.result ?? null);
-      asked.onerror = () => reject(asked.error);
+      asked.onerror = () => reject(new SnapshotError("store", `the stored snapshot cannot be read: ${asked.error?.name}`));
     });
   }
 
@@ -277,14 +277,18 @@ export class Snapshots {
     const kept = await this.store.get(this.name);
     if (!kept || (this.state && (await sha256(kept)) === this.state.digest)) return;
     try {
-      this.state = await this.checked(new Uint8Array(kept));
+      this.state = await this.checked(new Uint8Array(kept), { timely: false });
     } catch (error) {
       this.problem = error;
     }
   }
 
-  /** The state that bytes give, if they are a snapshot for this device that may follow the one it has. */
-  async checked(bytes) {
+  /**
+   * The state that bytes give, if they are a snapshot for this device that may follow the one it has.
+   *
+   * What is stored stays known whatever the clock says, so that nothing older can take its place.
+   */
+  async checked(bytes, { timely = true } = {}) {
     if (!(await signed(bytes, this.key))) {
       throw new SnapshotError("signature", "the snapshot is not signed by the key of this model, or was altered since");
     }
@@ -294,7 +298,7 @@ export class Snapshots {
     if (had && (header.number < had.number || (header.number === had.number && digest !== this.state.digest))) {
       throw new SnapshotError("older", `the snapshot is of ${moment(header.made)}; this device has had one of ${moment(had.made)}`);
     }
-    if (header.made > this.now() + SLACK) {
+    if (timely && header.made > this.now() + SLACK) {
       throw new SnapshotError("clock", `the snapshot is of ${moment(header.made)}, and this device says it is ${moment(this.now())}`);
     }
     return { bytes, digest, header, rows };
@@ -320,9 +324,11 @@ export class Snapshots {
       await this.adopt();
       try {
         const bytes = await work();
-        if (bytes === null) return false;
-        const state = await this.checked(bytes);
-        if (state.digest === this.state?.digest) return false;
+        const state = bytes === null ? this.state : await this.checked(bytes);
+        if (state === this.state || state.digest === this.state?.digest) {
+          this.problem = null;
+          return false;
+        }
         await this.store.put(this.name, bytes);
         this.state = state;
         this.problem = null;
@@ -356,17 +362,17 @@ export class Snapshots {
   }
 
   async ask(url, headers) {
-    let answer;
+    let answer, bytes;
     try {
       // Without a digest to name, the browser asks with what it has of the host: a host of files has a tag of its own.
       const cache = headers["if-none-match"] ? "no-store" : "no-cache";
       answer = await fetch(url, { headers: { ...this.headers, ...headers }, cache });
+      bytes = new Uint8Array(await answer.arrayBuffer());
     } catch {
       throw new SnapshotError("offline", "the snapshot cannot be fetched: there is no connection");
     }
     if (answer.status === 304) return null;
     if (!answer.ok) throw new SnapshotError("refused", `the snapshot cannot be fetched: ${answer.status} ${answer.statusText}`);
-    const bytes = new Uint8Array(await answer.arrayBuffer());
     if (bytes.length > LARGEST) throw new SnapshotError("size", `the snapshot has ${bytes.length} bytes`);
     return bytes;
   }
@@ -389,9 +395,15 @@ export class Snapshots {
     }
   }
 
+  /** The moment of a question: that of the snapshot, where the clock of this device is a little behind it. */
+  get present() {
+    const [at, made] = [this.now(), this.state?.header.made ?? 0n];
+    return at < made && made - at <= SLACK ? made : at;
+  }
+
   /** The row of a view for join keys, by name: its status, its times, and its values, null where it has none. */
   row(name, keys) {
-    const at = this.now();
+    const at = this.present;
     const view = this.device.views.find((one) => one.name === name);
     const form = this.layouts.get(name);
     const row = this.state?.rows.get(name).get(keyOf(view, keys));
