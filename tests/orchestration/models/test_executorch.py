@@ -374,6 +374,26 @@ def test_an_answer_that_is_no_tensor_is_refused(monkeypatch: pytest.MonkeyPatch,
             program._ask({})
 
 
+def test_a_process_answers_some_of_the_rows_and_no_more_than_were_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    described = {"inputs": [], "outputs": [{"element": "float", "shape": [1]}]}
+    fed = {"x": np.zeros(3, np.float32)}
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    for counts, words in (((2, 1), ""), ((2, 2), "it answers 2 rows of 1"), ((0,), "it answers 0 rows of 3")):
+        answers = [{"element": "float", "shape": [count], "data": bytes(4 * count)} for count in counts]
+        messages = [msgspec.msgpack.encode(each) for each in (described, *({"answers": [each]} for each in answers))]
+        (tmp_path / "torch.py").write_text(
+            f"import os\nfor data in {messages!r}: os.write(3, len(data).to_bytes(8, 'little') + data)\nos._exit(0)\n"
+        )
+        with Program(b"", [], [Described("logits", "float", ("N",))], {"N": 1}) as program:
+            if words:
+                with pytest.raises(Refused, match=words):
+                    program.ask(fed)
+            else:
+                assert program.ask(fed)["logits"].shape == (3,)
+
+
 def test_the_process_is_not_there_without_its_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('nowhere')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))

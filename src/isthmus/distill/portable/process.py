@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.util import find_spec
@@ -34,6 +35,9 @@ _LARGEST = LARGEST + 2**20
 
 _AT_ONCE = 2**18
 """Bytes of rows in a message, if a row has fewer: a message takes longer than a row of a table."""
+
+_ENOUGH = 10
+"""Seconds after which the process answers the rows that it has computed: of slow programs, each row has its time."""
 
 _LAST_WORDS = 300
 """Bytes of the end of stderr in a message."""
@@ -138,10 +142,15 @@ class Program(AbstractContextManager["Program"]):
             raise Refused(f"its inputs have {' and '.join(map(str, sorted(counts)))} rows")
         count = counts.pop()
         at_once = max(1, _AT_ONCE // max(1, sum(array.nbytes for array in feeds.values()) // count))
-        parts = [
-            self._ask({name: array[begin : begin + at_once] for name, array in feeds.items()})
-            for begin in range(0, count, at_once)
-        ]
+        parts: list[dict[str, Array]] = []
+        begin = 0
+        while begin < count:
+            parts.append(self._ask({name: array[begin : begin + at_once] for name, array in feeds.items()}))
+            counts = {len(array) if array.ndim else 0 for array in parts[-1].values()}
+            answered = max(counts, default=0)
+            if len(counts) != 1 or not 0 < answered <= min(at_once, count - begin):
+                raise Refused(f"it answers {answered} rows of {min(at_once, count - begin)}")
+            begin += answered
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _ask(self, feeds: Feeds) -> dict[str, Array]:
@@ -287,7 +296,10 @@ def serve(prepare: Callable[[int], Callable[[bytes], Loaded]]) -> None:
     while (request := _read(sys.stdin.buffer)) is not None:
         tensors = [data.array for data in msgspec.msgpack.decode(request, type=list[TensorBytes])]
         try:
-            rows = [loaded.run([tensor[row : row + 1] for tensor in tensors]) for row in range(len(tensors[0]))]
+            rows: list[list[Array]] = []
+            began = time.monotonic()
+            while len(rows) < len(tensors[0]) and (not rows or time.monotonic() < began + _ENOUGH):
+                rows.append(loaded.run([tensor[len(rows) : len(rows) + 1] for tensor in tensors]))
             send(_Message(answers=tuple(TensorBytes.of(np.concatenate(parts)) for parts in zip(*rows, strict=True))))
         except Exception as error:  # noqa: BLE001 - any error is sent
             send_error(error)
