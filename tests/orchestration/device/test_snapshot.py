@@ -1,6 +1,7 @@
 """`snapshot`: the rows that devices keep are those of the online store, and no others."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,19 +26,24 @@ from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.cli.cli import app
 from isthmus.orchestration.device.snapshot import copy, shelf, signer, snapshot, undisclosed
 from isthmus.orchestration.project import Project
-from tests.orchestration.shop import Shop, with_device, with_moment
+from tests.orchestration.shop import Shop, with_device, with_moment, write
 
 SERVICE = "late_order_device"
 
 
-@pytest.fixture
-def kept(shop: Shop) -> Project:
-    """The shop, built and materialized, with a service that devices keep."""
-    with_device(with_moment(shop))
-    project = Project(shop.root)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("kept") / "shop"
+    with_device(with_moment(write(root)))
     for step in (apply, build, materialize):
-        step(project)
-    return project
+        step(Project(root))
+    return root
+
+
+@pytest.fixture
+def kept(made: Path, tmp_path: Path) -> Project:
+    """The shop, built and materialized, with a service that devices keep."""
+    return Project(shutil.copytree(made, tmp_path / "kept"))
 
 
 def _rows(project: Project, data: bytes) -> dict[str, dict[tuple[Any, ...], tuple[Any, ...]]]:
@@ -135,7 +141,7 @@ def test_a_wrong_declaration_is_named(shop: Shop, old: str, new: str, expected: 
         apply(Project(shop.root))
 
 
-def test_a_service_that_no_device_keeps_is_named(kept: Project, shop: Shop) -> None:
+def test_a_service_that_no_device_keeps_is_named(kept: Project) -> None:
     for name, expected in (
         ("late_order_server", "has no `device`; expected late_order_device"),
         ("late_order_devise", "is not declared .did you mean late_order_device"),
@@ -205,9 +211,9 @@ def test_a_damaged_pointer_is_written_again(kept: Project) -> None:
     copy(kept, None, kept.root / "out")
 
 
-def test_how_a_snapshot_is_made_is_no_part_of_the_contract(kept: Project, shop: Shop) -> None:
+def test_how_a_snapshot_is_made_is_no_part_of_the_contract(kept: Project) -> None:
     service = kept.definitions.services[SERVICE]
     assert service.device is not None
-    shop.replace("keep=3", "keep=9")
-    assert Project(shop.root).definitions.contract.hash == kept.definitions.contract.hash
-    assert replace(service.device, keep=9) == Project(shop.root).definitions.services[SERVICE].device
+    Shop(kept.root).replace("keep=3", "keep=9")
+    assert Project(kept.root).definitions.contract.hash == kept.definitions.contract.hash
+    assert replace(service.device, keep=9) == Project(kept.root).definitions.services[SERVICE].device
