@@ -156,10 +156,11 @@ class TabularTask(Task):
         return metrics(self.labels[rows], sigmoid(answers["logits"]))
 
     def over(self, table: pa.Table, rows: Index) -> Self:
-        """This task for some rows alone, numbered from 0, with their inputs in another table."""
+        """This task for some rows alone, numbered from 0, with the inputs of the student's graph in another table."""
         task = copy.copy(self)
         task.labels, task._targets = self.labels[rows], self._targets[torch.from_numpy(rows)]
-        task._data = tensors(table, self.material.student_inputs)
+        complete, _ = self.material.request_inputs.complete(columns(table, self._fed))
+        task._data = seen(complete, self.material.student_inputs, len(rows))
         task._numbers, task._places = map(torch.from_numpy, self._prepare(task._data))
         return task
 

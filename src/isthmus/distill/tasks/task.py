@@ -304,7 +304,7 @@ class Task(ABC):
         return {"cosine": cosine(*flat) if all(array.any(1).all() for array in flat) else math.nan}
 
     def over(self, table: pa.Table, rows: Index) -> Self:
-        """This task for some rows alone, numbered from 0, with their student's inputs in another table.
+        """This task for some rows alone, numbered from 0, with the inputs of their student's graph in another table.
 
         Only for a task whose rows a device can keep: a `Tabular`.
         """

@@ -137,23 +137,32 @@ def _on_device(artifacts: Artifacts, examples: TrainingSet, material: "Material"
     # Imported here: DuckDB and Arrow's datasets are most of what starting `isthmus deploy` would take.
     import pyarrow.parquet as pq
 
+    from isthmus.distill.tabular.tensors import columns
     from isthmus.features.pointintime.aged import fixed
+    from isthmus.features.values.columns import to_arrow
     from isthmus.orchestration.training.aged import aged, seen
 
     project, declared, table, test = artifacts.project, artifacts.declared, material.table, material.parts.test
     file = seen(project, declared, device, examples)
 
     def at_age(rows: Index, age: int) -> pa.Table:
-        return aged(project, declared, examples, table.take(rows), fixed(age))
+        return aged(project, declared, examples, table.take(rows), fixed(age), computed=False)
 
     drawn, oldest = pq.read_table(file), at_age(test, device.age // MICROSECOND)
+    request = material.request_inputs
+    complete, _ = request.complete(columns(oldest, request.fed(material.student_inputs)))
+    for item in material.student_inputs:
+        if item.name not in oldest.column_names:
+            oldest = oldest.append_column(item.name, to_arrow(complete[item.name], item.dtype))
     others = np.setdiff1d(np.arange(len(table)), test)
     places = np.empty(len(table), np.int64)
     places[others], places[test] = np.arange(len(others)), len(others) + np.arange(len(test))
     return replace(
         material,
         learn=lambda plan, before: _learn(project, file, material.student_inputs, plan, before),
-        device=pa.concat_tables([drawn.take(others), oldest.cast(drawn.schema)]).take(places),
+        device=pa.concat_tables([drawn.take(others), oldest.select(drawn.schema.names).cast(drawn.schema)]).take(
+            places
+        ),
         aged=at_age,
     )
 

@@ -30,10 +30,19 @@ def seen(project: Project, declared: Distillation, device: Snapshot, examples: T
     return str(folder / _FILE)
 
 
-def aged(project: Project, declared: Distillation, examples: TrainingSet, rows: pa.Table, ages: Ages) -> pa.Table:
+def aged(
+    project: Project,
+    declared: Distillation,
+    examples: TrainingSet,
+    rows: pa.Table,
+    ages: Ages,
+    *,
+    computed: bool = True,
+) -> pa.Table:
     """Rows of a training set in which the student's inputs are those of snapshots of these ages.
 
-    The inputs that only the teacher reads are left out.
+    The inputs that only the teacher reads are left out, and without `computed` those of request transforms: the engine
+    takes seconds for what their graphs compute of few rows at once.
 
     Raises:
         DataError: a table is not any more what the training set was joined from.
@@ -45,7 +54,7 @@ def aged(project: Project, declared: Distillation, examples: TrainingSet, rows: 
     fields: dict[str, list[str]] = {}
     for transform, field in contract.service(service).computed:
         fields.setdefault(transform, []).append(field)
-    computed = request_columns(project, contract, fields)
+    transformed = request_columns(project, contract, fields) if computed else None
     made = tuple(f"{name}{SEPARATOR}" for name in (*examples.features, *examples.computed))
     spine = rows.select([name for name in rows.column_names if not name.startswith(made)])
     join = AgedJoin(
@@ -53,5 +62,5 @@ def aged(project: Project, declared: Distillation, examples: TrainingSet, rows: 
         status=False, threads=project.settings.profiles.training.threads, reading=offline.reading,
     )  # fmt: skip
     joined = join.batches(spine.to_batches())
-    schema = computed.schema(join.schema) if computed else join.schema
-    return pa.Table.from_batches(computed.batches(joined) if computed else joined, schema)
+    schema = transformed.schema(join.schema) if transformed else join.schema
+    return pa.Table.from_batches(transformed.batches(joined) if transformed else joined, schema)
