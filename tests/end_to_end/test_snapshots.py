@@ -25,30 +25,16 @@ from isthmus.features.snapshot.client import sources
 from isthmus.features.snapshot.delta import difference
 from isthmus.features.snapshot.file import Header, SnapshotFile
 from isthmus.features.snapshot.shelf import Shelf
-from isthmus.features.types import Int32, Int64, String
 from tests.end_to_end.phones import chromium, of_profile
+from tests.features.snapshot import vectors
 from tests.features.snapshot.support import Content, made, sealer
-from tests.features.snapshot.vectors import FILE
-from tests.features.support import ALL, make_view
+from tests.features.snapshot.vectors import FILE, HOUR, MADE, MINUTE
 from tests.serving.support import CONTRACT, serving
 
 pytestmark = pytest.mark.browser
 
-MADE = 1_700_000_000_000_000
-MINUTE, HOUR = 60_000_000, 3_600_000_000
-VIEWS = [
-    make_view({"n": Int64, "text": String}, {"carrier": String}, ttl=2 * HOUR, name="one"),
-    make_view(ALL, {"b": String, "a": Int32}, name="every_type"),
-]
-DEVICE = {
-    "project": "prod", "service": "late", "hash": "5" * 64, "age": HOUR,
-    "views": [
-        {"name": view.name, "keys": sorted([key.name, key.dtype.name] for key in view.keys),
-         "fields": [[column.name, column.dtype.name] for column in view.fields], "ttl": view.ttl}
-        for view in VIEWS
-    ],
-}  # fmt: skip
-"""What the manifest of a package says of these views."""
+VIEWS = vectors.VIEWS[:2]
+DEVICE = {**vectors.DEVICE, "views": vectors.DEVICE["views"][:2]}
 
 EMPTY: Content = {}
 
@@ -518,10 +504,10 @@ CASES = """async ({ key, device, files, cases }) => {
 
 
 def test_it_answers_in_all_cases_as_the_other_readers(site: Site, page: Page) -> None:
-    vectors = json.loads(FILE.read_text(encoding="utf-8"))
+    known = json.loads(FILE.read_text(encoding="utf-8"))
     page.goto(site.url)
-    expected = [[case["name"], step["answer"]] for case in vectors["cases"] for step in case["steps"]]
-    assert page.evaluate(CASES, vectors) == expected
+    expected = [[case["name"], step["answer"]] for case in known["cases"] for step in case["steps"]]
+    assert page.evaluate(CASES, known) == expected
 
 
 @pytest.mark.accept

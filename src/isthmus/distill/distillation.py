@@ -17,7 +17,7 @@ from torch import nn
 
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.device import resolve
-from isthmus.distill.formats import require_runtimes
+from isthmus.distill.formats.conversions import require_runtimes
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.preflight import rehearse, require_measured
 from isthmus.distill.reports.build import PUPILS, Trained, report

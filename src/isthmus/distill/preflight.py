@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from isthmus.distill.device import enough_memory, is_full
-from isthmus.distill.formats import wanted
+from isthmus.distill.formats.conversions import wanted
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.onnx.runtime import described, predict, session
 from isthmus.distill.outputs.cache import TeacherOutputs

@@ -39,7 +39,7 @@ VIEWS = [
     make_view(ALL, {"b": String, "a": Int32}, name="every_type"),
     make_view({"x": Float32}, {"flag": Bool, "at": UnixTimestamp, "raw": Bytes, "id": Int64}, name="every_key"),
 ]
-DEVICE = {
+DEVICE: dict[str, Any] = {
     "project": "prod", "service": "late", "hash": "5" * 64, "age": HOUR,
     "views": [
         {"name": view.name, "keys": sorted([key.name, key.dtype.name] for key in view.keys),

@@ -125,7 +125,8 @@ def test_a_filter_that_matches_nothing_writes_nothing(shop: Shop) -> None:
     [
         ('Field("distance", Float32, "device")', 'Field("distance", Float32)',
          'shelf_demand__distance is available on the server only; expected available="device"'),
-        ("age=timedelta(hours=6)", "age=timedelta(0)", "device, age: .*expected a positive timedelta"),
+        ("age=timedelta(hours=6)", "age=timedelta(0)", "age: .*expected a timedelta of a minute or more"),
+        ("every=timedelta(hours=1)", "every=timedelta(seconds=45)", "every: .*a timedelta of a minute or more"),
         ("every=timedelta(hours=1)", "every=timedelta(hours=7)", "every: 7:00:00; expected at most the age, 6:00:00"),
         ("keys={}", 'keys={"stor": ["s1"]}', "no join key 'stor' .did you mean store.*expected one of product, store"),
         ("keys={}", 'keys={"product": ["s1"]}', "keys 'product': .*expected a list of values of type Int32"),
@@ -172,7 +173,11 @@ def test_a_folder_for_any_host_of_files(kept: Project, tmp_path: Path) -> None:
     assert (out / SERVICE).read_bytes() == newest
     # Of the last three.
     earlier = {f"{SERVICE}.{file.snapshot[:16]}" for file in files[-4:-1]}
-    assert {path.name for path in out.iterdir()} == {SERVICE, f"{SERVICE}.html", *earlier}
+    # Who has the newest asks for the difference from that, too.
+    own = f"{SERVICE}.{files[-1].snapshot[:16]}"
+    assert applied(newest, (out / own).read_bytes()) == newest
+    assert (out / own).stat().st_size < 100
+    assert {path.name for path in out.iterdir()} == {SERVICE, f"{SERVICE}.html", own, *earlier}
 
 
 def test_the_command_says_what_is_disclosed_before_it_writes(kept: Project, tmp_path: Path) -> None:
@@ -209,6 +214,23 @@ def test_a_damaged_pointer_is_written_again(kept: Project) -> None:
     after = snapshot(kept)
     assert after.rows == before.rows
     copy(kept, None, kept.root / "out")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("features=[shelf_demand, basket, moment]", 'features=[shelf_demand[["sold_1d"]], basket, moment]'),
+        ("keys={}", 'keys={"store": ["s1"]}'),
+        ("device=Snapshot(", "device=None and Snapshot("),
+    ],
+)
+def test_what_devices_may_keep_no_longer_is_withdrawn(kept: Project, old: str, new: str) -> None:
+    snapshot(kept)
+    apply(Project(kept.root))
+    assert shelf(kept, SERVICE).latest() is not None
+    Shop(kept.root).replace(old, new)
+    apply(Project(kept.root))
+    assert not shelf(kept, SERVICE).folder.exists()
 
 
 def test_how_a_snapshot_is_made_is_no_part_of_the_contract(kept: Project) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.export.export import ExportReport, export
 from isthmus.distill.export.parity import check_package
-from isthmus.distill.formats import CONVERSIONS
+from isthmus.distill.formats.conversions import CONVERSIONS
 from isthmus.distill.litert.process import LIBRARIES as LITERT
 from isthmus.distill.portable.network import portable
 from isthmus.features.errors import ConfigurationError, GateFailed

@@ -15,10 +15,10 @@ from isthmus.distill.export.acceptance import Accepted, Measured, accept, allowe
 from isthmus.distill.export.candidate import Candidate, Reference, sample_cases
 from isthmus.distill.export.conversion import in_precision, student_graph
 from isthmus.distill.export.package import contents, package_bytes, write_package, xctest
-from isthmus.distill.formats import require_runtimes, wanted
+from isthmus.distill.formats.conversions import require_runtimes, wanted
+from isthmus.distill.formats.programs import INTERPRETED
 from isthmus.distill.onnx.runtime import described, ort_format
 from isthmus.distill.portable.network import portable
-from isthmus.distill.programs import INTERPRETED
 from isthmus.distill.restore import Restored, restored
 from isthmus.distill.tasks.task import Material
 from isthmus.distill.training.teacheroutputs import complete_outputs

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from isthmus.distill.export.candidate import require_student
+from isthmus.distill.formats.programs import PROGRAMS
 from isthmus.distill.onnx.runtime import Run, ask
 from isthmus.distill.portable.process import opened
-from isthmus.distill.programs import PROGRAMS
 from isthmus.distill.restore import restored
 from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.tasks.task import Material

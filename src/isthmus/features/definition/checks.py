@@ -2,14 +2,15 @@
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from types import FunctionType, NoneType
 from typing import Any
 
 from isthmus.features.clock import MICROSECOND
 from isthmus.features.contract.contract import RESERVED, SEPARATOR, STATUS, Column
 from isthmus.features.definition import codehash, expectations
+from isthmus.features.definition.devices import snapshot_problems
 from isthmus.features.definition.spec import (
     OWNER,
     Entity,
@@ -53,10 +54,6 @@ _PARTS: dict[type, dict[str, tuple[type, ...]]] = {
             "function": _FUNCTION},
 }  # fmt: skip
 """The types of each part of a declaration, or of each item of a sequence."""
-
-
-_MOST_KEPT = 1000
-"""Differences of a snapshot: each is a file."""
 
 
 class Declarations:
@@ -272,33 +269,7 @@ class Declarations:
                 if name in seen:
                     self._wrong(where, f"{name} is there twice", "each feature once")
                 seen.add(name)
-        if service.device is not None:
-            self._snapshot(f"{where}, device", service, service.device)
-
-    def _snapshot(self, where: str, service: FeatureService, device: Snapshot) -> None:
-        views = {view.name: view for view, _ in _stored(service)}
-        if not views:
-            self._wrong(where, "the service has no stored feature", "no `device`: the request has all that is read")
-        # Whatever is in a snapshot is on every device: nothing gets there that was not declared for devices.
-        for view, field in _stored(service):
-            if field.available != "device":
-                self._wrong(where, f"{view.name}{SEPARATOR}{field.name} is available on the server only",
-                            'available="device" in its Field, or a service without it')  # fmt: skip
-        for name in ("age", "every"):
-            span = getattr(device, name)
-            if not isinstance(span, timedelta) or span <= timedelta(0):
-                self._wrong(f"{where}, {name}", repr(span), "a positive timedelta")
-                return
-        if device.every > device.age:
-            self._wrong(f"{where}, every", str(device.every), f"at most the age, {device.age}")
-        if type(device.keep) is not int or not 0 <= device.keep <= _MOST_KEPT:
-            self._wrong(f"{where}, keep", repr(device.keep), f"0 to {_MOST_KEPT}")
-        known = {key.name: key.dtype for view in views.values() for key in join_keys(view.entities)}
-        for key, values in device.keys.items():
-            if key not in known:
-                self._wrong(f"{where}, keys", f"no join key {key!r}{nearest(key, known)}", one_of(known))
-            elif not _values_of(values, known[key]):
-                self._wrong(f"{where}, keys {key!r}", repr(values), f"a list of values of type {known[key]!r}")
+        self.problems += snapshot_problems(f"{where}, device", service)
 
     def _keys(self, where: str, declaration: FeatureView | Spine) -> set[str]:
         seen: set[str] = set()
@@ -384,36 +355,3 @@ def sized(name: str, dtype: DataType) -> str:
 def join_keys(entities: Iterable[Entity]) -> tuple[Column, ...]:
     """The columns of entities' join keys, in order."""
     return tuple(Column(key, dtype) for entity in entities for key, dtype in entity.join_keys.items())
-
-
-def _stored(service: FeatureService) -> list[tuple[FeatureView, Field]]:
-    """The stored features that a service reads, also by its request transforms."""
-    found: dict[tuple[str, str], tuple[FeatureView, Field]] = {}
-
-    def add(part: object, taken: Collection[str] | None = None) -> None:
-        match part:
-            case FeatureProjection(RequestTransform() as transform) | (RequestTransform() as transform):
-                taken = codehash.parameters(transform.function) if transform.function else ()
-                for each in transform.inputs:
-                    add(each, taken)
-            case FeatureProjection(FeatureView() as view, names):
-                add_fields(view, [field for field in view.schema if field.name in names], taken)
-            case FeatureView():
-                add_fields(part, part.schema, taken)
-
-    def add_fields(view: FeatureView, fields: Iterable[Field], taken: Collection[str] | None) -> None:
-        for field in fields:
-            if taken is None or f"{view.name}{SEPARATOR}{field.name}" in taken:
-                found[view.name, field.name] = view, field
-
-    for part in service.features:
-        add(part)
-    return [*found.values()]
-
-
-def _values_of(values: object, dtype: DataType) -> bool:
-    """Whether these are values of a join key, as a row of an entity dataframe has them."""
-    if not isinstance(values, Sequence) or isinstance(values, str | bytes) or not values:
-        return False
-    kind = {"String": str, "Bytes": bytes, "Bool": bool, "UnixTimestamp": datetime}.get(dtype.name, int)
-    return all(type(value) is kind for value in values)

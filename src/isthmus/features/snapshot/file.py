@@ -32,6 +32,8 @@ from isthmus.features.values.rows import RowCodec
 
 MAGIC, VERSION = b"isthsnap", 1
 SIGNATURE_SIZE = 64
+LARGEST = 2**26
+"""Bytes of a file: a device refuses more."""
 
 _START = struct.Struct("<8sBI")
 _TIMES = struct.Struct("<qq")

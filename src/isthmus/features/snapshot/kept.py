@@ -1,10 +1,11 @@
 """What a device keeps of a service: its views, with the features that the service reads and no others."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from isthmus.features.clock import MICROSECOND
 from isthmus.features.contract.contract import Contract, ViewContract
-from isthmus.features.definition.spec import FeatureService
+from isthmus.features.definition.spec import FeatureService, Snapshot
 from isthmus.features.package.manifest import Device, KeptView
 
 
@@ -15,6 +16,20 @@ def kept_views(contract: Contract, service: str) -> list[ViewContract]:
         wanted.setdefault(view, set()).add(feature)
     views = [(contract.views[name], names) for name, names in wanted.items()]
     return [replace(view, fields=tuple(c for c in view.fields if c.name in names)) for view, names in views]
+
+
+def disclosed(views: Sequence[ViewContract], device: Snapshot) -> tuple[str, ...]:
+    """What whoever has a snapshot can read."""
+    found = []
+    for view in views:
+        keys = " and ".join(
+            f"{key.name} {', '.join(map(str, device.keys[key.name]))}"
+            if key.name in device.keys
+            else f"every {key.name}"
+            for key in view.keys
+        )
+        found += [f"{view.name}:{column.name} of {keys}" for column in view.fields]
+    return tuple(found)
 
 
 def kept(contract: Contract, service: FeatureService, stale: float | str | None = None) -> Device | None:

@@ -1,5 +1,6 @@
 """`apply`: compiles the definitions, writes the contract, registers the Feast objects."""
 
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from isthmus.features.contract.generations import Generations
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
 from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.store import OfflineStore
+from isthmus.features.snapshot.kept import disclosed, kept_views
+from isthmus.features.snapshot.shelf import Shelf
 from isthmus.orchestration.apply.analysis import remember, unbuildable
 from isthmus.orchestration.apply.switch import register
 from isthmus.orchestration.project import Project
@@ -63,8 +66,19 @@ def apply(project: Project) -> Applied:
         # Last, because from here on the contract is in force.
         generations.write(project.contract_file)
     remember(project, digest)
+    _withdraw(project, contract)
     current = generations.current or contract
     return Applied(contract.hash, changes, registered, current.hash)
+
+
+def _withdraw(project: Project, contract: Contract) -> None:
+    """Removes the snapshots that disclose what devices may keep no longer: a server would go on offering them."""
+    for folder in project.snapshots.glob("*/"):
+        service, before = project.definitions.services.get(folder.name), Shelf(folder).before()
+        device = None if service is None else service.device
+        allowed = disclosed(kept_views(contract, folder.name), device) if device else ()
+        if device is None or (before is not None and not {*before.discloses} <= {*allowed}):
+            shutil.rmtree(folder)
 
 
 def _has_rows(project: Project, generations: Generations, contract: Contract) -> bool:

@@ -1,7 +1,6 @@
 """`snapshot`: writes the stored features of a service that devices keep, as a signed file and differences to it."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,9 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.signature import PASSWORD
 from isthmus.features.progress import Progress, silent
 from isthmus.features.publishing.publish import key_values
-from isthmus.features.snapshot.file import Header, SnapshotFile, unpacked
-from isthmus.features.snapshot.kept import kept_views
+from isthmus.features.snapshot.delta import difference
+from isthmus.features.snapshot.file import LARGEST, Header, SnapshotFile, read_snapshot, unpacked
+from isthmus.features.snapshot.kept import disclosed, kept_views
 from isthmus.features.snapshot.seal import Sealer, create_key
 from isthmus.features.snapshot.shelf import Latest, Shelf
 from isthmus.features.values.columns import ARROW, Mask, from_arrow, micros
@@ -104,6 +104,10 @@ def snapshot(project: Project, name: str | None = None, *, progress: Progress = 
             contract.project, service.name, contract.service(service.name).hash, contract.hash, made, number, counts
         )
         sealed = sealer.seal(SnapshotFile(header, rows))
+        if len(sealed.data) > LARGEST:
+            raise DataError(f"snapshot of {service.name}", f"has {len(sealed.data):,} bytes",
+                            expected=f"at most {LARGEST:,}, which is all that a device takes",
+                            remedy="name the `keys` of its Snapshot, or read fewer features")  # fmt: skip
         tables = {name: history.fingerprint for name, history in histories.items()}
         latest = place.add(sealed, views, device.keep, discloses=discloses, tables=tables)
     progress("the snapshot is written", 1.0)
@@ -159,20 +163,6 @@ def signer(project: Project) -> Sealer:
     return Sealer.of(file)
 
 
-def disclosed(views: Sequence[ViewContract], device: Declared) -> tuple[str, ...]:
-    """What whoever has a snapshot can read."""
-    found = []
-    for view in views:
-        keys = " and ".join(
-            f"{key.name} {', '.join(map(str, device.keys[key.name]))}"
-            if key.name in device.keys
-            else f"every {key.name}"
-            for key in view.keys
-        )
-        found += [f"{view.name}:{column.name} of {keys}" for column in view.fields]
-    return tuple(found)
-
-
 def copy(project: Project, name: str | None, out: Path) -> Latest:
     """Writes the newest snapshot of a service and the differences to it to a folder, for any host of files.
 
@@ -184,9 +174,13 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
         latest = place.latest()
         if latest is None:
             raise DataError(f"snapshot of {service.name}", "there is none", remedy="run `isthmus snapshot`")
+        newest = place.snapshot(latest.snapshot)
         deltas = {f"{service.name}.{digest[:SHORT]}": place.delta(digest, latest) for digest in latest.earlier}
+        # A device that has the newest asks for the difference from that: here is none, in some bytes.
+        same = read_snapshot(newest, kept_views(project.applied(), service.name))
+        deltas[f"{service.name}.{latest.snapshot[:SHORT]}"] = difference(same, same)
         # First the differences: none may lead to what is not there yet.
-        for target, data in {**deltas, service.name: place.snapshot(latest.snapshot)}.items():
+        for target, data in {**deltas, service.name: newest}.items():
             write_atomically(out / target, data)
         # Only what has the name of a difference: the rest of the folder is somebody else's.
         for file in out.glob(f"{service.name}.{'[0-9a-f]' * SHORT}"):

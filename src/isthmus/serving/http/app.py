@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from isthmus.features import clock
 from isthmus.features.contract.contract import Column
-from isthmus.features.errors import DamagedRowError, IsthmusError, RequestError, nearest, one_of
+from isthmus.features.errors import DamagedRowError, IsthmusError, RequestError
 from isthmus.features.latency import WRITE_SECONDS, LatencyWriter
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.serving import log
@@ -184,16 +184,7 @@ class Handlers:
 
     async def snapshot(self, request: Request) -> Response:
         """The stored features of a service that devices keep."""
-        service, known = request.path_params["service"], self._watch.state.contract.services
-        granted(request).require("snapshot", service)
-        if service not in known:
-            raise errors.NotFoundError(
-                "service", f"no service {service!r}{nearest(service, known)}", expected=one_of(known)
-            )
-        folder, since = self._settings.snapshots, request.query_params.get("since")
-        latest, data = await asyncio.to_thread(snapshots.read, None if folder is None else Path(folder), service, since)
-        had = request.headers.get("if-none-match", "")
-        return snapshots.answer(latest, data, request.headers.get("accept-encoding", ""), had)
+        return await snapshots.answer(request, self._watch.state.contract.services, self._settings.snapshots)
 
     async def models(self, _request: Request) -> Response:
         """The deployed models."""

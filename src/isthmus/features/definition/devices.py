@@ -1,0 +1,80 @@
+"""Checks what a service declares of the features that devices keep."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+
+from isthmus.features.contract.contract import SEPARATOR
+from isthmus.features.definition import codehash
+from isthmus.features.definition.spec import FeatureProjection, FeatureService, FeatureView, Field, RequestTransform
+from isthmus.features.errors import Problem, nearest, one_of
+from isthmus.features.types import DataType
+
+_MOST_KEPT = 1000
+"""Differences of a snapshot: each is a file."""
+
+_MINUTE = timedelta(minutes=1)
+"""The shortest time between two snapshots: a schedule has no seconds."""
+
+
+def snapshot_problems(where: str, service: FeatureService) -> Iterator[Problem]:
+    """Each place where `device` of a service is wrong; nothing where there is none."""
+    device = service.device
+    if device is None:
+        return
+    views = {view.name: view for view, _ in _stored(service)}
+    if not views:
+        yield Problem(where, "the service has no stored feature", "no `device`: the request has all that is read")
+    # Whatever is in a snapshot is on every device: nothing gets there that was not declared for devices.
+    for view, field in _stored(service):
+        if field.available != "device":
+            yield Problem(where, f"{view.name}{SEPARATOR}{field.name} is available on the server only",
+                          'available="device" in its Field, or a service without it')  # fmt: skip
+    for name in ("age", "every"):
+        span = getattr(device, name)
+        if not isinstance(span, timedelta) or span < _MINUTE:
+            yield Problem(f"{where}, {name}", repr(span), "a timedelta of a minute or more")
+            return
+    if device.every > device.age:
+        yield Problem(f"{where}, every", str(device.every), f"at most the age, {device.age}")
+    if type(device.keep) is not int or not 0 <= device.keep <= _MOST_KEPT:
+        yield Problem(f"{where}, keep", repr(device.keep), f"0 to {_MOST_KEPT}")
+    entities = [entity for view in views.values() for entity in view.entities]
+    known = {key: dtype for entity in entities for key, dtype in entity.join_keys.items()}
+    for key, values in device.keys.items():
+        if key not in known:
+            yield Problem(f"{where}, keys", f"no join key {key!r}{nearest(key, known)}", one_of(known))
+        elif not _values_of(values, known[key]):
+            yield Problem(f"{where}, keys {key!r}", repr(values), f"a list of values of type {known[key]!r}")
+
+
+def _stored(service: FeatureService) -> list[tuple[FeatureView, Field]]:
+    """The stored features that a service reads, also by its request transforms."""
+    found: dict[tuple[str, str], tuple[FeatureView, Field]] = {}
+
+    def add(part: object, taken: Collection[str] | None = None) -> None:
+        match part:
+            case FeatureProjection(RequestTransform() as transform) | (RequestTransform() as transform):
+                taken = codehash.parameters(transform.function) if transform.function else ()
+                for each in transform.inputs:
+                    add(each, taken)
+            case FeatureProjection(FeatureView() as view, names):
+                add_fields(view, [field for field in view.schema if field.name in names], taken)
+            case FeatureView():
+                add_fields(part, part.schema, taken)
+
+    def add_fields(view: FeatureView, fields: Iterable[Field], taken: Collection[str] | None) -> None:
+        for field in fields:
+            if taken is None or f"{view.name}{SEPARATOR}{field.name}" in taken:
+                found[view.name, field.name] = view, field
+
+    for part in service.features:
+        add(part)
+    return [*found.values()]
+
+
+def _values_of(values: object, dtype: DataType) -> bool:
+    """Whether these are values of a join key, as a row of an entity dataframe has them."""
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes) or not values:
+        return False
+    kind = {"String": str, "Bytes": bytes, "Bool": bool, "UnixTimestamp": datetime}.get(dtype.name, int)
+    return all(type(value) is kind for value in values)
