@@ -10,6 +10,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from isthmus.orchestration.graph.resource import lines
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
 from tests.orchestration.shop import Shop
@@ -85,3 +86,23 @@ def test_a_canceled_run_leaves_a_checkpoint_and_the_next_one_goes_on_from_it(bui
     again.wait(f"student-0, goes on after step {step} of ")
     again.worker.terminate()
     again.ended()
+
+
+def test_what_a_step_says_just_before_it_ends_is_read(tmp_path: Path) -> None:
+    """The last lines come while the reader asks whether there is more to come, and one of them in two parts."""
+    file = tmp_path / "messages"
+    file.write_text('{"first": 1}\n{"sec')
+    said = iter([(False, 'ond": 2}\n'), (False, ""), (True, '{"third": 3}\n{"fourth": 4}\n')])
+
+    def ended() -> bool:
+        answer, text = next(said)
+        with file.open("a") as more:
+            more.write(text)
+        return answer
+
+    assert [json.loads(line) for line in lines(file, ended)] == [
+        {"first": 1},
+        {"second": 2},
+        {"third": 3},
+        {"fourth": 4},
+    ]

@@ -165,9 +165,9 @@ def _ages(task: Task, students: Mapping[int, nn.Module]) -> list[AtAge]:
     if device is None or material.aged is None:
         return []
     test, rows, found = material.parts.test, np.arange(len(material.parts.test)), []
-    for share in AGES:
-        age = int(device.age / MICROSECOND * share)
-        over = task.over(material.aged(test, age), test)
+    ages = [int(device.age / MICROSECOND * share) for share in AGES]
+    for age, table in zip(ages, material.aged(test, ages), strict=True):
+        over = task.over(table, test)
         scores = [
             over.score(student_answers(over, student, rows, torch.device("cpu")), rows, {})
             for student in students.values()

@@ -61,7 +61,7 @@ class Material:
         progress: called with the work and its share done while a task prepares its teacher.
         latency: recent latency of the servers on this machine, to which the training gives way; None to ignore them.
         device: the table with the student's inputs as a device sees them; None where it sees what the server sees.
-        aged: rows of the table whose student's inputs are as old as it says, in microseconds; likewise.
+        aged: some rows once for each age (microseconds), with the inputs of the student's graph of that age; likewise.
     """
 
     declaration: Distillation
@@ -77,7 +77,7 @@ class Material:
     progress: Progress = silent
     latency: Callable[[], Latency | None] | None = None
     device: pa.Table | None = None
-    aged: Callable[[Index, int], pa.Table] | None = None
+    aged: Callable[[Index, Sequence[int]], Sequence[pa.Table]] | None = None
 
     @property
     def student_table(self) -> pa.Table:

@@ -85,9 +85,9 @@ class AgedJoin:
             yield from result.cast(self.schema).combine_chunks().to_batches(max_chunksize=BATCH)
 
 
-def fixed(age: int) -> Ages:
-    """The same age for every row, in microseconds."""
-    return lambda at, _: np.full(len(at), age)
+def fixed(age: int | Ints) -> Ages:
+    """The same age for every row, or an age for each row, in microseconds."""
+    return lambda at, first: np.full(len(at), age) if isinstance(age, int) else age[first : first + len(at)]
 
 
 def drawn(device: Snapshot, seed: int = 0) -> Ages:

@@ -1,23 +1,32 @@
 """What runs the steps of a project for Dagster."""
 
+import json
 import os
 import sys
+import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event, Thread
 from typing import Any, Protocol
 
 import dagster as dg
 import msgspec
 from dagster import PipesSubprocessClient
 from dagster._core.errors import DagsterPipesExecutionError
+from dagster._core.pipes.context import PipesMessageHandler
+from dagster_pipes import PipesDefaultMessageWriter
 
 from isthmus.orchestration.graph.events import FAILED, Failed, Request
 
 Context = dg.AssetExecutionContext | dg.AssetCheckExecutionContext
 Results = Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]
 CHILD = ("-P", "-m", "isthmus.orchestration.graph.child")
+_PAUSE = 0.01
+"""Seconds between two looks for messages."""
 RETRIES, WAIT = 3, 10
 """How often to retry what may pass, and the seconds before the first retry; they double each time."""
 
@@ -27,6 +36,58 @@ class Steps(Protocol):
 
     def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results:
         """Runs the selected part of a step, and yields the results."""
+
+
+class Messages(dg.PipesMessageReader):
+    """Reads what the process of a step sends, from a temporary file, to the last line.
+
+    Dagster's own reader asks whether the process has ended after it has found no more, and so loses what was written in
+    between: on a busy machine a step that was done had failed.
+    """
+
+    @contextmanager
+    def read_messages(self, handler: PipesMessageHandler) -> Iterator[dict[str, Any]]:
+        """Hands on the messages while the block runs, and those that are left at its end."""
+        with TemporaryDirectory(prefix="isthmus-pipes-") as folder:
+            file, ended = Path(folder) / "messages", Event()
+            file.touch()
+
+            def read() -> None:
+                try:
+                    for line in lines(file, ended.is_set):
+                        handler.handle_message(json.loads(line))
+                except Exception:
+                    handler.report_pipes_framework_exception("reader of a step's messages", sys.exc_info())
+                    raise
+
+            reading = Thread(target=read, daemon=True)
+            reading.start()
+            try:
+                yield {PipesDefaultMessageWriter.FILE_PATH_KEY: str(file)}
+            finally:
+                ended.set()
+                reading.join()
+
+    def no_messages_debug_text(self) -> str:
+        """For Dagster's message about a process that has said nothing."""
+        return "Its messages were read from a temporary file."
+
+
+def lines(file: Path, ended: Callable[[], bool]) -> Iterator[str]:
+    """The lines of a file that grows, each once it is whole, until it has ended."""
+    with file.open(encoding="utf-8") as grows:
+        part = ""
+        while True:
+            # Asked before the last look: afterward nothing comes that it has not seen.
+            last = ended()
+            for line in grows:
+                part += line
+                if part.endswith("\n"):
+                    yield part
+                    part = ""
+            if last:
+                return
+            time.sleep(_PAUSE)
 
 
 class IsthmusResource(dg.ConfigurableResource[Any]):
@@ -73,7 +134,7 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
 
     def launch(self, context: Context, extras: dict[str, Any]) -> dg.PipesClientCompletedInvocation:
         """Starts the process of a step, and waits until it ends."""
-        client = PipesSubprocessClient(termination_timeout_seconds=60)
+        client = PipesSubprocessClient(message_reader=Messages(), termination_timeout_seconds=60)
         # By its number, a step that is still starting up sees that this process has been killed.
         command = [sys.executable, *CHILD, str(os.getpid())]
         return client.run(context=context.op_execution_context, extras=extras, command=command)

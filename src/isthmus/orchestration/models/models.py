@@ -145,10 +145,13 @@ def _on_device(artifacts: Artifacts, examples: TrainingSet, material: "Material"
     project, declared, table, test = artifacts.project, artifacts.declared, material.table, material.parts.test
     file = seen(project, declared, device, examples)
 
-    def at_age(rows: Index, age: int) -> pa.Table:
-        return aged(project, declared, examples, table.take(rows), fixed(age), computed=False)
+    def at_ages(rows: Index, ages: Sequence[int]) -> list[pa.Table]:
+        # As one spine: each view is read once.
+        spine, each = pa.concat_tables([table.take(rows)] * len(ages)), np.repeat(np.array(ages, np.int64), len(rows))
+        found = aged(project, declared, examples, spine, fixed(each), computed=False)
+        return [found.slice(place * len(rows), len(rows)) for place in range(len(ages))]
 
-    drawn, oldest = pq.read_table(file), at_age(test, device.age // MICROSECOND)
+    drawn, (oldest,) = pq.read_table(file), at_ages(test, [device.age // MICROSECOND])
     request = material.request_inputs
     complete, _ = request.complete(columns(oldest, request.fed(material.student_inputs)))
     for item in material.student_inputs:
@@ -163,7 +166,7 @@ def _on_device(artifacts: Artifacts, examples: TrainingSet, material: "Material"
         device=pa.concat_tables([drawn.take(others), oldest.select(drawn.schema.names).cast(drawn.schema)]).take(
             places
         ),
-        aged=at_age,
+        aged=at_ages,
     )
 
 
