@@ -13,7 +13,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from dagster import PipesEnvContextInjector, PipesTempFileMessageReader, open_pipes_session
+from dagster import PipesEnvContextInjector, open_pipes_session
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
 from dagster_pipes import PipesContext
@@ -24,7 +24,7 @@ from isthmus.orchestration.graph import IsthmusTranslator, Node, build_definitio
 from isthmus.orchestration.graph.assets import observe
 from isthmus.orchestration.graph.events import DRIFT
 from isthmus.orchestration.graph.outline import outline
-from isthmus.orchestration.graph.resource import CHILD, Context, IsthmusResource, Results, Steps
+from isthmus.orchestration.graph.resource import CHILD, Context, IsthmusResource, Messages, Results, Steps
 from isthmus.orchestration.project import Project
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import VIEWS, Shop
@@ -68,9 +68,7 @@ class _Here(IsthmusResource):
 
     def launch(self, context: Context, extras: dict[str, Any]) -> dg.PipesClientCompletedInvocation:
         with (
-            open_pipes_session(
-                context.op_execution_context, PipesEnvContextInjector(), PipesTempFileMessageReader(), extras
-            ) as session,
+            open_pipes_session(context.op_execution_context, PipesEnvContextInjector(), Messages(), extras) as session,
             pytest.MonkeyPatch.context() as patch,
         ):
             for name, value in session.get_bootstrap_env_vars().items():
@@ -78,6 +76,13 @@ class _Here(IsthmusResource):
             patch.setattr(PipesContext, "_instance", None)
             assert child.main() == 0
         return dg.PipesClientCompletedInvocation(session)
+
+
+def failures(result: dg.ExecuteInProcessResult) -> list[str]:
+    """Why each step that failed did."""
+    return [
+        f"{event.step_key}: {event.step_failure_data.error}" for event in result.all_events if event.is_step_failure
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +96,7 @@ def _ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with dg.DagsterInstance.local_temp(str(folder / "home")) as instance:
         observe(instance, root)
         result = Dagster(root, instance, _Here(project=str(root))).run()
-        assert result.success, [event.message for event in result.all_events if event.is_failure]
+        assert result.success, failures(result)
     return folder
 
 
@@ -351,7 +356,7 @@ class _Elsewhere(IsthmusResource):
 
     def launch(self, context: Context, extras: dict[str, Any]) -> dg.PipesClientCompletedInvocation:
         with open_pipes_session(
-            context.op_execution_context, PipesEnvContextInjector(), PipesTempFileMessageReader(),
+            context.op_execution_context, PipesEnvContextInjector(), Messages(),
             {**extras, "root": self.there},
         ) as session:  # fmt: skip
             told = {**session.get_bootstrap_env_vars(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -368,7 +373,7 @@ def test_steps_run_elsewhere_with_another_client(shop: Shop, tmp_path: Path) -> 
         result = elsewhere.run("contract")
         (there / "data" / "orders.parquet").unlink()
         failed = elsewhere.run("offline/customer_orders")
-    assert result.success, [event.message for event in result.all_events if event.is_failure]
+    assert result.success, failures(result)
     (made,) = result.get_asset_materialization_events()
     contract = json.loads((there / ".isthmus" / "contract.json").read_bytes())
     assert (made.materialization.tags or {})["dagster/data_version"] == contract["hash"]
@@ -491,7 +496,7 @@ def test_every_step_may_be_killed_and_ends_with_the_same_content(ran: Dagster, t
     with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as instance:
         killed = Dagster(root, instance, _Killed(project=str(root)))
         result = killed.run()
-        assert result.success, [event.message for event in result.all_events if event.is_failure]
+        assert result.success, failures(result)
         logs = instance.all_logs(result.run_id)
         found = {entry.step_key: entry.user_message for entry in logs if entry.user_message.startswith(KILLED)}
         steps = ("training_set", "check_examples", "distill", "check_student", "export", "verify", "deploy")
