@@ -23,7 +23,7 @@ from playwright.sync_api import Browser, BrowserContext, Error, Page, Playwright
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.snapshot.client import sources
 from isthmus.features.snapshot.delta import difference
-from isthmus.features.snapshot.file import Header, SnapshotFile
+from isthmus.features.snapshot.file import LARGEST, Header, SnapshotFile
 from isthmus.features.snapshot.shelf import Shelf
 from tests.end_to_end.phones import chromium, of_profile
 from tests.features.snapshot import vectors
@@ -267,6 +267,8 @@ def test_forged_torn_and_flipped_files_are_refused(site: Site, page: Page) -> No
         site.harm = harm
         assert ":" in str(page.evaluate(UPDATE))
         assert page.evaluate(LOOKED, "c2") == ["present", 2, "wet"]
+    site.harm = lambda _: bytes(LARGEST + 1)
+    assert page.evaluate(UPDATE) == "size: the snapshot has more than 67108864 bytes"
     site.harm = bytes
     # Somebody else's key.
     other = _snapshot(_rows(3, value=10), number=3)

@@ -19,7 +19,6 @@ from isthmus.distill.tabular.student import read_record, unreadable
 from isthmus.distill.tabular.task import TabularTask
 from isthmus.distill.tasks.task import Material, Task
 from isthmus.distill.teachers.fingerprint import fingerprint
-from isthmus.features.clock import MICROSECOND
 from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, one_of
 from isthmus.transforms.preparation.steps import described
@@ -143,7 +142,7 @@ def origins(task: Task) -> dict[str, str]:
     device = declared.student.device
     about = {
         # Only where a device keeps rows: other students keep their identity.
-        **({} if device is None else {"ages": [device.age / MICROSECOND, device.every / MICROSECOND]}),
+        **({} if device is None else {"ages": device.identity()}),
         "task": kind,
         "label": material.label,
         "inputs": [[item.name, item.dtype.name] for item in material.student_inputs],

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -177,7 +177,19 @@ def held(thread: int) -> tuple[int, int, set[int]]:
 
 
 def every() -> dict[int, tuple[int, int, set[int]]]:
-    return {int(entry.name): held(int(entry.name)) for entry in Path("/proc/self/task").iterdir()}
+    """Of all threads; those that end while they are asked, an earlier test's, are left out."""
+    found = {}
+    for entry in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):
+            found[int(entry.name)] = held(int(entry.name))
+    return found
+
+
+def of_both(
+    before: dict[int, tuple[int, int, set[int]]], after: dict[int, tuple[int, int, set[int]]]
+) -> list[dict[int, tuple[int, int, set[int]]]]:
+    """The same of the threads that are there before and after."""
+    return [{thread: held[thread] for thread in before.keys() & after.keys()} for held in (before, after)]
 
 
 def test_all_threads_are_lowered_and_restored() -> None:
@@ -199,7 +211,8 @@ def test_all_threads_are_lowered_and_restored() -> None:
     done.set()
     other.join()
     younger.join()
-    assert {thread: after[thread] for thread in before} == before
+    was, became = of_both(before, after)
+    assert was == became
     assert set(map(str, after.values())) == {str(before[os.getpid()])}
 
 
@@ -274,7 +287,8 @@ def test_without_a_server_nothing_is_lowered(monkeypatch: pytest.MonkeyPatch) ->
     with each_look(6, monkeypatch):
         giving = Throttle(lambda: None, lambda _text: None, 2)
         assert not any(giving.look() for _ in range(20))
-        assert every() == before
+        was, became = of_both(before, every())
+        assert was == became
         giving.end()
 
 
@@ -370,8 +384,8 @@ def test_who_fails_while_it_gives_way_gives_nothing_any_more() -> None:
     before = every()
     with pytest.raises(OSError, match="lowest priority"), throttled(lambda: STRAINED, telling, 2, list[float]().append):
         pass
-    after = every()
-    assert {thread: after[thread] for thread in before if thread in after} == before
+    was, became = of_both(before, every())
+    assert was == became
 
 
 # --- a process that pauses

@@ -1,6 +1,8 @@
 """What a device sees: the rows of a snapshot that is some time old, by the rules of time."""
 
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from isthmus.features.definition.spec import Snapshot
 from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.pointintime.aged import AgedJoin, drawn, fixed
 from isthmus.features.pointintime.join import point_in_time
+from isthmus.features.snapshot.kept import of_kept_keys
 from isthmus.features.types import Int64
 from isthmus.features.values.columns import Ints
 from tests.features.support import make_view, same_bits, table, times
@@ -51,13 +54,19 @@ def _seen(history: list[dict[str, Any]], key: int, at: int, age: int) -> tuple[s
     return ("null" if row.values == (None, None) else "present"), row.values[0]
 
 
-@given(rows, questions, st.integers(0, 30))
-def test_it_is_the_row_of_the_snapshot(history: list[dict[str, Any]], asked: list[tuple[int, int]], age: int) -> None:
+@given(rows, questions, st.integers(0, 30), st.none() | st.sets(st.integers(0, 3), min_size=1))
+def test_it_is_the_row_of_the_snapshot(
+    history: list[dict[str, Any]], asked: list[tuple[int, int]], age: int, keys: set[int] | None
+) -> None:
     past, spine = ViewHistory(VIEW, table(VIEW, history), 0), _spine(asked)
-    found = _joined(AgedJoin(spine.schema, [past], ages=fixed(age)), spine)
+    device = replace(DEVICE, keys={"k": sorted(keys)} if keys else {})
+    keeps = partial(of_kept_keys, device=device) if keys else None
+    found = _joined(AgedJoin(spine.schema, [past], ages=fixed(age), keeps=keeps), spine)
     assert found.select(spine.column_names).equals(spine)
     values = found[VIEW.full_name("a")].to_pylist()
-    expected = [_seen(history, key, at, age) for key, at in asked]
+    expected = [
+        _seen(history, key, at, age) if keys is None or key in keys else ("not_found", None) for key, at in asked
+    ]
     assert list(zip(found[status_column(VIEW)].to_pylist(), values, strict=True)) == expected
 
 

@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -91,12 +92,23 @@ def test_its_rows_are_those_of_the_snapshot_of_then(project: Project) -> None:
 def test_the_rows_of_drawn_ages_are_written_once(project: Project) -> None:
     examples, device = _examples(project)
     declared = project.distillation()
-    file = seen(project, declared, device, examples)
+    file = seen(project, declared, examples)
     table = pq.read_table(file)
     assert table.equals(aged(project, declared, examples, examples.table(), drawn(device)))
-    assert seen(project, declared, device, examples) == file
-    other = replace(device, age=timedelta(hours=12))
-    assert not pq.read_table(seen(project, declared, other, examples)).equals(table)
+    assert seen(project, declared, examples) == file
+    later = replace(declared, student=replace(declared.student, device=replace(device, age=timedelta(hours=12))))
+    assert not pq.read_table(seen(project, later, examples)).equals(table)
+
+
+def test_of_a_key_that_devices_do_not_keep_there_is_no_row(project: Project) -> None:
+    examples, device = _examples(project)
+    declared, table = project.distillation(), pq.read_table(seen(project, project.distillation(), examples))
+    stores = sorted({*table["store"].to_pylist()})[:2]
+    some = replace(declared, student=replace(declared.student, device=replace(device, keys={"store": stores})))
+    rows = pq.read_table(seen(project, some, examples))
+    feature, kept = "shelf_demand__distance", pc.is_in(table["store"], pa.array(stores))
+    assert 0 < pc.sum(kept).as_py() < len(kept)
+    assert rows[feature].equals(pc.if_else(kept, table[feature], None))
 
 
 def test_a_student_learns_from_what_a_device_has_and_says_what_its_age_costs(project: Project, tmp_path: Path) -> None:

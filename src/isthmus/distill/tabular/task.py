@@ -31,7 +31,6 @@ from isthmus.distill.tasks.split import binary_labels
 from isthmus.distill.tasks.task import Batch, Case, Core, Material, Task
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Answers, Array, Index, spread
-from isthmus.features.clock import MICROSECOND
 from isthmus.features.package.manifest import Feeds, ModelInput, feeds
 from isthmus.transforms.preparation.fit import LEARNED
 
@@ -94,7 +93,7 @@ class TabularTask(Task):
                 "label": material.label,
                 "split": list(material.declaration.split),
                 "inputs": [[item.name, item.dtype.name] for item in inputs],
-                **({} if seen_by is None else {"device": [seen_by.age / MICROSECOND, seen_by.every / MICROSECOND]}),
+                **({} if seen_by is None else {"device": seen_by.identity()}),
             },
         )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
+from isthmus.features.clock import MICROSECOND
 from isthmus.features.definition.expectations import Expectation
 from isthmus.features.types import DataType
 
@@ -214,6 +215,11 @@ class Snapshot:
     every: timedelta
     keys: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     keep: int = 6
+
+    def identity(self) -> list[Any]:
+        """Plain data, of which it depends what a device sees."""
+        keys = {key: sorted(map(str, values)) for key, values in sorted(self.keys.items())}
+        return [self.age / MICROSECOND, self.every / MICROSECOND, *([keys] if keys else [])]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from isthmus.features.clock import MICROSECOND
-from isthmus.features.contract.contract import Column
+from isthmus.features.contract.contract import Column, ViewContract
 from isthmus.features.definition.spec import Snapshot
 from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.offline.scan import in_lots
@@ -22,11 +22,14 @@ from isthmus.features.pointintime.join import BATCH, PASS, Join
 from isthmus.features.pointintime.questions import moments
 from isthmus.features.pointintime.validity import by_ttl
 from isthmus.features.types import UnixTimestamp
-from isthmus.features.values.columns import ARROW, Ints
+from isthmus.features.values.columns import ARROW, Ints, Mask
 from isthmus.features.values.rows import mix
 
 Ages = Callable[[Ints, int], Ints]
 """Moments of rows, shape (n,) microseconds, and the number of the first, to the ages of what the device had then."""
+
+Keeps = Callable[[ViewContract, pa.Table], Mask]
+"""Rows of a spine to whether a device keeps rows of their keys in a view, shape (n,)."""
 
 _EVENT = Column("event_timestamp", UnixTimestamp)
 
@@ -34,7 +37,7 @@ _EVENT = Column("event_timestamp", UnixTimestamp)
 class AgedJoin:
     """The join of a spine to what a device had at each row's moment.
 
-    It streams like `Join`, and takes its arguments.
+    It streams like `Join`, and takes its arguments; of a key that is not of `keeps` there is no row.
 
     Attributes:
         schema: the columns of the result, those of `Join`.
@@ -46,13 +49,14 @@ class AgedJoin:
         histories: Sequence[ViewHistory],
         *,
         ages: Ages,
+        keeps: Keeps | None = None,
         features: Mapping[str, Sequence[str]] | None = None,
         status: bool = True,
         threads: int = 2,
         reading: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.schema = Join(spine, histories, features=features, status=status).schema
-        self._ages, self._status = ages, status
+        self._ages, self._keeps, self._status = ages, keeps, status
         self._views = []
         for history in histories:
             view = history.view
@@ -77,7 +81,10 @@ class AgedJoin:
             for view, join in self._views:
                 past = pa.Table.from_batches(join.batches(then.to_batches()), join.schema)
                 event = past[view.full_name(_EVENT.name)]
-                answers = by_ttl(view, rows["event_timestamp"], event, pc.is_valid(event), past)
+                present = pc.is_valid(event)
+                if self._keeps is not None:
+                    present = pc.and_(present, pa.array(self._keeps(view, rows)))
+                answers = by_ttl(view, rows["event_timestamp"], event, present, past)
                 names = [view.full_name(column.name) for column in view.fields]
                 for name in [*names, status_column(view)] if self._status else names:
                     result = result.append_column(name, answers[name])

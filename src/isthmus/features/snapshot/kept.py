@@ -3,10 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from isthmus.features.clock import MICROSECOND
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.definition.spec import FeatureService, Snapshot
 from isthmus.features.package.manifest import Device, KeptView
+from isthmus.features.values.columns import ARROW, Mask
 
 
 def kept_views(contract: Contract, service: str) -> list[ViewContract]:
@@ -16,6 +21,16 @@ def kept_views(contract: Contract, service: str) -> list[ViewContract]:
         wanted.setdefault(view, set()).add(feature)
     views = [(contract.views[name], names) for name, names in wanted.items()]
     return [replace(view, fields=tuple(c for c in view.fields if c.name in names)) for view, names in views]
+
+
+def of_kept_keys(view: ViewContract, rows: pa.Table, device: Snapshot) -> Mask:
+    """Which rows, with the join keys of a view among their columns, have a key of it that devices keep, shape (n,)."""
+    of_kept = np.ones(len(rows), bool)
+    for key in view.keys:
+        if key.name in device.keys:
+            values = pa.array(device.keys[key.name], ARROW[key.dtype.name])
+            of_kept &= pc.is_in(rows[key.name].cast(values.type), values).to_numpy(zero_copy_only=False)
+    return of_kept
 
 
 def disclosed(views: Sequence[ViewContract], device: Snapshot) -> tuple[str, ...]:

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from isthmus.features import clock
 from isthmus.features.contract.contract import ViewContract
@@ -23,10 +21,10 @@ from isthmus.features.progress import Progress, silent
 from isthmus.features.publishing.publish import key_values
 from isthmus.features.snapshot.delta import difference
 from isthmus.features.snapshot.file import LARGEST, Header, SnapshotFile, read_snapshot, unpacked
-from isthmus.features.snapshot.kept import disclosed, kept_views
+from isthmus.features.snapshot.kept import disclosed, kept_views, of_kept_keys
 from isthmus.features.snapshot.seal import Sealer, create_key
 from isthmus.features.snapshot.shelf import Latest, Shelf
-from isthmus.features.values.columns import ARROW, Mask, from_arrow, micros
+from isthmus.features.values.columns import from_arrow, micros
 from isthmus.features.values.entitykey import encode_keys
 from isthmus.features.values.rows import RowCodec
 from isthmus.orchestration.project import Project
@@ -189,21 +187,11 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
     return latest
 
 
-def of_keys(view: ViewContract, device: Declared, keys: pa.Table) -> Mask:
-    """Which of these keys of a view devices keep, shape (n,)."""
-    chosen = np.ones(len(keys), bool)
-    for key in view.keys:
-        if key.name in device.keys:
-            wanted = pa.array(device.keys[key.name], ARROW[key.dtype.name])
-            chosen &= pc.is_in(keys[key.name], wanted).to_numpy(zero_copy_only=False)
-    return chosen
-
-
 def _rows(history: ViewHistory, view: ViewContract, device: Declared, at: int) -> dict[bytes, bytes]:
     """Keys to the latest rows at a moment, in the form of a snapshot."""
     state = LatestRows.of(history, at)
     codec, found = RowCodec(view), dict[bytes, bytes]()
-    for rows in state.rows(np.flatnonzero(of_keys(view, device, state.keys))):
+    for rows in state.rows(np.flatnonzero(of_kept_keys(view, state.keys, device))):
         columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in view.fields}
         event, known = micros(rows["event_timestamp"]), micros(rows["known_at"])
         packed = codec.encode(event, known, columns)

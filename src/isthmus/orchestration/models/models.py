@@ -143,7 +143,7 @@ def _on_device(artifacts: Artifacts, examples: TrainingSet, material: "Material"
     from isthmus.orchestration.training.aged import aged, seen
 
     project, declared, table, test = artifacts.project, artifacts.declared, material.table, material.parts.test
-    file = seen(project, declared, device, examples)
+    file = seen(project, declared, examples)
 
     def at_ages(rows: Index, ages: Sequence[int]) -> list[pa.Table]:
         # As one spine: each view is read once.

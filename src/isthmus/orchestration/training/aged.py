@@ -1,14 +1,17 @@
 """A training set as a device sees it: what the student reads comes from a snapshot that is some time old."""
 
+from functools import partial
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from isthmus.distill.declaration import Distillation
-from isthmus.features.contract.contract import SEPARATOR
+from isthmus.features.contract.contract import SEPARATOR, sha256
 from isthmus.features.definition.spec import Snapshot
 from isthmus.features.files import publish
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.aged import AgedJoin, Ages, drawn
+from isthmus.features.snapshot.kept import of_kept_keys
 from isthmus.orchestration.artifacts import TrainingSet
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.record import history_of
@@ -17,13 +20,14 @@ from isthmus.orchestration.training.requestcolumns import request_columns
 _FOLDER, _FILE = "device", "drawn.parquet"
 
 
-def seen(project: Project, declared: Distillation, device: Snapshot, examples: TrainingSet) -> str:
+def seen(project: Project, declared: Distillation, examples: TrainingSet) -> str:
     """The file with the rows of a training set as devices see them, at ages that are drawn; written when it is missing.
 
     Raises:
         DataError: a table is not any more what the training set was joined from.
     """
-    folder = examples.path / f"{_FOLDER}-{device.age.total_seconds():g}-{device.every.total_seconds():g}"
+    device = _device(declared)
+    folder = examples.path / f"{_FOLDER}-{sha256({_FOLDER: device.identity()})[:12]}"
     if not (folder / _FILE).exists():
         table = aged(project, declared, examples, examples.table(), drawn(device))
         publish(folder, lambda fresh: pq.write_table(table, fresh / _FILE))
@@ -57,10 +61,16 @@ def aged(
     transformed = request_columns(project, contract, fields) if computed else None
     made = tuple(f"{name}{SEPARATOR}" for name in (*examples.features, *examples.computed))
     spine = rows.select([name for name in rows.column_names if not name.startswith(made)])
+    keeps = partial(of_kept_keys, device=_device(declared))
     join = AgedJoin(
-        spine.schema, [history_of(offline, examples, view) for view in features], ages=ages, features=features,
-        status=False, threads=project.settings.profiles.training.threads, reading=offline.reading,
+        spine.schema, [history_of(offline, examples, view) for view in features], ages=ages, keeps=keeps,
+        features=features, status=False, threads=project.settings.profiles.training.threads, reading=offline.reading,
     )  # fmt: skip
     joined = join.batches(spine.to_batches())
     schema = transformed.schema(join.schema) if transformed else join.schema
     return pa.Table.from_batches(transformed.batches(joined) if transformed else joined, schema)
+
+
+def _device(declared: Distillation) -> Snapshot:
+    assert declared.student.device is not None  # noqa: S101 - of those who ask
+    return declared.student.device

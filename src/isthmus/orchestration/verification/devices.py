@@ -18,14 +18,14 @@ from isthmus.features.online.plan import ViewAnswer, answer
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.publishing.publish import key_values
 from isthmus.features.snapshot.file import SnapshotFile, packed, read_snapshot
-from isthmus.features.snapshot.kept import kept_views
+from isthmus.features.snapshot.kept import kept_views, of_kept_keys
 from isthmus.features.snapshot.seal import require_sealed
 from isthmus.features.types import String
 from isthmus.features.values.columns import Values, from_arrow
 from isthmus.features.values.entitykey import encode_keys
 from isthmus.features.values.rows import RowCodec
 from isthmus.features.verdict import FeatureVerdict
-from isthmus.orchestration.device.snapshot import of_keys, shelf, signer
+from isthmus.orchestration.device.snapshot import shelf, signer
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.sides import ComparedRows, questions_at
 
@@ -78,7 +78,7 @@ def _compare(
     """Each feature and the status of all keys that either side has."""
     names, made = [key.name for key in view.keys], file.header.made
     keys = LatestRows.of(history, made).keys
-    keys = keys.filter(pa.array(of_keys(view, device, keys)))
+    keys = keys.filter(pa.array(of_kept_keys(view, keys, device)))
     asked = encode_keys(view.keys, key_values(view, keys))
     rows = [file.rows[view.name].get(key) for key in asked]
     on_device = _answered(view, rows, made)

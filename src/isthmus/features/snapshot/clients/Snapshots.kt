@@ -4,9 +4,12 @@
 
 package isthmus
 
+import java.io.ByteArrayOutputStream
 import java.io.File
 import java.io.FileOutputStream
 import java.io.IOException
+import java.io.InputStream
+import java.io.RandomAccessFile
 import java.math.BigInteger
 import java.net.HttpURLConnection
 import java.net.URL
@@ -207,13 +210,31 @@ class Snapshots(
         return fresh
     }
 
-    private fun take(bytes: ByteArray): Boolean {
+    private fun take(bytes: ByteArray): Boolean = alone {
+        // Another process may have stored something newer while this one fetched.
+        adopt()
         val fresh = checked(bytes)
-        if (fresh.digest == state?.digest) return false
-        store(bytes)
-        state = fresh
-        problem = null
-        return true
+        val newer = fresh.digest != state?.digest
+        if (newer) {
+            store(bytes)
+            state = fresh
+            problem = null
+        }
+        newer
+    }
+
+    /** Runs work while no other process of the app does; the system ends the lock of a process that ends. */
+    private fun <T> alone(work: () -> T): T {
+        folder.mkdirs()
+        val turn = try {
+            RandomAccessFile(File(folder, file.name + "-lock"), "rw")
+        } catch (error: IOException) {
+            throw SnapshotError("store", "the new snapshot cannot be stored: ${error.message}", error)
+        }
+        return turn.use {
+            it.channel.lock()
+            work()
+        }
     }
 
     /** Written beside and renamed: at any moment the file is the old one or the new one. */
@@ -260,13 +281,23 @@ class Snapshots(
             val status = connection.responseCode
             if (status == HttpURLConnection.HTTP_NOT_MODIFIED) return null
             if (status !in 200..299) throw SnapshotError("refused", "the snapshot cannot be fetched: $status")
-            val bytes = connection.inputStream.use { it.readBytes() }
-            if (bytes.size > LARGEST) throw SnapshotError("size", "the snapshot has ${bytes.size} bytes")
-            return bytes
+            return connection.inputStream.use(::limited)
         } catch (error: IOException) {
             throw SnapshotError("offline", "the snapshot cannot be fetched: there is no connection", error)
         } finally {
             connection.disconnect()
+        }
+    }
+
+    /** All bytes of a stream, unless they are more than a snapshot may have. */
+    private fun limited(stream: InputStream): ByteArray {
+        val bytes = ByteArrayOutputStream()
+        val part = ByteArray(1 shl 16)
+        while (true) {
+            val count = stream.read(part)
+            if (count < 0) return bytes.toByteArray()
+            if (bytes.size() + count > LARGEST) throw SnapshotError("size", "the snapshot has more than $LARGEST bytes")
+            bytes.write(part, 0, count)
         }
     }
 

@@ -221,11 +221,27 @@ public final class Snapshots: @unchecked Sendable {
     }
 
     @Sendable private func take(_ bytes: [UInt8]) throws -> Bool {
-        let fresh = try checked(bytes)
-        if fresh.digest == digest { return false }
-        try store(Data(bytes))
-        locked { (stateNow, problemNow) = (fresh, nil) }
-        return true
+        try alone {
+            // Another process may have stored something newer while this one fetched.
+            adopt()
+            let fresh = try checked(bytes)
+            if fresh.digest == digest { return false }
+            try store(Data(bytes))
+            locked { (stateNow, problemNow) = (fresh, nil) }
+            return true
+        }
+    }
+
+    /// Runs work while no other process of the app does; the system ends the lock of a process that ends. Nothing is
+    /// fetched meanwhile: iOS ends an app that holds a lock when it is suspended.
+    private func alone<T>(_ work: () throws -> T) throws -> T {
+        try? FileManager.default.createDirectory(at: file.deletingLastPathComponent(), withIntermediateDirectories: true)
+        let turn = open(file.path + "-lock", O_CREAT | O_RDWR, 0o600)
+        defer { close(turn) }
+        guard turn >= 0, flock(turn, LOCK_EX) == 0 else {
+            throw SnapshotError(kind: "store", message: "the new snapshot cannot be stored: \(String(cString: strerror(errno)))")
+        }
+        return try work()
     }
 
     /// Written beside and renamed: at any moment the file is the old one or the new one.
@@ -270,14 +286,29 @@ public final class Snapshots: @unchecked Sendable {
         guard let place = URL(string: place) else { throw SnapshotError(kind: "refused", message: "\(place) is no URL") }
         var request = URLRequest(url: place, cachePolicy: .reloadIgnoringLocalCacheData, timeoutInterval: 30)
         for (name, value) in headers.merging(more, uniquingKeysWith: { $1 }) { request.setValue(value, forHTTPHeaderField: name) }
-        guard let (data, answer) = try? await URLSession.shared.data(for: request),
-              let status = (answer as? HTTPURLResponse)?.statusCode else {
-            throw SnapshotError(kind: "offline", message: "the snapshot cannot be fetched: there is no connection")
-        }
+        let offline = SnapshotError(kind: "offline", message: "the snapshot cannot be fetched: there is no connection")
+        #if canImport(FoundationNetworking)
+        // On Linux there are no streams.
+        let fetched = try? await URLSession.shared.data(for: request)
+        #else
+        let fetched = try? await URLSession.shared.bytes(for: request)
+        #endif
+        guard let (content, answer) = fetched, let status = (answer as? HTTPURLResponse)?.statusCode else { throw offline }
         if status == 304 { return nil }
         if !(200..<300).contains(status) { throw SnapshotError(kind: "refused", message: "the snapshot cannot be fetched: \(status)") }
-        if data.count > largest { throw SnapshotError(kind: "size", message: "the snapshot has \(data.count) bytes") }
-        return [UInt8](data)
+        var bytes: [UInt8] = []
+        #if canImport(FoundationNetworking)
+        bytes += content
+        #else
+        do {
+            for try await byte in content {
+                bytes.append(byte)
+                if bytes.count > largest { break }
+            }
+        } catch { throw offline }
+        #endif
+        if bytes.count > largest { throw SnapshotError(kind: "size", message: "the snapshot has more than \(largest) bytes") }
+        return bytes
     }
 }
 

@@ -210,6 +210,22 @@ export async function applied(base, delta) {
   return made;
 }
 
+/** All bytes of a stream, unless they are more than a snapshot may have. */
+async function limited(stream) {
+  const parts = [];
+  let size = 0;
+  for (const reader = stream.getReader(); ;) {
+    const { done, value } = await reader.read();
+    if (done) return new Uint8Array(await new Blob(parts).arrayBuffer());
+    size += value.length;
+    if (size > LARGEST) {
+      await reader.cancel();
+      throw new SnapshotError("size", `the snapshot has more than ${LARGEST} bytes`);
+    }
+    parts.push(value);
+  }
+}
+
 /** The store of a browser, whose transactions are whole or not at all. */
 class Kept {
   static open() {
@@ -363,17 +379,21 @@ export class Snapshots {
 
   async ask(url, headers) {
     let answer, bytes;
+    const offline = () => new SnapshotError("offline", "the snapshot cannot be fetched: there is no connection");
     try {
       // Without a digest to name, the browser asks with what it has of the host: a host of files has a tag of its own.
       const cache = headers["if-none-match"] ? "no-store" : "no-cache";
       answer = await fetch(url, { headers: { ...this.headers, ...headers }, cache });
-      bytes = new Uint8Array(await answer.arrayBuffer());
     } catch {
-      throw new SnapshotError("offline", "the snapshot cannot be fetched: there is no connection");
+      throw offline();
     }
     if (answer.status === 304) return null;
     if (!answer.ok) throw new SnapshotError("refused", `the snapshot cannot be fetched: ${answer.status} ${answer.statusText}`);
-    if (bytes.length > LARGEST) throw new SnapshotError("size", `the snapshot has ${bytes.length} bytes`);
+    try {
+      bytes = await limited(answer.body);
+    } catch (error) {
+      throw error instanceof SnapshotError ? error : offline();
+    }
     return bytes;
   }
 
