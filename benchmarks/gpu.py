@@ -52,19 +52,20 @@ class Encoder(nn.Module):
 
 
 class Texts:
-    """Random texts, and what the teacher has said of them."""
+    """Random texts, and what the teacher has said of them, on the GPU."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        self.texts = torch.randint(WORDS, (ROWS, TOKENS))
+        self.texts = torch.randint(WORDS, (ROWS, TOKENS)).cuda()
         teacher = Encoder(768, 2).eval().cuda()
         with torch.inference_mode():
-            self.logits = torch.cat([teacher(part.cuda()).cpu() * 8 for part in torch.split(self.texts, 1024)])
+            self.logits = torch.cat([teacher(part) * 8 for part in torch.split(self.texts, 1024)])
 
     def __len__(self) -> int:
         return ROWS
 
     def __getitem__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        rows = rows.cuda()
         return self.texts[rows], self.logits[rows]
 
 
