@@ -459,7 +459,7 @@ def launched(folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes
     ]
     options = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     run = ["-m", "tests.distill.tiny", str(folder / name), str(folder / "result"), *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.Popen([*launch, *options, *run], env=environment, stdout=subprocess.PIPE)
 
 
