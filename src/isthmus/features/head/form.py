@@ -35,7 +35,7 @@ _OPERATORS: dict[tuple[str, ...], tuple[int, tuple[str, ...]]] = {
     ("LabelEncoder",): (1, ("string", "int64")),
     ("Gather",): (1, ELEMENTS),
     ("Cast",): (1, (*NUMBERS, "bool")),
-    ("Where",): (3, ELEMENTS),
+    ("Where",): (3, (*NUMBERS, "string")),
 }
 OPERATORS: Mapping[str, tuple[int, tuple[str, ...]]] = {
     name: operator for names, operator in _OPERATORS.items() for name in names
