@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from isthmus.features.errors import PackageError
+from isthmus.features.errors import DataError, PackageError
 from isthmus.features.head.form import HEAD, Group, HeadForm, RawInput, read_form, value_of
 from isthmus.features.request.kernels import Applied, function
 from isthmus.features.request.onnxbytes import NUMPY
@@ -60,8 +60,11 @@ class Head:
             columns: a column of n values for every raw input of the model, as for `package.manifest.feeds`.
 
         Raises:
+            DataError: a column is missing.
             PackageError: a step cannot be computed, such as a division by zero: a graph has no such steps.
         """
+        if missing := [item.name for item in self.form.inputs if item.name not in columns]:
+            raise DataError(self._where, f"no column {missing[0]}", expected="a column for every input")
         inputs = [_column(columns[item.name], item) for item in self.form.inputs]
         results: list[list[list[Any]]] = [[] for _ in self.form.outputs]
         refused = []
