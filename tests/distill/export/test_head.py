@@ -38,13 +38,18 @@ def package(
     assert core is not None
     assert core.head is not None
     model = whole.manifest.variants[0]
-    program = Variant(PROGRAM, "fp32", "tflite", 4, "", model.tolerance, model.worst, model.quality, {"N": 1}, core=True)
+    program = Variant(
+        PROGRAM, "fp32", "tflite", 4, "", model.tolerance, model.worst, model.quality, {"N": 1}, core=True
+    )
     files = {name: whole.files.read(name) for name in whole.files.sums}
     files |= {PROGRAM: b"core", HEAD: core.head(), **sources()}
     manifest = msgspec.structs.replace(
         whole.manifest,
         core=tuple(core.tensors),
-        variants=(*whole.manifest.variants, msgspec.structs.replace(program, sha256=hashlib.sha256(files[PROGRAM]).hexdigest())),
+        variants=(
+            *whole.manifest.variants,
+            msgspec.structs.replace(program, sha256=hashlib.sha256(files[PROGRAM]).hexdigest()),
+        ),
         files={**whole.manifest.files, HEAD: "what feeds the core", **READERS},
     )
     golden = read_golden(whole)
@@ -80,7 +85,10 @@ def test_the_readme_says_how_a_core_is_fed(package: Path) -> None:
 WRONG = {
     "another constant": (lambda form: form["constants"][0][1].__setitem__(0, "3f000000"), "do not make the"),
     "another version": (lambda form: form.update(version=7), "version 7; expected 1"),
-    "another input": (lambda form: form["inputs"][0].__setitem__(0, "nobody"), "reads nobody as a Float32; expected the inputs of the manifest"),
+    "another input": (
+        lambda form: form["inputs"][0].__setitem__(0, "nobody"),
+        "reads nobody as a Float32; expected the inputs of the manifest",
+    ),
     "fewer outputs": (lambda form: form["outputs"].pop(), "do not make the tensor places"),
 }
 

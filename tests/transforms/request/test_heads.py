@@ -92,10 +92,14 @@ def _name(expression: Expression) -> str:
     return expression.label.partition(" of ")[0]
 
 
+def exact() -> list[Expression]:
+    """The functions that a head has."""
+    return [one for one in functions() if _name(one) not in INEXACT]
+
+
 @pytest.fixture(scope="module")
 def portable() -> Portion:
-    """All functions but those that are not exact."""
-    return Portion([one for one in functions() if _name(one) not in INEXACT])
+    return Portion(exact())
 
 
 def test_a_head_has_all_functions_but_those_of_which_no_standard_says_the_last_bit(portable: Portion) -> None:

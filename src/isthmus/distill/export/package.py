@@ -97,6 +97,7 @@ def readme(manifest: Manifest) -> str:
         lite=_of_format(manifest, "tflite"),
         apple=_of_format(manifest, "mlpackage"),
         xctest=XCTEST,
+        head=HEAD,
         fed_names=lambda variant: [tensor.name for tensor in manifest.fed(variant)],
         measures=measures,
         qualities=qualities,
