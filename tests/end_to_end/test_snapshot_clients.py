@@ -1,11 +1,5 @@
-"""The clients for Android and iOS, compiled: held to the cases of all readers, to a running server, and killed.
+"""The clients for Android and iOS, compiled: held to the cases of all readers, to a running server, and killed."""
 
-Kotlin's compiler comes from the npm registry, once, into the user's cache. Swift's has to be there: `SWIFTC` says how
-it is called, on Linux with where the module Crypto (swift-crypto) is.
-"""
-
-import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -20,6 +14,7 @@ from threading import Event, Thread
 import pytest
 
 from isthmus.features.snapshot import client
+from tests.end_to_end.compilers import Command, kotlin, swift
 from tests.end_to_end.test_snapshots import Site, open_site
 from tests.features.snapshot import vectors
 from tests.features.snapshot.support import Content
@@ -33,36 +28,10 @@ LARGE: Sequence[Content] = [
 ]
 """Rows that take a while to be written: 40 kB."""
 
-Command = Sequence[str]
 
-
-def _kotlin(folder: Path) -> Command:
-    """The command of Snapshots.kt and Cases.kt."""
-    pinned = CASES / "kotlin"
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "isthmus" / "kotlin-compiler-2.4.20"
-    if not cache.is_dir():
-        fresh = Path(shutil.copytree(pinned, cache.with_suffix(f".{os.getpid()}")))
-        subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", fresh], check=True)
-        fresh.rename(cache)
-    jar, compiler = str(folder / "cases.jar"), str(cache / "node_modules/kotlin-compiler/bin/kotlinc")
-    options = ["-Werror", "-include-runtime", "-d", jar]
-    subprocess.run(["bash", compiler, *options, client.FOLDER / "Snapshots.kt", CASES / "Cases.kt"], check=True)
-    return ["java", "-cp", jar, "isthmus.CasesKt"]
-
-
-def _swift(folder: Path) -> Command:
-    """The command of Snapshots.swift and Cases.swift."""
-    compiler = shlex.split(os.environ.get("SWIFTC", "swiftc"))
-    if shutil.which(compiler[0]) is None:
-        pytest.skip(f"{compiler[0]} is not there: Snapshots.swift is not compiled; say in SWIFTC where the compiler is")
-    options = ["-warnings-as-errors", "-parse-as-library", "-O", "-o", str(folder / "cases")]
-    subprocess.run([*compiler, *options, client.FOLDER / "Snapshots.swift", CASES / "Cases.swift"], check=True)
-    return [str(folder / "cases")]
-
-
-@pytest.fixture(scope="module", params=[_kotlin, _swift], ids=["kotlin", "swift"])
+@pytest.fixture(scope="module", params=[kotlin, swift])
 def command(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Command:
-    made: Command = request.param(tmp_path_factory.mktemp("client"))
+    made: Command = request.param(tmp_path_factory.mktemp("client"), client.FOLDER / "Snapshots", CASES)
     return [*made, str(vectors.FILE)]
 
 

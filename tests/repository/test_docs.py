@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 import torch
+import tree_sitter_kotlin
+import tree_sitter_swift
 import typer
 import yaml
 from dagster._cli import create_dagster_cli
 from feast.repo_config import RepoConfig
+from tree_sitter import Language, Parser
 
 from isthmus.orchestration import settings
 from isthmus.orchestration.cli import cli
@@ -84,11 +88,17 @@ def graphed(names: Mapping[str, Any]) -> None:
     assert offline.path == ["shop", "offline", "habits"]
 
 
+def fed(names: Mapping[str, Any]) -> None:
+    assert names["fed"].tensors["numbers"][0] == 0.5
+    assert np.isnan(names["fed"].tensors["numbers"][1])
+
+
 AFTER: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "docs/evaluation.md": evaluated,
     "docs/teachers.md": taught,
     "docs/training.md": trained,
     "docs/dagster.md": graphed,
+    "docs/heads.md": fed,
 }
 """What the blocks of a page leave, and what is known of it."""
 
@@ -302,16 +312,29 @@ def test_modules_of_a_page_are_modules(block: Block, tmp_path: Path) -> None:
     subprocess.run(["node", "--check", str(tmp_path / "own.mjs")], check=True)
     for names, module in re.findall(r'import \{ (.*?) \} from "\./(.*?)"', block.text):
         package = ROOT / "src" / "isthmus"
-        folders = (package / "orchestration" / "web", package / "features" / "snapshot" / "clients")
+        clients = [package / "features" / room / "clients" for room in ("snapshot", "head")]
+        folders = (package / "orchestration" / "web", *clients)
         (source,) = [(folder / module).read_text() for folder in folders if (folder / module).exists()]
         exported = set(re.findall(r"^export (?:async )?(?:function|const|class) (\w+)", source, re.MULTILINE))
         assert set(names.split(", ")) <= exported
 
 
+GRAMMARS = {"kotlin": tree_sitter_kotlin, "swift": tree_sitter_swift}
+
+
+@pytest.mark.parametrize(
+    "block", [block for page in PAGES for language in GRAMMARS for block in blocks(page, language)], ids=str
+)
+def test_code_for_phones_is_code(block: Block) -> None:
+    parser = Parser(Language(GRAMMARS[block.language].language()))
+    assert not parser.parse(block.text.encode()).root_node.has_error
+    assert parser.parse(block.text.replace(")", "", 1).encode()).root_node.has_error
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_no_block_escapes(page: str) -> None:
     languages = {block.language for block in blocks(page)}
-    assert languages <= {"python", "sh", "console", "toml", "yaml", "javascript", "bash", "text"}
+    assert languages <= {"python", "sh", "console", "toml", "yaml", "javascript", "bash", "text", *GRAMMARS}
     if "bash" in languages:
         assert Path(page).name in (ROOT / ELSEWHERE[page]).read_text()
     # Code is fenced, so that it says what it is.

@@ -19,6 +19,7 @@ from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.training.studentrun import TeacherBatches
 from isthmus.distill.training.teacheroutputs import TeacherCost
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem, one_of
+from isthmus.features.head.form import HEAD
 
 _MEASURED = ("parameters", "bytes", "p50_us", "p99_us")
 
@@ -62,6 +63,11 @@ def rehearse(
     if runtimes := wanted(declared):
         tensors, results = ([*map(described, values)] for values in (model.graph.input, model.graph.output))
         of = portable(task, student, rows, tensors, results)
+        if of.head is not None:
+            try:
+                of.head()
+            except GateFailed as error:
+                note(f"the package will have no {HEAD}: {error}")
         for runtime in runtimes:
             convert, *_ = runtime.files(of, task.material.parts.train).values()
             try:

@@ -18,18 +18,22 @@ from isthmus.distill.export.package import contents, package_bytes, write_packag
 from isthmus.distill.formats.conversions import require_runtimes, wanted
 from isthmus.distill.formats.programs import INTERPRETED
 from isthmus.distill.onnx.runtime import described, ort_format
-from isthmus.distill.portable.network import portable
+from isthmus.distill.portable.network import Portable, portable
 from isthmus.distill.restore import Restored, restored
 from isthmus.distill.tasks.task import Material
 from isthmus.distill.training.teacheroutputs import complete_outputs
 from isthmus.distill.types import Array
 from isthmus.features.errors import ContractMismatch, GateFailed
+from isthmus.features.head import languages
+from isthmus.features.head.form import HEAD
+from isthmus.features.head.languages import READERS
 from isthmus.features.package.golden import Case as GoldenCase
 from isthmus.features.package.golden import Golden, TensorBytes
 from isthmus.features.package.manifest import CORE, FORMAT_VERSION, Device, Manifest, Tensor, package_digest, placed
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress, silent
-from isthmus.features.snapshot.client import CLIENTS, sources
+from isthmus.features.snapshot import client
+from isthmus.features.snapshot.client import CLIENTS
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class ExportReport:
         worst: largest difference from the student in torch, by model file, on the golden cases and on test rows.
         graph_parity: the model files of which that is said by an interpreter of the graph, and not by their runtime.
         quality: on the test part, by model file and measure.
-        left_out: precision, or file for another runtime, to why the package does not have it.
+        left_out: precision, file for another runtime, or head, to why the package does not have it.
         served: cost of a row with the threads of the serving profile, in its precision or the fastest.
     """
 
@@ -137,6 +141,7 @@ class _Files:
         self.accepted: list[Accepted] = []
         self.left_out: dict[str, GateFailed] = {}
         self.core: tuple[Tensor, ...] = ()
+        self.head: bytes | None = None
         task, student = trained.task, trained.student
         golden, edges, graph = task.cases(student), task.edges(student), student_graph(task, student)
         self.models: dict[str, bytes] = {}
@@ -177,6 +182,7 @@ class _Files:
         of = portable(task, self.trained.student, self.reference.rows[:1], self.inputs, self.outputs)
         if of.part == CORE:
             self.core = tuple(of.tensors)
+            self.head = self._head(of)
         for runtime in runtimes:
             for file, convert in runtime.files(of, train).items():
                 try:
@@ -188,11 +194,22 @@ class _Files:
                     self.left_out[file] = error
                     self.progress(f"no {file}: {error}", 0.8)
 
+    def _head(self, core: Portable) -> bytes | None:
+        if core.head is None:
+            return None
+        try:
+            return core.head()
+        except GateFailed as error:
+            self.left_out[HEAD] = error
+            self.progress(f"no {HEAD}: {error}", 0.5)
+            return None
+
     def package(self, contract: Mapping[str, Any], device: Device | None) -> dict[str, bytes]:
         """The files of the package by name."""
         material = self.trained.task.material
         declaration = material.declaration
         core = self.core if any(file.variant.core for file in self.accepted) else ()
+        head = self.head if core else None
         has_rows = bool(self.reference.golden[0].rows)
         row_inputs = material.request_inputs.fed(material.student_inputs) if has_rows else ()
         manifest = Manifest(
@@ -208,7 +225,9 @@ class _Files:
             tensors=self.inputs,
             outputs=self.outputs,
             variants=tuple(file.variant for file in self.accepted),
-            files={name: purpose for name, (_, purpose) in self.extra.items()} | ({} if device is None else CLIENTS),
+            files={name: purpose for name, (_, purpose) in self.extra.items()}
+            | ({} if device is None else CLIENTS)
+            | ({HEAD: "what makes the tensors of the numeric core of raw values", **READERS} if head else {}),
             device=device,
             core=core,
         )
@@ -227,7 +246,9 @@ class _Files:
         files = {file.variant.file: file.model for file in self.accepted}
         files |= {name: content for name, (content, _) in self.extra.items()}
         if device is not None:
-            files |= sources()
+            files |= client.sources()
+        if head:
+            files |= {HEAD: head, **languages.sources()}
         files |= {name: text.encode() for name, text in tests.items()}
         golden = Golden(tuple(dict.fromkeys(item.name for item in row_inputs)), cases)
         return contents(manifest, contract, golden, files)

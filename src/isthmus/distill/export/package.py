@@ -10,9 +10,12 @@ import jinja2
 import msgspec
 
 from isthmus.features.files import publish
+from isthmus.features.head.form import HEAD
+from isthmus.features.head.languages import READERS
 from isthmus.features.package.checksums import CONTRACT, GOLDEN, MANIFEST, README, SUMS
 from isthmus.features.package.golden import Golden, read_golden
 from isthmus.features.package.manifest import CORE, MODEL, Format, Manifest, Variant, open_package
+from isthmus.features.package.replay import require_core
 from isthmus.features.request.layout import VALID, input_name
 from isthmus.features.snapshot.client import CLIENTS
 
@@ -62,7 +65,10 @@ def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path
             (folder / file).write_bytes(content)
 
     publish(target, write)
-    read_golden(open_package(target))
+    package = open_package(target)
+    golden = read_golden(package)
+    if HEAD in package.manifest.files:
+        require_core(package, golden)
     return target
 
 
@@ -71,7 +77,7 @@ def package_bytes(files: Mapping[str, bytes], precision: str) -> int:
     return sum(
         len(content)
         for name, content in files.items()
-        if name not in CLIENTS
+        if name not in {**CLIENTS, **READERS}
         and (not name.startswith(_MODELS) or name.startswith(tuple(f"{part}{precision}." for part in _MODELS)))
     )
 
@@ -91,6 +97,7 @@ def readme(manifest: Manifest) -> str:
         lite=_of_format(manifest, "tflite"),
         apple=_of_format(manifest, "mlpackage"),
         xctest=XCTEST,
+        head=HEAD,
         fed_names=lambda variant: [tensor.name for tensor in manifest.fed(variant)],
         measures=measures,
         qualities=qualities,

@@ -45,6 +45,7 @@ class Portable:
         feeds: the inputs for rows.
         limits: the maximum of each named size but the rows.
         row: any row, as an example.
+        head: gives the content of `head.json`, which feeds a core, or raises a GateFailed; None where there is none.
     """
 
     part: str
@@ -54,6 +55,7 @@ class Portable:
     feeds: Callable[[Index], Feeds]
     limits: Mapping[str, int]
     row: Index
+    head: Callable[[], bytes] | None = None
 
     def require(self, file: str, name: str) -> nn.Module:
         """The network. Raises a GateFailed if there is none, or if it takes texts: a runtime of this name has none."""
@@ -124,7 +126,9 @@ def portable(
         weights.data = weights.data.contiguous()
     places = [tensor.name for tensor in tensors]
     ordered = _Ordered(plain, [places.index(name) for name in order], keys, names).eval()
-    return Portable(MODEL if core is None else CORE, ordered, tensors, outputs, feeds, task.max_sizes, row)
+    if core is None:
+        return Portable(MODEL, ordered, tensors, outputs, feeds, task.max_sizes, row)
+    return Portable(CORE, ordered, tensors, outputs, feeds, task.max_sizes, row, core.head)
 
 
 class _Ordered(nn.Module):

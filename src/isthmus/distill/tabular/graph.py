@@ -13,12 +13,12 @@ from torch import nn
 
 from isthmus.distill.onnx.builder import Building
 from isthmus.distill.tabular.preparation import NUMBERS
-from isthmus.distill.tabular.student import Student
+from isthmus.distill.tabular.student import PLACES, Student, core_tensors
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.features.request.layout import MASKS, NOTES, VALID, Layout, input_name, output_name
 from isthmus.features.types import String
 
-OUTPUT = "probability"
+OUTPUT, REFUSED = "probability", "refused"
 
 
 def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelProto:
@@ -31,6 +31,63 @@ def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelP
     """
     build, request = Building(), request or RequestInputs()
     inputs: list[onnx.ValueInfoProto] = []
+    prepared = _prepared(build, student, request, inputs)
+    parts = [prepared.numbers]
+    for place, table in zip(prepared.places, student.tables, strict=True):
+        weights = build.constant(f"embedding_{place}", table.weight.detach().numpy())
+        parts.append(build.add("Gather", [weights, place], f"embedded_{place}", axis=0))
+    value = build.add("Concat", parts, "features", axis=1)
+    linears = [layer for layer in student.layers if isinstance(layer, nn.Linear)]
+    for position, layer in enumerate(linears):
+        weight = build.constant(f"weight_{position}", layer.weight.detach().numpy())
+        bias = build.constant(f"bias_{position}", layer.bias.detach().numpy())
+        value = build.add("Gemm", [value, weight, bias], f"linear_{position}", transB=1)
+        if layer is not linears[-1]:
+            value = build.add("Relu", [value], f"relu_{position}")
+    logit = build.add("Squeeze", [value, build.constant("last_axis", np.array([1], np.int64))], "logit")
+    build.add("Sigmoid", [logit], "chance" if prepared.refused else OUTPUT)
+    if prepared.refused:
+        nothing = build.constant("null", np.float32(np.nan))
+        build.add("Where", [_flat(build, prepared.refused, "refused"), nothing, "chance"], OUTPUT)
+    return build.model("student", inputs, [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["N"])])
+
+
+def head_graph(student: Student, request: RequestInputs) -> onnx.ModelProto:
+    """What the graph does before its numeric core: from the same inputs to `core_tensors`.
+
+    A further output is `refused`, bool (N,), if a request transform may refuse a row.
+    """
+    build = Building()
+    inputs: list[onnx.ValueInfoProto] = []
+    prepared = _prepared(build, student, request, inputs)
+    build.add("Identity", [prepared.numbers], NUMBERS)
+    axis = build.constant("last_axis", np.array([1], np.int64))
+    columns = [build.add("Unsqueeze", [place, axis], f"{place}/column") for place in prepared.places]
+    if columns:
+        places = build.add("Concat", columns, "every_place", axis=1)
+        build.add("Cast", [places], PLACES, to=TensorProto.INT32)
+    outputs = [
+        helper.make_tensor_value_info(tensor.name, TensorProto.DataType.Value(tensor.element.upper()), tensor.shape)
+        for tensor in core_tensors(student)
+    ]
+    if prepared.refused:
+        build.add("Identity", [_flat(build, prepared.refused, "flat")], REFUSED)
+        outputs.append(helper.make_tensor_value_info(REFUSED, TensorProto.BOOL, ["N"]))
+    return build.model("head", inputs, outputs)
+
+
+class _Prepared(NamedTuple):
+    """Tensors before the network: numbers, (N, width), rows of embeddings, (N,) each, and refused rows, (1, N)."""
+
+    numbers: str
+    places: list[str]
+    refused: str | None
+
+
+def _prepared(
+    build: Building, student: Student, request: RequestInputs, inputs: list[onnx.ValueInfoProto]
+) -> _Prepared:
+    """Adds the inputs of the graph to `inputs`."""
     computed = _computed(build, request, inputs)
     preparation = student.prepare.preparation
     prepare = onnx.load_model_from_string(student.prepare.graph)
@@ -52,24 +109,8 @@ def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelP
         else:
             fed[f"text_{place}"] = computed.texts[place - direct]
     prepared = build.include(prepare, "prepare", fed)
-    parts = [prepared[NUMBERS]]
-    for place, table in zip(preparation.embedded, student.tables, strict=True):
-        weights = build.constant(f"embedding_{place}", table.weight.detach().numpy())
-        parts.append(build.add("Gather", [weights, prepared[f"place_{place}"]], f"embedded_{place}", axis=0))
-    value = build.add("Concat", parts, "features", axis=1)
-    linears = [layer for layer in student.layers if isinstance(layer, nn.Linear)]
-    for position, layer in enumerate(linears):
-        weight = build.constant(f"weight_{position}", layer.weight.detach().numpy())
-        bias = build.constant(f"bias_{position}", layer.bias.detach().numpy())
-        value = build.add("Gemm", [value, weight, bias], f"linear_{position}", transB=1)
-        if layer is not linears[-1]:
-            value = build.add("Relu", [value], f"relu_{position}")
-    logit = build.add("Squeeze", [value, build.constant("last_axis", np.array([1], np.int64))], "logit")
-    build.add("Sigmoid", [logit], "chance" if computed.refused else OUTPUT)
-    if computed.refused:
-        nothing = build.constant("null", np.float32(np.nan))
-        build.add("Where", [_flat(build, computed.refused, "refused"), nothing, "chance"], OUTPUT)
-    return build.model("student", inputs, [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["N"])])
+    places = [prepared[f"place_{place}"] for place in preparation.embedded]
+    return _Prepared(prepared[NUMBERS], places, computed.refused)
 
 
 class _Computed(NamedTuple):

@@ -21,6 +21,7 @@ from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.outputs.form import Form
 from isthmus.distill.tabular.graph import OUTPUT, graph
+from isthmus.distill.tabular.head import head
 from isthmus.distill.tabular.leakage import SAYS, saying
 from isthmus.distill.tabular.preparation import FILE, Prepare, compiled
 from isthmus.distill.tabular.student import RECORD, CoreNetwork, Student, StudentRecord, core_feeds, core_tensors
@@ -183,7 +184,8 @@ class TabularTask(Task):
     def core(self, student: nn.Module) -> Core:
         """What follows the preparation."""
         assert isinstance(student, Student)  # noqa: S101 - from `student`
-        return Core(CoreNetwork(student), core_tensors(student))
+        before = partial(head, student, self.material.request_inputs, self._fed)
+        return Core(CoreNetwork(student), core_tensors(student), before)
 
     def core_feeds(self, rows: Index) -> Feeds:
         """Prepared values."""

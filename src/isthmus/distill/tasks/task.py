@@ -115,10 +115,15 @@ class Case:
 
 
 class Core(NamedTuple):
-    """The numeric core of a graph: a module of torch from `tensors`, in their order, to the outputs of the graph."""
+    """The numeric core of a graph: a module of torch from `tensors`, in their order, to the outputs of the graph.
+
+    `head` gives the content of `head.json`, which makes the tensors of raw values, or raises a GateFailed; None if the
+    task has none.
+    """
 
     network: nn.Module
     tensors: Sequence[Described]
+    head: Callable[[], bytes] | None = None
 
 
 class Task(ABC):

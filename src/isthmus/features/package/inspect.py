@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from isthmus.features.contract import Contract
 from isthmus.features.errors import PackageError
+from isthmus.features.head.form import HEAD
 from isthmus.features.package import replay
 from isthmus.features.package.checksums import CONTRACT, GOLDEN, SIGNATURE, damaged
 from isthmus.features.package.golden import Golden, read_golden
@@ -133,6 +134,8 @@ def inspect(path: Path, *, key: str | None = None, runtime: Runtime | None = Non
     check(CONTRACT, lambda: _contract(package))
     golden = check(GOLDEN, lambda: _golden(package))
     if golden is not None:
+        if HEAD in package.manifest.files:
+            check(HEAD, lambda: _head(package, golden))
         files = runner.files(package.manifest)
         if not files:
             check("model files", lambda: _no_files(package, runner))
@@ -176,6 +179,10 @@ def _golden(package: Package) -> tuple[Golden, str]:
     source = f"{rows} rows make their tensors to the bit" if manifest.inputs else "of tensors"
     count = len(golden.cases)
     return golden, f"{count} case{'' if count == 1 else 's'}, {source}"
+
+
+def _head(package: Package, golden: Golden) -> tuple[None, str]:
+    return None, f"{replay.require_core(package, golden)} rows make the tensors of the core to the bit"
 
 
 def _no_files(package: Package, runtime: Runtime) -> tuple[None, str]:

@@ -4,6 +4,7 @@ A server checks the file that it is about to serve; `isthmus package verify` che
 """
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from threading import Timer
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isthmus.features.errors import DataError, PackageError
+from isthmus.features.head.form import HEAD
+from isthmus.features.head.interpreter import Head
 from isthmus.features.package.golden import Golden, TensorBytes
 from isthmus.features.package.manifest import Feeds, Manifest, Package, Tensor, Variant, feeds
 
@@ -22,6 +25,9 @@ GOLDEN_TOLERANCE = 1e-5
 
 SECONDS = 120
 """Limit for answering all golden cases."""
+
+_ROWS = 16
+"""Of a head at once."""
 
 Array = np.ndarray[Any, Any]
 Answers = Mapping[str, Array]
@@ -117,6 +123,42 @@ def require_fed(where: str, golden: Golden, manifest: Manifest) -> int:
                     f"{where}, case {number}", f"its rows do not make the tensor {name} that is recorded",
                     expected="the same to the bit", remedy="export the model again",
                 )  # fmt: skip
+        rows += len(case.rows)
+    return rows
+
+
+def require_core(package: Package, golden: Golden) -> int:
+    """Refuses a head that does not make the recorded tensors of the numeric core, to the bit, of the golden rows.
+
+    Returns:
+        The number of compared rows.
+
+    Raises:
+        PackageError: it is no head, takes too long, or differs; then it names the case and the tensor.
+    """
+    manifest, rows, end = package.manifest, 0, time.monotonic() + SECONDS
+    where = f"package {manifest.name}: {HEAD}"
+    head = Head.loads(package.files.read(HEAD), where)
+    types = {item.name: item.dtype for item in manifest.inputs}
+    if unlike := [item for item in head.form.inputs if types.get(item.name) != item.dtype]:
+        raise PackageError(
+            where, f"reads {unlike[0].name} as a {unlike[0].dtype}", expected="the inputs of the manifest",
+            remedy="export the model again",
+        )  # fmt: skip
+    for number, case in enumerate(golden.cases):
+        columns, core = golden.columns(case, manifest.model_inputs), {name: of.array for name, of in case.core.items()}
+        for begin in range(0, len(case.rows), _ROWS):
+            batch = slice(begin, begin + _ROWS)
+            tensors, _ = head.feeds({name: values.take(batch) for name, values in columns.items()})
+            for name in {**tensors, **core}:
+                expected = core[name][batch] if name in core else None
+                if expected is None or name not in tensors or TensorBytes.of(tensors[name]) != TensorBytes.of(expected):
+                    raise PackageError(
+                        f"{where}, case {number}", f"its rows do not make the tensor {name} that is recorded",
+                        expected="the same to the bit", remedy="export the model again",
+                    )  # fmt: skip
+            if time.monotonic() > end:
+                raise PackageError(where, f"no answer in {SECONDS} seconds", expected="the golden rows of a core")
         rows += len(case.rows)
     return rows
 

@@ -116,7 +116,7 @@ _OVERFLOWING: dict[str, Function] = {
 _BY_ELEMENT: dict[str, dict[str, Function]] = {
     "double": _DOUBLES,
     "float": _DOUBLES | {name: _singles(_DOUBLES[name]) for name in ("Add", "Sub", "Mul", "Div", "Sqrt")},
-    "bool": {"Equal": operator.eq, "And": operator.and_, "Or": operator.or_},
+    "bool": {"Equal": operator.eq, "And": operator.and_, "Or": operator.or_, "Not": lambda a, _: not a},
     "string": {"Equal": operator.eq, "StringConcat": operator.add},
 } | {
     element: _INTEGERS | {name: _wrapped(element, function) for name, function in _OVERFLOWING.items()}

@@ -12,7 +12,7 @@ import numpy as np
 
 from isthmus.features.request.layout import MASKS, VALID, Computed, Layout, input_name, output_name
 from isthmus.features.request.onnxbytes import NUMPY, UnreadableError, read
-from isthmus.features.request.program import Part, Session, Steps, follow
+from isthmus.features.request.program import Operation, Part, Session, Steps, follow
 from isthmus.features.values.columns import Values
 
 _NODES_A_CALL, _NODES_A_RUN = 30, 25
@@ -45,7 +45,7 @@ class OneRow:
             parts |= zip(node.outputs, steps.node(node, [parts[name] for name in node.inputs]), strict=True)
         self.pays = steps.calls * _NODES_A_CALL <= len(nodes) + _NODES_A_RUN
         valid, raises = (Part("bool", masks) for masks in np.split(parts[MASKS].slots, [len(layout.fields)]))
-        present = steps.mapped("bool", gt, valid, raises)
+        present = steps.mapped(Operation("Greater", "bool"), gt, valid, raises)
         results = {element: parts[output_name(element)] for element in layout.outputs}
         goals = [slot for part in (present, raises, *results.values()) for slot in part.listed()]
         self._program, self._slots, places = steps.program(goals)

@@ -9,20 +9,21 @@ choice needs, only that side computes.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate, takewhile
 from math import prod
 from operator import add, getitem, mul
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from isthmus.features.request.kernels import Function, function
 from isthmus.features.request.onnxbytes import ELEMENTS, NUMPY, Node, Tensor, UnreadableError, single
 
-_INEXACT = frozenset({"Exp", "Log", "Pow", "Sin", "Cos"})
+INEXACT = frozenset({"Exp", "Log", "Pow", "Sin", "Cos"})
+"""What no standard fixes to the last bit."""
 _PREDICATES = frozenset(
     {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN", "IsInf", "RegexFullMatch"}
 )
@@ -71,10 +72,40 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Operation:
+    """An operator by ONNX's name, on operands of an element type; of a choice the type of both sides.
+
+    Attributes:
+        attributes: of its node; "to" of a cast is an element type, and "table" the elements that a Gather reads.
+    """
+
+    name: str
+    element: str
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def output(self) -> str:
+        """The element type of the result."""
+        if self.name in _PREDICATES:
+            return "bool"
+        output: str = {"Cast": self.attributes.get("to", ""), "LabelEncoder": "int64"}.get(self.name, self.element)
+        return output
+
+
+class Listed(NamedTuple):
+    """A step: what is done to the values of which slots, and the slot of the result."""
+
+    operation: Operation
+    operands: tuple[int, ...]
+    out: int
+
+
+@dataclass(frozen=True)
 class _Step:
     """How a slot is filled.
 
     Attributes:
+        operation: what the step does, and `operands` with which slots.
         inputs: the slots that it needs; of a choice the condition, the slot where that holds, and the slot where not.
         apply: a function of two values; None for a choice.
         kernel: instead of `apply`, a function of the values of all inputs to the values of several slots.
@@ -83,6 +114,8 @@ class _Step:
     """
 
     out: int
+    operation: Operation
+    operands: tuple[int, ...]
     inputs: tuple[int, ...]
     apply: Function | None = None
     kernel: Callable[[Sequence[Any]], Sequence[Any]] | None = None
@@ -107,13 +140,13 @@ class Steps:
         """Calls of the runtime for a row that needs all steps."""
         return len({step.results for step in self._steps if step.kernel is not None})
 
-    def open(self, element: str, rows: int) -> Part:
-        """An input tensor of shape (rows, 1)."""
-        slots = np.arange(rows) + len(self._slots)
-        self._slots += [None] * rows
+    def open(self, element: str, rows: int, columns: int = 1) -> Part:
+        """An input tensor of shape (rows, columns)."""
+        slots = np.arange(rows * columns) + len(self._slots)
+        self._slots += [None] * slots.size
         self._open.update(slots.tolist())
         self._inputs.update(slots.tolist())
-        return Part(element, slots[:, None])
+        return Part(element, slots.reshape(rows, columns))
 
     def constant(self, tensor: Tensor) -> Part:
         """A tensor that is the same for every row."""
@@ -145,6 +178,12 @@ class Steps:
                 return [Part(first.element, part) for part in rows]
             case "Concat":
                 return [Part(first.element, np.concatenate([part.slots for part in inputs], attributes["axis"]))]
+            case "Transpose":
+                return [Part(first.element, slots.transpose(attributes.get("perm")))]
+            case "Squeeze" if len(inputs) == 2:
+                return [Part(first.element, np.squeeze(slots, tuple(self._value(inputs[1]))))]
+            case "Unsqueeze":
+                return [Part(first.element, np.expand_dims(slots, tuple(self._value(inputs[1]))))]
             case "Shape":
                 return [self.constant(Tensor("int64", np.array(slots.shape)))]
             case "Expand":
@@ -157,8 +196,8 @@ class Steps:
                 return [self._gathered(first, inputs[1], attributes.get("axis", 0))]
             case "Where":
                 return [self._where(*inputs)]
-            case name if name in _INEXACT:
-                return [self._by_runtime(node, inputs, first.element)]
+            case name if name in INEXACT:
+                return [self._by_runtime(node, Operation(name, first.element, attributes), inputs)]
         return [self._elementwise(node, inputs)]
 
     def _gathered(self, table: Part, places: Part, axis: int) -> Part:
@@ -167,7 +206,9 @@ class Steps:
         if table.slots.ndim != 1:
             raise UnreadableError("a table of tables")
         # As in Python, negative numbers count from the end.
-        return self.mapped(table.element, getitem, self._single(table.element, self._value(table)), places)
+        values = self._value(table)
+        operation = Operation("Gather", table.element, {"table": values})
+        return self._mapped(operation, getitem, self._single(table.element, values), places, operands=slice(1, 2))
 
     def _single(self, element: str, value: Any) -> Part:
         self._slots.append(value)
@@ -178,40 +219,48 @@ class Steps:
             # The runtime turns a -0.0 of its first choice into 0.0; of its second, if only the first has many elements.
             zero = self._single(yes.element, 0.0)
             if condition.slots.size == no.slots.size == 1 < yes.slots.size:
-                no = self.mapped(yes.element, add, no, zero)
+                no = self.mapped(Operation("Add", yes.element), add, no, zero)
             else:
-                yes = self.mapped(yes.element, add, yes, zero)
+                yes = self.mapped(Operation("Add", yes.element), add, yes, zero)
+        operation = Operation("Where", yes.element)
         slots = np.broadcast_arrays(condition.slots, yes.slots, no.slots)
-        out = [self._choice(*triple) for triple in zip(*(part.flat for part in slots), strict=True)]
+        out = [self._choice(operation, triple) for triple in zip(*(part.flat for part in slots), strict=True)]
         return Part(yes.element, np.array(out, np.intp).reshape(slots[0].shape))
 
-    def _choice(self, condition: int, yes: int, no: int) -> int:
+    def _choice(self, operation: Operation, slots: tuple[int, ...]) -> int:
+        condition, yes, no = map(int, slots)
         if condition in self._open:
-            return self._added(_Step(len(self._slots), (int(condition), int(yes), int(no))))
+            inputs = condition, yes, no
+            return self._added(_Step(len(self._slots), operation, inputs, inputs))
         return yes if self._slots[condition] else no
 
     def _elementwise(self, node: Node, inputs: Sequence[Part]) -> Part:
-        name, element = node.operator, inputs[0].element
+        name, element, attributes = node.operator, inputs[0].element, node.attributes
         if name == "Cast":
-            output = ELEMENTS.get(node.attributes["to"], "")
+            output = ELEMENTS.get(attributes["to"], "")
             if output == element or (element, output) in _SAME:
                 return Part(output, inputs[0].slots)
-        else:
-            output = "bool" if name in _PREDICATES else "int64" if name == "LabelEncoder" else element
-        known = function(name, element, {**node.attributes, "to": output})
+            attributes = {"to": output}
+        operation = Operation(name, element, attributes)
+        known = function(name, element, attributes)
         if known is None and name == "RegexFullMatch":
-            return self._by_runtime(node, inputs, output)
+            return self._by_runtime(node, operation, inputs)
         if known is None or len(inputs) > 2:
             raise UnreadableError(f"{name} of {element}")
         apply, second = known
-        return self.mapped(output, apply, *inputs, *([] if second is None else [self._single(output, second)]))
+        constant = [] if second is None else [self._single(operation.output, second)]
+        return self._mapped(operation, apply, *inputs, *constant, operands=slice(len(inputs)))
 
-    def mapped(self, element: str, apply: Function, *inputs: Part) -> Part:
-        """A function of the elements of a tensor, or of two."""
+    def mapped(self, operation: Operation, apply: Function, left: Part, right: Part) -> Part:
+        """An operation on the elements of two tensors, which a function computes."""
+        return self._mapped(operation, apply, left, right, operands=slice(2))
+
+    def _mapped(self, operation: Operation, apply: Function, *inputs: Part, operands: slice) -> Part:
+        """A function of the elements of a tensor, or of two; `operands` are those that are no part of the operation."""
         left, right = np.broadcast_arrays(inputs[0].slots, inputs[-1].slots)
         pairs = zip(left.reshape(-1).tolist(), right.reshape(-1).tolist(), strict=True)
-        out = [self._added(_Step(len(self._slots), pair, apply)) for pair in pairs]
-        return Part(element, np.array(out, np.intp).reshape(left.shape))
+        out = [self._added(_Step(len(self._slots), operation, pair[operands], pair, apply)) for pair in pairs]
+        return Part(operation.output, np.array(out, np.intp).reshape(left.shape))
 
     def _added(self, step: _Step) -> int:
         """The slot of a step, which runs at once if its result is constant."""
@@ -227,9 +276,9 @@ class Steps:
             self._slots[step.out] = step.kernel(values)[step.place]
         return step.out
 
-    def _by_runtime(self, node: Node, inputs: Sequence[Part], element: str) -> Part:
+    def _by_runtime(self, node: Node, operation: Operation, inputs: Sequence[Part]) -> Part:
         """A node that the runtime computes, all elements at once when the first is needed."""
-        shape = np.broadcast_shapes(*(part.slots.shape for part in inputs))
+        element, shape = operation.output, np.broadcast_shapes(*(part.slots.shape for part in inputs))
         tensors = [(part.element, part.slots.shape) for part in inputs]
         run = self._session(single(node, tensors, element, shape)).run
         ends = [*accumulate(part.slots.size for part in inputs)]
@@ -243,8 +292,23 @@ class Steps:
 
         slots, results = tuple(slot for part in inputs for slot in part.listed()), len(self._slots)
         self._slots.append(None)
-        out = [self._added(_Step(len(self._slots), slots, None, kernel, results, n)) for n in range(prod(shape))]
+        operands = [*zip(*(np.broadcast_to(part.slots, shape).reshape(-1).tolist() for part in inputs), strict=True)]
+        out = [self._added(_Step(len(self._slots), operation, operands[place], slots, None, kernel, results, place))
+               for place in range(prod(shape))]  # fmt: skip
         return Part(element, np.array(out, np.intp).reshape(shape))
+
+    def listed(self, goals: Sequence[int]) -> list[Listed]:
+        """The steps that fill the slots `goals`, in their order, with neither side of a choice left out."""
+        needed, steps = {*goals}, []
+        for step in reversed(self._steps):
+            if step.out in needed:
+                needed.update(step.operands)
+                steps.append(Listed(step.operation, step.operands, step.out))
+        return steps[::-1]
+
+    def fixed_value(self, slot: int) -> Any:
+        """The value of a slot that is the same for every row; None for others."""
+        return self._slots[slot]
 
     def program(self, goals: Sequence[int]) -> tuple[Program, Slots, dict[int, int]]:
         """The steps that fill the slots `goals`, the slots before them, and the new numbers of the slots in use.
@@ -298,7 +362,7 @@ class Steps:
                     begin, _, before = chains[begin]
                 chains[step.out] = begin, x, (*before, self._slots[step.inputs[1]])
                 if before:
-                    step = _Step(step.out, (begin, x), _polynomial(chains[step.out][2]))
+                    step = replace(step, inputs=(begin, x), apply=_polynomial(chains[step.out][2]))
             steps.append(step)
         return steps
 

@@ -6,8 +6,9 @@ import { SnapshotError } from "./snapshot.mjs";
 /** What answers rows: a model, with the features on the device, and what answers without them. */
 export class Predictor {
   /**
-   * @param ort onnxruntime-web.
-   * @param opened the package, of `open`.
+   * @param ort onnxruntime-web; null if the core answers.
+   * @param opened the package, of `open`; or, where another runtime has its numeric core, `head`, a Head of `head.mjs`, and
+   *   `core`, which gives the answer, or a Promise of it, for the tensors of a row by name.
    * @param snapshots of its stored features; null if whoever asks brings them.
    * @param instead the package that the manifest names for when they are too old; null if it names none.
    */
@@ -36,7 +37,11 @@ export class Predictor {
     return this.run(this.opened, { ...row, ...snapshots.features(row) }, "model");
   }
 
-  async run({ manifest, session }, row, by) {
+  async run({ manifest, session, head = null, core = null }, row, by) {
+    if (head) {
+      const { tensors, refused } = head.row(row);
+      return { value: refused ? NaN : await core(tensors), by, why: null };
+    }
     const answers = await session.run(feeds(this.ort, manifest, [row]));
     return { value: answers[manifest.outputs[0].name].data[0], by, why: null };
   }
