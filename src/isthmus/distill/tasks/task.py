@@ -87,7 +87,9 @@ class Material:
     @cached_property
     def parts(self) -> Split:
         """The rows for training, for validation and for the report."""
-        return split_table(self.table, self.declaration.split, self.declaration.split_by)
+        label = self.declaration.label
+        within = None if label is None else label.grouped_by
+        return split_table(self.table, self.declaration.split, self.declaration.split_by, within)
 
 
 class Batch(NamedTuple):
@@ -216,6 +218,13 @@ class Task(ABC):
         With a leak nothing is trained: such an input is known only after the label, or no model is needed.
         """
         return ()
+
+    def groups(self, rows: Index) -> Index | None:  # noqa: ARG002 - of subclasses
+        """The number of each row's group, of which a batch has all rows or none; by default None, without groups."""
+        return None
+
+    def after_training(self, student: nn.Module) -> None:  # noqa: B027 - most learn nothing more
+        """What a student learns from the validation part, once it has its best weights; by default nothing."""
 
     @abstractmethod
     def objective(self) -> Objective:

@@ -34,7 +34,7 @@ from isthmus.features.values.columns import Values
 FORMAT_VERSION = 2
 MODEL, CORE = "model", "core"
 """What the name of a model file begins with: all that the graph does, or its numeric core."""
-_LONGEST = 255
+LONGEST = 255
 _SHOWN = 60
 """Characters of a name in a message."""
 
@@ -342,8 +342,8 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
         *((tensor.name, *map(str, tensor.shape)) for tensor in (*manifest.tensors, *manifest.core, *manifest.outputs)),
         *((variant.file, variant.sha256) for variant in manifest.variants),
     ):
-        if not name.isprintable() or len(name) > _LONGEST:
-            yield f"a name is {name[:_SHOWN]!r}", f"at most {_LONGEST} characters that can be shown"
+        if not name.isprintable() or len(name) > LONGEST:
+            yield f"a name is {name[:_SHOWN]!r}", f"at most {LONGEST} characters that can be shown"
     for item in manifest.inputs:
         if TYPES.get(item.dtype) not in INPUTS:
             yield f"input {item.name} has type {item.dtype}", "|".join(map(str, INPUTS))
