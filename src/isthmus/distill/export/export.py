@@ -211,6 +211,8 @@ class _Files:
             files={name: purpose for name, (_, purpose) in self.extra.items()} | ({} if device is None else CLIENTS),
             device=device,
             core=core,
+            classes=tuple(self.trained.task.classes or ()) if has_rows else (),
+            rounding=self.trained.task.rounding,
         )
         tests = xctest(manifest)
         purposes = dict.fromkeys(tests, "a test for Xcode, in which Core ML answers the golden cases")

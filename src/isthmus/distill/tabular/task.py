@@ -75,7 +75,8 @@ class TabularTask(Task):
         self.declared, self._boundaries = declared, material.parts.boundaries
         self._kind = KINDS[type(declared.label)](material.table, material.label, material.parts, declared)
         self.metric, self.more, self.keys = self._kind.metric, self._kind.more, (self._kind.key,)
-        self.classes, self.pipeline, self.tolerance = self._kind.classes, self._kind.pipeline, self._kind.tolerance
+        self.classes, self.pipeline = self._kind.classes, self._kind.pipeline
+        self.tolerance, self.rounding = self._kind.tolerance, self._kind.rounding
         self._data = tensors(material.student_table, material.student_inputs)
         preparation = material.learn(declared.plan(material.student_inputs), self._boundaries[0])
         self._prepare = Prepare(preparation, compiled(preparation))

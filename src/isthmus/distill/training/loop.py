@@ -7,7 +7,7 @@ replace a few lines. Nor are its checkpoints, which are pickled.
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,7 +196,7 @@ class _Run:
             epoch, done = divmod(self.state.step, self.epoch_steps)
             generator = torch.Generator().manual_seed(_seed(0, self.settings.seed, epoch))
             if self.training.groups is None:
-                parts = torch.split(torch.randperm(rows, generator=generator), batch)
+                parts: Sequence[torch.Tensor] = torch.split(torch.randperm(rows, generator=generator), batch)
             else:
                 parts = whole_groups(self.training.groups, batch, generator)
             for part in parts[done:]:

@@ -16,6 +16,7 @@ from isthmus.distill.tabular.answers import Answer
 from isthmus.distill.tabular.teacher import Learner
 from isthmus.distill.tasks.split import Split
 from isthmus.distill.types import Answers, Array, Index
+from isthmus.features.package.manifest import ROUNDING
 from isthmus.features.values.columns import Values
 
 
@@ -28,6 +29,7 @@ class Kind(ABC):
         more: whether more of it is better.
         pipeline: the hub's name of such models; None if it has none.
         tolerance: the largest absolute difference between the graph's answers in each precision and the student's.
+        rounding: how far apart two processors may be in an answer.
         values: the labels, (n,), as `quality` takes them.
         targets: the labels, (n, ...), as the objective takes them.
         groups: the number of each row's group, (n,); None without groups.
@@ -39,6 +41,7 @@ class Kind(ABC):
     more = True
     pipeline: str | None = None
     tolerance: Mapping[str, float] = {"fp32": 1e-5, "int8": 0.05}
+    rounding: float = ROUNDING
     values: Array
     targets: Tensor
     groups: Index | None = None

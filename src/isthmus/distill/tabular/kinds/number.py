@@ -46,6 +46,7 @@ class NumberLabels(Kind):
         # Twice the step of float32 there: a product and a sum are rounded.
         rounding = 2 * float(np.spacing(largest))
         self.tolerance = {name: share * self._scale + rounding for name, share in _TOLERANCE.items()}
+        self.rounding = self.tolerance["fp32"]
         self._standard = (self.values - self._mean) / self._scale
         self.targets = torch.tensor(self._standard, dtype=torch.float32)
         self._bounds = float(self._standard[train].min()), float(self._standard[train].max())

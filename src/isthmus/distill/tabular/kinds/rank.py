@@ -35,6 +35,7 @@ class RankLabels(Kind):
     metric = "ndcg"
     tolerance: Mapping[str, float] = {"fp32": 1e-4, "int8": 0.2}
     """Scores are logits: a difference of 0.2 makes a row 1.2 times as likely to come first."""
+    rounding = 1e-4
 
     def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular) -> None:
         assert isinstance(declared.label, Rank)  # noqa: S101 - it selects this kind
