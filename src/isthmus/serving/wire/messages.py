@@ -155,7 +155,10 @@ class PredictAnswer(Struct):
     model: str
     contract: str
     package: str
-    predictions: list[float | Literal["NaN", "Infinity", "-Infinity"]] | list[str | None]
+    predictions: Annotated[
+        list[float | str | None],
+        Meta(description="Numbers, or a word for a number that JSON lacks; of a model of classes their names."),
+    ]
     statuses: dict[str, list[FieldStatus]]
     classes: list[str] | UnsetType = UNSET
     probabilities: list[list[float | Literal["NaN", "Infinity", "-Infinity"]]] | UnsetType = UNSET
