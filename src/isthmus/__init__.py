@@ -5,6 +5,7 @@ Everything a `definitions.py` needs is here; importing it loads no third-party l
 
 from isthmus import _moved
 from isthmus.distill.declaration import Distillation, Gate, Search, Tabular
+from isthmus.distill.labels import Binary, Classes, Isotonic, Number, Rank, Temperature
 from isthmus.distill.settings import Settings
 from isthmus.features.definition.expectations import Expect
 from isthmus.features.definition.spec import (
@@ -37,8 +38,10 @@ _moved.install()
 
 __all__ = [
     "Array",
+    "Binary",
     "Bool",
     "Bytes",
+    "Classes",
     "Clip",
     "ConfigurationError",
     "ContractMismatch",
@@ -59,11 +62,14 @@ __all__ = [
     "Impute",
     "Int32",
     "Int64",
+    "Isotonic",
     "IsthmusError",
     "Log1p",
+    "Number",
     "OneHot",
     "Ordinal",
     "PackageError",
+    "Rank",
     "RequestError",
     "RequestSource",
     "RequestTransform",
@@ -75,6 +81,7 @@ __all__ = [
     "Standardize",
     "String",
     "Tabular",
+    "Temperature",
     "UnixTimestamp",
     "request_transform",
     "spine",

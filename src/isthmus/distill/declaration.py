@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from isthmus.distill.labels import Binary, Calibration, Label
 from isthmus.distill.settings import TrainingSettings, failed_checks
 from isthmus.features.definition.spec import OWNER, FeatureService, Spine, is_owner
 from isthmus.features.errors import Problem, one_of
@@ -43,9 +44,11 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Tabular:
-    """Binary classification of a row of features: gradient boosting teaches a small network.
+    """A label of a row of features: gradient boosting teaches a small network.
 
     Attributes:
+        label: `Binary`, `Classes`, `Number` or `Rank`.
+        calibration: of the student's probabilities: `Temperature` or `Isotonic`; None for none.
         hidden: width of the student's hidden layers, first to last.
         dropout: share of hidden units left out in a training step.
         temperature: T of the distillation loss; larger softens the teacher's probabilities.
@@ -57,6 +60,8 @@ class Tabular:
             embedded.
     """
 
+    label: Label = field(default_factory=Binary)
+    calibration: Calibration | None = None
     hidden: Sequence[int] = (64, 32)
     dropout: float = 0.1
     temperature: float = 2.0
@@ -110,7 +115,27 @@ class Tabular:
             ("teacher_rounds", self.teacher_rounds >= 1, "at least 1"),
             ("teacher_learning_rate", 0 < self.teacher_learning_rate <= 1, "more than 0, at most 1"),
         ]
-        return failed_checks(self, where, checks)
+        if not isinstance(self.label, Label):
+            checks.append(("label", False, "Binary, Classes, Number or Rank"))
+            return failed_checks(self, where, checks)
+        fits = self.calibration is None or isinstance(self.label, getattr(self.calibration, "labels", ()))
+        checks.append(("calibration", fits, f"None, or one for {self.label}, which gives {self.label.gives}"))
+        return [*failed_checks(self, where, checks), *self.label.problems(f"{where}: label")]
+
+    def unfit(self, where: str, spine: Spine) -> list[Problem]:
+        """Where the label of a spine is none of the declared kind, or the spine lacks the column of its groups."""
+        if not isinstance(self.label, Label):
+            return []
+        problems, (name, dtype) = [], (spine.label.name, spine.label.dtype)
+        if dtype not in self.label.types:
+            expected = f"one of {', '.join(map(str, self.label.types))} for {self.label}"
+            problems.append(Problem(f"{where}: label {name}", f"is of type {dtype}", expected))
+        columns = [key for entity in spine.entities for key in entity.join_keys]
+        columns += [field.name for field in spine.request.schema] if spine.request else []
+        columns.append("event_timestamp")
+        if (within := self.label.grouped_by) is not None and within not in columns:
+            problems.append(Problem(f"{where}: label, within", repr(within), one_of(columns)))
+        return problems
 
 
 @dataclass(frozen=True)
@@ -254,6 +279,11 @@ class Distillation:
         return f"distillation {self.name}"
 
     @property
+    def label(self) -> Label | None:
+        """The kind of label; None with a task of your own."""
+        return self.task.label if isinstance(self.task, Tabular) and isinstance(self.task.label, Label) else None
+
+    @property
     def required(self) -> Sequence[Gate]:
         """The declared gates, or the default gates of the task."""
         if self.gates is not None:
@@ -271,6 +301,7 @@ class Distillation:
         named = re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", self.name)
         own_task = re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", str(self.task))
         bounded = all(gate.at_least is not None or gate.at_most is not None for gate in self.required)
+        label = self.label or Binary()
         plain = "nothing: the layers of a Tabular are its `hidden`" if tabular else _PLAIN_VALUES
         checks = [
             ("name", bool(named), "a letter, then letters, digits, - or _"),
@@ -291,8 +322,8 @@ class Distillation:
             ),
             (
                 "stale",
-                not isinstance(self.stale, float | int) or 0 <= self.stale <= 1,
-                "a probability, or a distillation",
+                not isinstance(self.stale, float | int) or label.stands_for(self.stale),
+                f"{label.gives}, or a distillation" if label.stands_for(0) else "a distillation",
             ),
             ("shape", not (self.shape and tabular) and _plain([*self.shape.values()]), plain),
             ("gates", bounded, "at_least or at_most in each"),
@@ -306,6 +337,7 @@ class Distillation:
         problems = failed_checks(self, self.where, checks)
         if isinstance(self.task, Tabular):
             problems += [*self.task.problems(self.where), *self.misnamed(MEASURED)]
+            problems += self.task.unfit(self.where, self.spine)
         if self.search is not None:
             place = f"{self.where}: search"
             problems += [*self.search.problems(place, self.task), *self._misset(self.search.settings, place)]

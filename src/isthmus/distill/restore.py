@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from isthmus.distill.declaration import Tabular
+from isthmus.distill.labels import Binary
 from isthmus.distill.tabular.student import read_record, unreadable
 from isthmus.distill.tabular.task import TabularTask
 from isthmus.distill.tasks.task import Material, Task
@@ -136,7 +137,7 @@ def origins(task: Task) -> dict[str, str]:
         plan = declared.task.plan(material.student_inputs)
         numbers = {name: [described(step) for step in chain] for name, chain in plan.numbers.items()}
         kind = {
-            **dataclasses.asdict(replace(declared.task, preparation={})),
+            **_options(declared.task),
             "preparation": {**numbers, **{name: described(text) for name, text in plan.texts.items()}},
         }
     device = declared.student.device
@@ -150,3 +151,14 @@ def origins(task: Task) -> dict[str, str]:
         **({"shape": dict(declared.shape)} if declared.shape else {}),
     }
     return {"training_set": material.training_set, "kind": sha256(about)}
+
+
+def _options(task: Tabular) -> dict[str, Any]:
+    """What a Tabular says but its preparation. With the usual label and calibration, students keep their identity."""
+    options = dataclasses.asdict(replace(task, preparation={}))
+    for name, usual in (("label", Binary()), ("calibration", None)):
+        value = getattr(task, name)
+        del options[name]
+        if value != usual:
+            options[name] = {"kind": type(value).__name__, **dataclasses.asdict(value)}
+    return options

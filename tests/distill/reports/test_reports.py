@@ -182,7 +182,7 @@ def test_the_model_card_says_what_the_report_says() -> None:
         "* On 7 % of the test rows the student's class is not the teacher's.",
         '* Worst against the teacher where carrier is "AA": auc 0.7000, the teacher\'s 0.7400, on 5,000 rows.',
         "* Latencies are those of a host (x86_64, 2 cores), not of a device.",
-        "* **ece**: expected calibration error, by how much probabilities miss the share of rows of class 1;",
+        "* **ece**: expected calibration error, from probabilities to the share of rows that turn out so;",
     ):
         assert sentence in card
     assert "contains 0" not in card

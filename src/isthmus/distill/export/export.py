@@ -230,6 +230,8 @@ class _Files:
             | ({HEAD: "what makes the tensors of the numeric core of raw values", **READERS} if head else {}),
             device=device,
             core=core,
+            classes=tuple(self.trained.task.classes or ()) if has_rows else (),
+            rounding=self.trained.task.rounding,
         )
         tests = xctest(manifest)
         purposes = dict.fromkeys(tests, "a test for Xcode, in which Core ML answers the golden cases")

@@ -100,6 +100,7 @@ def readme(manifest: Manifest) -> str:
         head=HEAD,
         fed_names=lambda variant: [tensor.name for tensor in manifest.fed(variant)],
         measures=measures,
+        rounding=f"{manifest.rounding:.2g}".replace("e-0", "e-"),
         qualities=qualities,
         output_names=[tensor.name for tensor in manifest.outputs],
         input_tensors={column.tensor for column in manifest.inputs},

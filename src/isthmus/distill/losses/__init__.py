@@ -28,7 +28,8 @@ from isthmus.distill.losses.logits import (
 )
 from isthmus.distill.losses.maps import FeatureMaps, Perceptual, attention_transfer
 from isthmus.distill.losses.objective import Objective, Outputs, Term
-from isthmus.distill.losses.ranking import lists, margins
+from isthmus.distill.losses.ranking import graded_lists, grouped_lists, lists, margins
+from isthmus.distill.losses.regression import absolute_errors, squared_errors
 from isthmus.distill.losses.relations import attention_relations
 from isthmus.distill.losses.schedule import Schedule
 from isthmus.distill.teachers.taps import tapped
@@ -44,6 +45,7 @@ __all__ = [
     "Perceptual",
     "Schedule",
     "Term",
+    "absolute_errors",
     "attention_relations",
     "attention_transfer",
     "binary_hard_targets",
@@ -51,6 +53,8 @@ __all__ = [
     "cosine",
     "decoupled",
     "drop_layers",
+    "graded_lists",
+    "grouped_lists",
     "hard_targets",
     "hinge_discriminator",
     "hinge_generator",
@@ -61,6 +65,7 @@ __all__ = [
     "similarities",
     "soft_targets",
     "squared",
+    "squared_errors",
     "standardized",
     "tapped",
     "top_k_targets",

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from isthmus.distill.losses.logits import divergence
-from isthmus.distill.shapes import agree, agree_pair, average, booleans, positive, precise
+from isthmus.distill.shapes import agree, agree_pair, average, booleans, floats, integers, positive, precise
 from isthmus.features.errors import Problem
+
+_NO_GAIN = -1e4
 
 
 def margins(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -54,3 +56,47 @@ def _agree(where: str, student: Tensor, teacher: Tensor, mask: Tensor | None, pr
     agree_pair(where, "queries candidates", student, teacher, problem, mask=booleans(mask, "queries candidates"))
     if student.shape[-1] < 2:
         agree(where, Problem("candidates", "a single candidate of each query", "at least two, to be ordered"))
+
+
+def grouped_lists(student: Tensor, teacher: Tensor, groups: Tensor, *, temperature: float) -> Tensor:
+    """`lists` of rows whose queries are numbered, times T², which keeps the size of the gradient when T changes.
+
+    The finite scores of student and teacher are (rows,), the groups (rows,) integers. A group of a single row has no
+    order, and adds 0.
+    """
+    problem = positive("temperature", temperature)
+    agree_pair("grouped lists", "rows", student, teacher, problem, groups=integers(groups, "rows"))
+    place, shape = _places(groups)
+    mask = torch.zeros(shape, dtype=torch.bool, device=student.device).index_put(place, torch.ones_like(groups).bool())
+    pair = [precise(scores).new_zeros(shape).index_put(place, precise(scores)) for scores in (student, teacher)]
+    return lists(*pair, temperature=temperature, mask=mask) * temperature**2
+
+
+def graded_lists(student: Tensor, relevance: Tensor, groups: Tensor) -> Tensor:
+    """Cross entropy of each group's softmax with its gains (Bruch et al., ICTIR 2019), less the entropy of the gains.
+
+    The mean over the groups with a relevant row of KL(p ‖ softmax(s)), p_i = g_i / Σ g and g_i = 2**relevance_i - 1.
+    The finite scores s are (rows,), relevance and groups (rows,) integers of at least 0.
+    """
+    agree(
+        "graded lists", student=floats(student, "rows"), relevance=integers(relevance, "rows"),
+        groups=integers(groups, "rows"),
+    )  # fmt: skip
+    place, shape = _places(groups)
+    scores = precise(student)
+    gains = scores.new_zeros(shape).index_put(place, relevance.to(scores.dtype).exp2() - 1)
+    mask = torch.zeros(shape, dtype=torch.bool, device=student.device).index_put(place, torch.ones_like(groups).bool())
+    mask = mask & (gains.sum(-1, keepdim=True) > 0)
+    # A row without gain has no part in p: e to the power of this is 0, and finite numbers have no NaN as a product.
+    wanted = gains.log().clamp(min=_NO_GAIN)
+    return lists(scores.new_zeros(shape).index_put(place, scores), wanted, mask=mask)
+
+
+def _places(groups: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    """Where each row is in a matrix with a row for each group, and the shape of that matrix, at least two wide."""
+    _, numbers, sizes = torch.unique(groups, return_inverse=True, return_counts=True)
+    order = numbers.argsort(stable=True)
+    column = torch.empty_like(numbers)
+    starts = (sizes.cumsum(0) - sizes)[numbers[order]]
+    column[order] = torch.arange(len(numbers), device=groups.device) - starts
+    return (numbers, column), (len(sizes), max(2, int(sizes.max())))

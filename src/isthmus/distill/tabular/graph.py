@@ -1,4 +1,4 @@
-"""The ONNX graph of a student, from raw values to a probability.
+"""The ONNX graph of a student, from raw values to its answer.
 
 It is written node by node: `torch.onnx.export` takes four seconds for these few nodes, has no string tensors, and
 writes source positions into the file. Export compares the graph with torch on the golden rows.
@@ -18,7 +18,7 @@ from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.features.request.layout import MASKS, NOTES, VALID, Layout, input_name, output_name
 from isthmus.features.types import String
 
-OUTPUT, REFUSED = "probability", "refused"
+REFUSED = "refused"
 
 
 def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelProto:
@@ -26,8 +26,8 @@ def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelP
 
     Its inputs are `numeric`, float32 (N, numbers) with NaN for null, and `categories`, string (N, categories) with ""
     for null, each only if the student has such inputs that are not computed, and the inputs of request transforms,
-    whose fields are the network's last numbers and last categories. Its output is `probability`, float32 (N,); NaN
-    where a request transform refuses a row.
+    whose fields are the network's last numbers and last categories. Its output is that of the student's
+    `answer`, float32; NaN where a request transform refuses a row.
     """
     build, request = Building(), request or RequestInputs()
     inputs: list[onnx.ValueInfoProto] = []
@@ -44,12 +44,16 @@ def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelP
         value = build.add("Gemm", [value, weight, bias], f"linear_{position}", transB=1)
         if layer is not linears[-1]:
             value = build.add("Relu", [value], f"relu_{position}")
-    logit = build.add("Squeeze", [value, build.constant("last_axis", np.array([1], np.int64))], "logit")
-    build.add("Sigmoid", [logit], "chance" if prepared.refused else OUTPUT)
+    answer = student.answer
+    answer.write(build, value, "answer" if prepared.refused else answer.name)
     if prepared.refused:
-        nothing = build.constant("null", np.float32(np.nan))
-        build.add("Where", [_flat(build, prepared.refused, "refused"), nothing, "chance"], OUTPUT)
-    return build.model("student", inputs, [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["N"])])
+        nothing, refused = build.constant("null", np.float32(np.nan)), _flat(build, prepared.refused, "refused")
+        for axis in range(1, len(answer.shape)):
+            places = build.constant(f"axis_{axis}", np.array([axis]))
+            refused = build.add("Unsqueeze", [refused, places], f"wide_{axis}")
+        build.add("Where", [refused, nothing, "answer"], answer.name)
+    outputs = [helper.make_tensor_value_info(answer.name, TensorProto.FLOAT, [*answer.shape])]
+    return build.model("student", inputs, outputs)
 
 
 def head_graph(student: Student, request: RequestInputs) -> onnx.ModelProto:

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 from torch import nn
 
+from isthmus.distill.tabular.answers import Answer, Probability
 from isthmus.distill.tabular.preparation import NUMBERS, Prepare
 from isthmus.distill.tabular.tensors import Tensors
 from isthmus.distill.types import Array
@@ -17,14 +19,17 @@ from isthmus.transforms.preparation.fit import Preparation
 
 RECORD = "student.json"
 PLACES = "places"
+UNCALIBRATED = "uncalibrated"
+"""The logits before calibration, beside the calibrated."""
 
 
 class Student(nn.Module):
-    """An MLP on prepared numbers and embeddings of prepared texts."""
+    """An MLP on prepared numbers and embeddings of prepared texts; `answer` is what it makes of its last layer."""
 
-    def __init__(self, prepare: Prepare, hidden: Sequence[int], dropout: float) -> None:
+    def __init__(self, prepare: Prepare, hidden: Sequence[int], dropout: float, answer: Answer | None = None) -> None:
         super().__init__()
         self.prepare = prepare
+        self.answer = answer or Probability()
         preparation = prepare.preparation
         self.embeddings = nn.ModuleList(_embedding(*shape) for shape in preparation.embedded.values())
         width = preparation.width + sum(table.embedding_dim for table in self.tables)
@@ -32,37 +37,47 @@ class Student(nn.Module):
         for units in hidden:
             layers += [nn.Linear(width, units), nn.ReLU(), nn.Dropout(dropout)]
             width = units
-        self.layers = nn.Sequential(*layers, nn.Linear(width, 1))
+        self.layers = nn.Sequential(*layers, nn.Linear(width, self.answer.width))
 
     @property
     def tables(self) -> list[nn.Embedding]:
         """The embeddings, in the order of their texts."""
         return [table for table in self.embeddings if isinstance(table, nn.Embedding)]
 
-    def forward(self, numbers: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Logits (n,) of prepared rows: numbers, float32 (n, width), and places of texts, int64 (n, k)."""
-        return _logits(self.embeddings, self.layers, numbers, places)
+    def forward(self, numbers: torch.Tensor, places: torch.Tensor) -> Any:
+        """Scores of prepared rows: numbers, float32 (n, width), and places of texts, int64 (n, k).
+
+        A calibrated student in eval mode gives two: its `logits`, and those that are `uncalibrated`.
+        """
+        scores = self.answer.scores(_last(self.embeddings, self.layers, numbers, places))
+        if self.training:
+            return scores
+        final = self.answer.final(scores)
+        return final if self.answer.calibration is None else {"logits": final, UNCALIBRATED: scores}
 
     def logits(self, data: Tensors) -> Array:
-        """Float32 logits (n,) of raw rows, on the CPU, without dropout."""
+        """Float32 logits or other scores of raw rows, (n,) or (n, classes), on the CPU, without dropout."""
         self.eval()
         with torch.inference_mode():
-            result: Array = self(*map(torch.from_numpy, self.prepare(data))).numpy()
+            scores = self(*map(torch.from_numpy, self.prepare(data)))
+        result: Array = (scores["logits"] if isinstance(scores, dict) else scores).numpy()
         return result
 
 
 class CoreNetwork(nn.Module):
-    """A student without its preparation: probabilities, float32 (n,), of its `core_tensors`."""
+    """A student without its preparation: the answer of its graph to its `core_tensors`."""
 
     def __init__(self, student: Student) -> None:
         super().__init__()
-        self.embeddings, self.layers = student.embeddings, student.layers
+        self.embeddings, self.layers, self.answer = student.embeddings, student.layers, student.answer
         self._names = [tensor.name for tensor in core_tensors(student)]
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """Probabilities, of the tensors in their order."""
+        """The answer, of the tensors in their order."""
         fed = dict(zip(self._names, tensors, strict=True))
-        return torch.sigmoid(_logits(self.embeddings, self.layers, fed.get(NUMBERS), fed.get(PLACES)))
+        last = _last(self.embeddings, self.layers, fed.get(NUMBERS), fed.get(PLACES))
+        answer: torch.Tensor = self.answer(self.answer.scores(last))
+        return answer
 
 
 def core_tensors(student: Student) -> tuple[Tensor, ...]:
@@ -78,14 +93,14 @@ def core_feeds(numbers: Array, places: Array) -> Feeds:
     return {name: tensor for name, tensor in tensors.items() if tensor.shape[1]}
 
 
-def _logits(
+def _last(
     embeddings: nn.ModuleList, layers: nn.Module, numbers: torch.Tensor | None, places: torch.Tensor | None
 ) -> torch.Tensor:
     parts = [] if numbers is None else [numbers]
     if places is not None:
         parts += [table(places[:, position]) for position, table in enumerate(embeddings)]
-    logits: torch.Tensor = layers(torch.cat(parts, dim=1))[:, 0]
-    return logits
+    last: torch.Tensor = layers(torch.cat(parts, dim=1))
+    return last
 
 
 def _embedding(count: int, width: int) -> nn.Embedding:
@@ -96,8 +111,11 @@ def _embedding(count: int, width: int) -> nn.Embedding:
     return table
 
 
-class StudentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of `student.json`: everything about a student but its weights."""
+class StudentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The content of `student.json`: everything about a student but its weights.
+
+    `answer` is the output of its graph, `classes` what that is about, in order, if it is about classes.
+    """
 
     id: str
     name: str
@@ -110,6 +128,8 @@ class StudentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hidden: tuple[int, ...]
     dropout: float
     preparation: Preparation
+    answer: str = Probability.name
+    classes: tuple[str, ...] = ()
 
 
 def read_record(folder: Path) -> StudentRecord:

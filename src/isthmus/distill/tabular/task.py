@@ -3,7 +3,6 @@
 import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -15,31 +14,44 @@ from onnx import ModelProto
 from torch import nn
 
 from isthmus.distill.declaration import LAYERS, MEASURED, Tabular
-from isthmus.distill.evaluation.metrics import auc, metrics, sigmoid
-from isthmus.distill.losses.logits import binary_hard_targets, binary_soft_targets
-from isthmus.distill.losses.objective import Objective, Term
+from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
+from isthmus.distill.losses.objective import Objective
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.outputs.form import Form
-from isthmus.distill.tabular.graph import OUTPUT, graph
+from isthmus.distill.tabular.graph import graph
 from isthmus.distill.tabular.head import head
-from isthmus.distill.tabular.leakage import SAYS, saying
+from isthmus.distill.tabular.kinds.binary import BinaryLabels
+from isthmus.distill.tabular.kinds.classes import ClassLabels
+from isthmus.distill.tabular.kinds.kind import Kind
+from isthmus.distill.tabular.kinds.number import NumberLabels
+from isthmus.distill.tabular.kinds.rank import RankLabels
 from isthmus.distill.tabular.preparation import FILE, Prepare, compiled
-from isthmus.distill.tabular.student import RECORD, CoreNetwork, Student, StudentRecord, core_feeds, core_tensors
+from isthmus.distill.tabular.student import (
+    RECORD,
+    UNCALIBRATED,
+    CoreNetwork,
+    Student,
+    StudentRecord,
+    core_feeds,
+    core_tensors,
+)
 from isthmus.distill.tabular.teacher import Boosting
 from isthmus.distill.tabular.tensors import Tensors, columns, seen, tensors
 from isthmus.distill.tasks.samples import Columns, edges, plain, take
-from isthmus.distill.tasks.split import binary_labels
-from isthmus.distill.tasks.task import Batch, Case, Core, Material, Task
+from isthmus.distill.tasks.task import Batch, Case, Core, Material, Task, student_answers
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Answers, Array, Index, spread
 from isthmus.features.package.manifest import Feeds, ModelInput, feeds
 from isthmus.transforms.preparation.fit import LEARNED
 
+KINDS: Mapping[type[Label], type[Kind]] = {
+    Binary: BinaryLabels, Classes: ClassLabels, Number: NumberLabels, Rank: RankLabels,
+}  # fmt: skip
+
 
 class TabularTask(Task):
-    """Binary classification of a row of features."""
+    """A label of a row of features. What depends on the kind of label is in its `Kind`."""
 
-    metric = "auc"
     about: Mapping[str, str] = {
         "teacher": "all server-side features",
         "reference": "the teacher's learner on the student's features",
@@ -49,7 +61,6 @@ class TabularTask(Task):
     # using one of them.
     rows_per_thread = 4096
     measured = MEASURED
-    pipeline = "tabular-classification"
     quantized = ("Gemm",)
     shape: Mapping[str, Any] = MappingProxyType(dict.fromkeys(LAYERS))
     """None: as the Tabular says."""
@@ -62,12 +73,15 @@ class TabularTask(Task):
         assert isinstance(declared, Tabular)  # noqa: S101 - it selects this task
         assert material.parts.boundaries is not None  # noqa: S101 - the declaration allows only a split by time
         self.declared, self._boundaries = declared, material.parts.boundaries
-        self.labels = binary_labels(material.table, material.label, material.parts)
+        self._kind = KINDS[type(declared.label)](material.table, material.label, material.parts, declared)
+        self.metric, self.more, self.keys = self._kind.metric, self._kind.more, (self._kind.key,)
+        self.classes, self.pipeline = self._kind.classes, self._kind.pipeline
+        self.tolerance, self.rounding = self._kind.tolerance, self._kind.rounding
         self._data = tensors(material.student_table, material.student_inputs)
         preparation = material.learn(declared.plan(material.student_inputs), self._boundaries[0])
         self._prepare = Prepare(preparation, compiled(preparation))
         self._numbers, self._places = map(torch.from_numpy, self._prepare(self._data))
-        self._targets = torch.tensor(self.labels, dtype=torch.float32)
+        self._answer = self._kind.answer()
         self._fed = material.request_inputs.fed(material.student_inputs)
 
     def teacher(self) -> Teacher:
@@ -81,10 +95,11 @@ class TabularTask(Task):
     def _boosting(self, name: str, table: pa.Table, inputs: Sequence[ModelInput]) -> Boosting:
         material = self.material
         seen_by = material.declaration.student.device if table is material.device else None
+        label = self.declared.label
         return Boosting(
             name,
             lambda: tensors(table, inputs),
-            self.labels,
+            self._kind.taught,
             material.parts.train,
             rounds=self.declared.teacher_rounds,
             learning_rate=self.declared.teacher_learning_rate,
@@ -95,7 +110,10 @@ class TabularTask(Task):
                 "split": list(material.declaration.split),
                 "inputs": [[item.name, item.dtype.name] for item in inputs],
                 **({} if seen_by is None else {"device": seen_by.identity()}),
+                # Teachers of 0 and 1 keep their identity.
+                **({} if isinstance(label, Binary) else {"kind": type(label).__name__, **self._kind.recipe}),
             },
+            learner=self._kind.learner,
         )
 
     def identities(self) -> Array:
@@ -110,7 +128,7 @@ class TabularTask(Task):
 
     def student(self) -> nn.Module:
         """A small network."""
-        return Student(self._prepare, self.hidden, self.declared.dropout)
+        return Student(self._prepare, self.hidden, self.declared.dropout, self._kind.answer())
 
     @property
     def hidden(self) -> tuple[int, ...]:
@@ -123,11 +141,12 @@ class TabularTask(Task):
 
     def line(self) -> str:
         """In the Tabular."""
-        return f"task=Tabular(hidden={self.hidden})"
+        label = "" if isinstance(self.declared.label, Binary) else f"label={self.declared.label!r}, "
+        return f"task=Tabular({label}hidden={self.hidden})"
 
     def batch(self, rows: torch.Tensor) -> Batch:
         """Prepared rows."""
-        prepared = (self._numbers, self._places, self._targets)
+        prepared = (self._numbers, self._places, self._kind.targets)
         # Four times as fast as `tensor[rows]`.
         numbers, places, targets = (tensor.index_select(0, rows) for tensor in prepared)
         return Batch((numbers, places), targets)
@@ -137,41 +156,50 @@ class TabularTask(Task):
         train = self.material.parts.train
         rows = train[spread(len(train), 100_000)]
         values = columns(self.material.student_table.take(rows), self.material.student_inputs)
-        return [
-            f"{name} orders the labels of the training part with an AUC of {area:.4f}"
-            for name, column in values.items()
-            if (area := saying(column, self.labels[rows])) >= SAYS
-        ]
+        return [f"{name} {leak}" for name, column in values.items() if (leak := self._kind.leak(column, rows))]
+
+    def groups(self, rows: Index) -> Index | None:
+        """Of a rank."""
+        return None if self._kind.groups is None else self._kind.groups[rows]
+
+    def after_training(self, student: nn.Module) -> None:
+        """Its calibration."""
+        assert isinstance(student, Student)  # noqa: S101 - from `student`
+        if (calibration := student.answer.calibration) is not None:
+            rows = self.material.parts.validation
+            raw = student_answers(self, student, rows, torch.device("cpu"))[UNCALIBRATED]
+            calibration.learn(raw, self._kind.values[rows])
 
     def objective(self) -> Objective:
-        """Labels and soft targets (Hinton, Vinyals and Dean, 2015, arXiv:1503.02531)."""
-        soft, weight = partial(binary_soft_targets, temperature=self.declared.temperature), self.declared.soft_weight
-        return Objective({
-            "labels": Term(binary_hard_targets, 1 - weight, student="student.logits", labels="labels"),
-            "soft": Term(soft, weight, student="student.logits", teacher="teacher.logits"),
-        })  # fmt: skip
+        """Labels, and the teacher's scores."""
+        return self._kind.objective(self.declared)
 
     def quality(self, answers: Answers, rows: Index, _teacher: Answers) -> dict[str, float]:
-        """AUC, log loss, calibration error and Brier score."""
-        return metrics(self.labels[rows], sigmoid(answers["logits"]))
+        """The measures of the kind of label."""
+        return self._kind.quality(answers, rows)
 
     def over(self, table: pa.Table, rows: Index) -> Self:
         """This task for some rows alone, numbered from 0, with the inputs of the student's graph in another table."""
         task = copy.copy(self)
-        task.labels, task._targets = self.labels[rows], self._targets[torch.from_numpy(rows)]
+        task._kind = self._kind.take(rows)
         complete, _ = self.material.request_inputs.complete(columns(table, self._fed))
         task._data = seen(complete, self.material.student_inputs, len(rows))
         task._numbers, task._places = map(torch.from_numpy, self._prepare(task._data))
         return task
 
     def score(self, answers: Answers, rows: Index, _teacher: Answers) -> float:
-        """AUC."""
-        return auc(self.labels[rows], answers["logits"])
+        """The metric alone."""
+        return self._kind.score(answers, rows)
+
+    def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
+        """Of the scores."""
+        return self._kind.agreement(student, teacher)
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """The share of the reference's lift over chance that the student keeps."""
-        lift = quality["reference"]["auc"] - 0.5
-        return {"lift_kept": (quality["student"]["auc"] - 0.5) / lift} if lift > 0 else {}
+        chance, sign = self._kind.chance(self.material.parts.test), 1 if self.more else -1
+        lifts = {name: sign * (quality[name][self.metric] - chance) for name in ("reference", "student")}
+        return {"lift_kept": lifts["student"] / lifts["reference"]} if lifts["reference"] > 0 else {}
 
     def model(self, student: nn.Module) -> ModelProto:
         """Request transforms, preparation and network."""
@@ -199,7 +227,7 @@ class TabularTask(Task):
         return columns(self.material.student_table.take(rows), self._fed)
 
     def case(self, student: nn.Module, rows: Index) -> Case:
-        """Raw values, and the student's probabilities."""
+        """Raw values, and the student's answers."""
         return self._case(student, self._raw(rows), self._data[rows])
 
     def edges(self, student: nn.Module) -> Sequence[Case]:
@@ -215,14 +243,12 @@ class TabularTask(Task):
 
     def _case(self, student: nn.Module, raw: Columns, data: Tensors) -> Case:
         assert isinstance(student, Student)  # noqa: S101 - from `student`
-        expected = {OUTPUT: sigmoid(student.logits(data))}
+        expected = {student.answer.name: student.answer.computed(student.logits(data))}
         return Case(feeds(self._fed, raw), expected, plain(raw, self._fed), core_feeds(*self._prepare(data)))
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
-        """Logits of the probabilities."""
-        chances = run(self.feeds(rows))[OUTPUT].astype(np.float64)
-        with np.errstate(divide="ignore"):
-            return {"logits": np.log(chances) - np.log1p(-chances)}
+        """The scores behind the answers of a graph."""
+        return {self._kind.key: self._answer.replied(run(self.feeds(rows))[self._answer.name])}
 
     def shipped(self, _teacher: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:
         """The learned parameters of the preparation."""
@@ -232,7 +258,7 @@ class TabularTask(Task):
     def content(self) -> str:
         """A digest of the network's inputs: the parameters that an engine learns may differ in the last bit."""
         digest = hashlib.sha256()
-        for column in (self._numbers, self._places, self._targets):
+        for column in (self._numbers, self._places, self._kind.targets):
             digest.update(f"{column.dtype} {tuple(column.shape)}".encode())
             digest.update(column.contiguous().numpy().data)
         return digest.hexdigest()
@@ -252,5 +278,7 @@ class TabularTask(Task):
             hidden=tuple(self.declared.hidden),
             dropout=self.declared.dropout,
             preparation=self._prepare.preparation,
+            answer=self._answer.name,
+            classes=tuple(self.classes or ()),
         )
         return {FILE: self._prepare.graph, RECORD: msgspec.json.format(msgspec.json.encode(record))}

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import sklearn
-from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from threadpoolctl import threadpool_limits
 
 from isthmus.distill.tabular.tensors import Tensors, vocabularies
@@ -18,30 +18,55 @@ LEAVES = 31
 _LARGEST = np.finfo(np.float32).max
 
 
+class Learner(NamedTuple):
+    """What learns, with its options, and how it answers rows of a matrix under a key.
+
+    Attributes:
+        classes: names of its classes, whose numbers are its labels; None of numbers, and of a label of 0 and 1.
+    """
+
+    kind: type[HistGradientBoostingClassifier] | type[HistGradientBoostingRegressor]
+    key: str
+    options: Mapping[str, Any] = {}
+    classes: Sequence[str] | None = None
+
+    def answer(self, model: Any, rows: Array) -> Array:
+        """Logits (n,) of the second of two classes, logits (n, classes) of named classes, or values (n,)."""
+        if isinstance(model, HistGradientBoostingRegressor):
+            values: Array = model.predict(rows)
+            return values
+        logits: Array = model.decision_function(rows)
+        return np.stack([np.zeros_like(logits), logits], 1) if self.classes and logits.ndim == 1 else logits
+
+
+BINARY = Learner(HistGradientBoostingClassifier, "logits")
+
+
 class Boosting(Teacher):
     """Gradient boosting on the training rows of a table; its batches are row numbers of that table.
 
     A category that is not in the training part is missing to the learner, like null. The same arguments lead to the
     same logits, whatever the number of threads.
 
-    `data` reads the inputs of all rows of the table, whose (n,) labels are 0 or 1; `train` has the numbers of the rows
-    to learn from. The recipe is plain data that identify table, labels and training rows. It is the fingerprint, so
-    that nothing is fitted where all outputs are cached.
+    `data` reads the inputs of all rows of the table, with (n,) labels as the learner takes them; `train` has the
+    numbers of the rows to learn from. The recipe is plain data that identify table, labels and training rows. It is the
+    fingerprint, so that nothing is fitted where all outputs are cached.
     """
 
     def __init__(  # noqa: PLR0913 - options of the learner, by name
         self, name: str, data: Callable[[], Tensors], labels: Array, train: Index, *, rounds: int, learning_rate: float,
-        threads: int, recipe: Mapping[str, Any],
+        threads: int, recipe: Mapping[str, Any], learner: Learner = BINARY,
     ) -> None:  # fmt: skip
-        super().__init__(name, ("logits",))
+        super().__init__(name, (learner.key,), labels=learner.classes)
+        self._learner = learner
         self._data, self._labels, self._train, self._threads = data, labels, train, threads
         self._recipe = {
-            **recipe, "library": self.runtime, "learner": "HistGradientBoostingClassifier",
+            **recipe, "library": self.runtime, "learner": learner.kind.__name__,
             "rounds": rounds, "learning_rate": learning_rate, "leaves": LEAVES, "min_samples_leaf": MIN_SAMPLES_LEAF,
         }  # fmt: skip
 
     @cached_property
-    def _fitted(self) -> tuple[HistGradientBoostingClassifier, Array]:
+    def _fitted(self) -> tuple[Any, Array]:
         data = self._data()
         words = vocabularies(data[self._train])
         numbers = data.numeric.shape[1]
@@ -49,7 +74,7 @@ class Boosting(Teacher):
         # The learner refuses columns without values and infinite values.
         matrix[:, np.isnan(matrix[self._train]).all(axis=0)] = 0.0
         np.clip(matrix, -_LARGEST, _LARGEST, out=matrix)
-        model = HistGradientBoostingClassifier(
+        model = self._learner.kind(
             max_iter=self._recipe["rounds"],
             learning_rate=self._recipe["learning_rate"],
             max_leaf_nodes=LEAVES,
@@ -57,6 +82,7 @@ class Boosting(Teacher):
             categorical_features=list(range(numbers, matrix.shape[1])),
             early_stopping=False,
             random_state=0,
+            **self._learner.options,
         )
         with threadpool_limits(self._threads):
             return model.fit(matrix[self._train], self._labels[self._train]), matrix
@@ -65,7 +91,7 @@ class Boosting(Teacher):
         model, matrix = self._fitted
         # For a single row, threads take longer than the work.
         with threadpool_limits(self._threads if len(batch) > 1 else 1):
-            return {"logits": model.decision_function(matrix[batch]).astype(np.float32)}
+            return {self._learner.key: self._learner.answer(model, matrix[batch]).astype(np.float32)}
 
     @property
     def runtime(self) -> str:

@@ -86,20 +86,46 @@ def _filled(parts: Split, reason: Callable[[], str], expected: str, remedy: str)
     return parts
 
 
-def split_table(table: pa.Table, shares: tuple[float, float, float], by: str | None = None) -> Split:
+def split_table(
+    table: pa.Table, shares: tuple[float, float, float], by: str | None = None, within: str | None = None
+) -> Split:
     """The split of a training set by a column, or with the columns `event_timestamp` and `known_at` by time.
+
+    Rows with the same value in the column `within` stay together: by time, all of them are as late as the last.
 
     Raises a DataError if a column is missing or has nulls, or a part is empty.
     """
     if by is not None:
-        return split_by_value(_column(table, by, "the values to split by"), shares)
+        return split_by_value(required_column(table, by, "the values to split by"), shares)
     moments = pa.timestamp("us", tz="UTC")
-    return split(_integers(table, "event_timestamp", moments), _integers(table, "known_at", moments), shares)
+    times = [whole_numbers(table, name, moments) for name in ("event_timestamp", "known_at")]
+    if within is not None:
+        groups = group_numbers(table, within)
+        times = [_latest(column, groups) for column in times]
+    event, known = times
+    return split(event, known, shares)
+
+
+def group_numbers(table: pa.Table, within: str) -> Index:
+    """The number of each row's group: rows with the same value in a column are a group, the first group is 0.
+
+    Raises a DataError if there is no such column, or a row has no value.
+    """
+    values = required_column(table, within, "the groups of rows").combine_chunks()
+    numbers: Index = pc.cast(values.dictionary_encode().indices, pa.int64()).to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _latest(times: Index, groups: Index) -> Index:
+    """The latest time of each row's group."""
+    latest = np.full(groups.max(initial=-1) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(latest, groups, times)
+    return latest[groups]
 
 
 def binary_labels(table: pa.Table, label: str, parts: Split) -> Index:
     """The labels of all rows; raises a DataError unless they are 0 or 1, without nulls, and both in each part."""
-    labels = _integers(table, label, pa.int64())
+    labels = whole_numbers(table, label, pa.int64())
     wrong = labels[(labels != 0) & (labels != 1)]
     if len(wrong):
         raise DataError(f"label {label}", f"{len(wrong)} values such as {wrong[0]}", expected="0 or 1")
@@ -111,7 +137,8 @@ def binary_labels(table: pa.Table, label: str, parts: Split) -> Index:
     return labels
 
 
-def _column(table: pa.Table, name: str, expected: str) -> pa.ChunkedArray:
+def required_column(table: pa.Table, name: str, expected: str) -> pa.ChunkedArray:
+    """A column of a training set; raises a DataError if it is missing or has nulls."""
     if name not in table.column_names:
         raise DataError("training set", f"no column {name}", expected=expected)
     column = table[name]
@@ -120,8 +147,9 @@ def _column(table: pa.Table, name: str, expected: str) -> pa.ChunkedArray:
     return column
 
 
-def _integers(table: pa.Table, name: str, dtype: pa.DataType) -> Index:
-    column = _column(table, name, f"{name} of type {dtype}")
+def whole_numbers(table: pa.Table, name: str, dtype: pa.DataType) -> Index:
+    """A column of a training set as `dtype`, and that as int64; raises a DataError where it is none."""
+    column = required_column(table, name, f"{name} of type {dtype}")
     try:
         values: Index = pc.cast(pc.cast(column, dtype), pa.int64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid as error:

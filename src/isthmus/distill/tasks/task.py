@@ -31,7 +31,7 @@ from isthmus.distill.teachers.teacher import Teacher, named
 from isthmus.distill.types import Answers, Array, Index, in_batches, spread
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.latency import Latency
-from isthmus.features.package.manifest import Feeds, ModelInput
+from isthmus.features.package.manifest import ROUNDING, Feeds, ModelInput
 from isthmus.features.package.manifest import Tensor as Described
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.progress import Progress, silent
@@ -87,7 +87,9 @@ class Material:
     @cached_property
     def parts(self) -> Split:
         """The rows for training, for validation and for the report."""
-        return split_table(self.table, self.declaration.split, self.declaration.split_by)
+        label = self.declaration.label
+        within = None if label is None else label.grouped_by
+        return split_table(self.table, self.declaration.split, self.declaration.split_by, within)
 
 
 class Batch(NamedTuple):
@@ -140,6 +142,7 @@ class Task(ABC):
         rows_per_thread: rows of a batch that are worth a thread.
         form: of the cached outputs of the teacher.
         tolerance: the largest absolute difference between the answers of a package in each precision and the student's.
+        rounding: how far apart two processors may be in an answer.
         quantized: the operators whose weights and inputs are whole numbers in an INT8 graph.
         golden: test rows in a package, with its answers; with 0 there are only the edges.
         measured: names of all figures of `measures`: a gate on an unknown figure is refused before the first step.
@@ -158,6 +161,7 @@ class Task(ABC):
     rows_per_thread = 1
     form = Form()
     tolerance: Mapping[str, float] = {"fp32": 1e-5, "int8": 0.05}
+    rounding = ROUNDING
     quantized: Sequence[str] = ("Conv", "Gemm", "MatMul")
     golden = 16
     compared = 2000
@@ -221,6 +225,13 @@ class Task(ABC):
         With a leak nothing is trained: such an input is known only after the label, or no model is needed.
         """
         return ()
+
+    def groups(self, rows: Index) -> Index | None:  # noqa: ARG002 - of subclasses
+        """The number of each row's group, of which a batch has all rows or none; by default None, without groups."""
+        return None
+
+    def after_training(self, student: nn.Module) -> None:  # noqa: B027 - most learn nothing more
+        """What a student learns from the validation part, once it has its best weights; by default nothing."""
 
     @abstractmethod
     def objective(self) -> Objective:

@@ -7,7 +7,7 @@ replace a few lines. Nor are its checkpoints, which are pickled.
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from isthmus.distill.progress import RunLog
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.throttle.policy import Throttle
 from isthmus.distill.training.checkpoint import Checkpoints, RunState, copy_weights, pack, restore
+from isthmus.distill.training.groups import cuts, whole_groups
 from isthmus.distill.training.signals import interruption
 from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem, Stopped, one_of
@@ -80,6 +81,8 @@ class Training:
         latency: reads the recent latency of servers on this machine, to which the training gives way; None ignores
             them. With several processes each lowers its priority and takes fewer cores, but none pauses: the rest
             would wait for it.
+        groups: int64 (rows,), the number of each row's group, from 0. A batch has all rows of a group or none, and so
+            up to twice as many rows as `settings` say; None without groups.
     """
 
     module: nn.Module
@@ -93,6 +96,7 @@ class Training:
     where: str = "training"
     progress: Progress = silent
     latency: Callable[[], Latency | None] | None = None
+    groups: torch.Tensor | None = None
 
     def run(self) -> list[dict[str, float]]:
         """Trains to the end.
@@ -111,7 +115,7 @@ class Training:
 
     def train(self) -> Outcome:
         """As `run`, with the state at the end."""
-        if problems := self.settings.problems(self.where):
+        if problems := [*self.settings.problems(self.where), *self._cuts()]:
             raise ConfigurationError(self.where, problems)
         device = self.accelerator.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []), interruption() as signals:
@@ -126,6 +130,9 @@ class Training:
             finally:
                 run.end()
         return Outcome(self.module, run.state, run.paused)
+
+    def _cuts(self) -> list[Problem]:
+        return [] if self.groups is None else cuts(self.groups, self.settings, self.accelerator, self.where)
 
 
 class _Run:
@@ -188,11 +195,14 @@ class _Run:
         while not self.state.over:
             epoch, done = divmod(self.state.step, self.epoch_steps)
             generator = torch.Generator().manual_seed(_seed(0, self.settings.seed, epoch))
-            order = torch.randperm(rows, generator=generator)
-            for first in range(done * batch, rows, batch):
+            if self.training.groups is None:
+                parts: Sequence[torch.Tensor] = torch.split(torch.randperm(rows, generator=generator), batch)
+            else:
+                parts = whole_groups(self.training.groups, batch, generator)
+            for part in parts[done:]:
                 if self.state.over:
                     return
-                yield order[first : first + batch]
+                yield part
 
     def advance(self, rows: torch.Tensor) -> None:
         """One step of the optimizer, on this process's share of the rows, part by part."""

@@ -131,6 +131,8 @@ def train_student(  # noqa: PLR0913 - the parts of a run, which only meet here
         finite = all(np.isfinite(array).all() for array in outputs.values())
         return {name: task.score(outputs, parts.validation, expected) if finite else math.nan}
 
+    numbers = task.groups(parts.train)
+    groups = None if numbers is None else torch.from_numpy(numbers)
     module = _Student(student, objective)
     flops = _checked(module, batches, task, settings, device)
     used = min(task.material.profile.threads, 1 + settings.batch // task.rows_per_thread)
@@ -138,10 +140,11 @@ def train_student(  # noqa: PLR0913 - the parts of a run, which only meet here
         with threads(used):
             _, state, waited = Training(
                 module, batches, step, settings, accelerated, evaluate, folder, data_id,
-                task.material.declaration.where, progress, task.material.latency,
+                task.material.declaration.where, progress, task.material.latency, groups,
             ).train()  # fmt: skip
     finally:
         module.cpu()
+    task.after_training(student)
     metrics = [entry[name] for entry in state.history]
     epochs, left = divmod(state.step, math.ceil(len(batches) / settings.batch))
     rows = epochs * len(batches) + left * settings.batch

@@ -4,6 +4,7 @@ Training, export, verification and serving all build their tensors with `feeds`,
 """
 
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,9 +33,11 @@ from isthmus.features.types import INPUTS, TYPES, DataType, String
 from isthmus.features.values.columns import Values
 
 FORMAT_VERSION = 2
+ROUNDING = 1e-5
+"""By how much the outputs of a model file may differ between two processors."""
 MODEL, CORE = "model", "core"
 """What the name of a model file begins with: all that the graph does, or its numeric core."""
-_LONGEST = 255
+LONGEST = 255
 _SHOWN = 60
 """Characters of a name in a message."""
 
@@ -214,6 +217,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         files: the purpose of each further file.
         device: what a device keeps; None if whoever asks the model brings all that it reads.
         core: the inputs of the model files that are the graph's numeric core; empty if there are none.
+        classes: of a model of rows that answers with a probability for each class, their names, in order.
+        rounding: by how much the outputs of a model file may differ between two processors.
     """
 
     format_version: int
@@ -231,6 +236,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     files: dict[str, str]
     device: Device | None = None
     core: tuple[Tensor, ...] = ()
+    classes: tuple[str, ...] = ()
+    rounding: float = ROUNDING
 
     @property
     def model_inputs(self) -> tuple[ModelInput, ...]:
@@ -338,12 +345,13 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
     for name in chain(
         (manifest.name, manifest.contract, manifest.service, manifest.model, manifest.training_set),
         (manifest.task, manifest.metric),
+        manifest.classes,
         *((item.name, item.dtype, item.tensor) for item in manifest.inputs),
         *((tensor.name, *map(str, tensor.shape)) for tensor in (*manifest.tensors, *manifest.core, *manifest.outputs)),
         *((variant.file, variant.sha256) for variant in manifest.variants),
     ):
-        if not name.isprintable() or len(name) > _LONGEST:
-            yield f"a name is {name[:_SHOWN]!r}", f"at most {_LONGEST} characters that can be shown"
+        if not name.isprintable() or len(name) > LONGEST:
+            yield f"a name is {name[:_SHOWN]!r}", f"at most {LONGEST} characters that can be shown"
     for item in manifest.inputs:
         if TYPES.get(item.dtype) not in INPUTS:
             yield f"input {item.name} has type {item.dtype}", "|".join(map(str, INPUTS))
@@ -357,12 +365,17 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
             ("tensors", [tensor.name for tensor in manifest.tensors]),
             ("tensors of the core", [tensor.name for tensor in manifest.core]),
             ("outputs", [tensor.name for tensor in manifest.outputs]),
+            ("classes", list(manifest.classes)),
             ("models", [f"{variant.precision} in {variant.format} format" for variant in manifest.variants]),
             ("model files", [variant.file for variant in manifest.variants]),
         )
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     )
+    if manifest.classes and [len(manifest.classes)] != [tensor.shape[-1] for tensor in manifest.outputs]:
+        yield f"names {len(manifest.classes)} classes", "one output, with a number for each of them"
+    if not 0 < manifest.rounding < math.inf:
+        yield f"has a rounding of {manifest.rounding}", "a finite number above 0"
     if not manifest.variants:
         yield "names no model file", "at least one"
     if missing := [name for name in manifest.files if name not in sums]:

@@ -15,12 +15,12 @@ from isthmus.features.errors import DataError, PackageError
 from isthmus.features.head.form import HEAD
 from isthmus.features.head.interpreter import Head
 from isthmus.features.package.golden import Golden, TensorBytes
-from isthmus.features.package.manifest import Feeds, Manifest, Package, Tensor, Variant, feeds
+from isthmus.features.package.manifest import ROUNDING, Feeds, Manifest, Package, Tensor, Variant, feeds
 
 if TYPE_CHECKING:
     import onnxruntime
 
-GOLDEN_TOLERANCE = 1e-5
+GOLDEN_TOLERANCE = ROUNDING
 """Largest difference from the recorded outputs: the last bits of a file's outputs differ between CPUs."""
 
 SECONDS = 120
@@ -172,6 +172,8 @@ def require_reproduced(
 ) -> float:
     """The largest difference of a model file's outputs from the recorded outputs of the golden cases.
 
+    The tolerance is that of numbers whose rounding is usual; it grows and shrinks with the manifest's.
+
     Raises:
         PackageError: it is larger than the tolerance. NaN in place of a recorded number never passes.
     """
@@ -180,6 +182,7 @@ def require_reproduced(
         for case, answered in zip(golden.cases, outputs, strict=True)
         for name, recorded in case.outputs[variant.file].items()
     )
+    tolerance *= manifest.rounding / ROUNDING
     if worst > tolerance:
         raise PackageError(
             _where(manifest, variant), f"does not reproduce its golden outputs: they differ by {worst:.3g}",

@@ -20,8 +20,8 @@ import pyarrow as pa
 from isthmus.features import errors
 from isthmus.features.contract.contract import RESERVED, SEPARATOR, STATUS, Contract
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, DependencyError, IsthmusError
-from isthmus.features.types import DataType, Float32
-from isthmus.features.values.columns import ARROW, Values, from_python
+from isthmus.features.types import DataType
+from isthmus.features.values.columns import ARROW, Values
 from isthmus.features.values.entitykey import KeyValue
 from isthmus.orchestration.api.server import running, settings
 from isthmus.orchestration.project import Project
@@ -115,16 +115,22 @@ class Client:
         reason: str | None = report["refused"] or outdated
         return reason
 
-    def predict(self, entities: Mapping[str, TypedValues], request: Mapping[str, TypedValues], rows: int) -> Values:
-        """What the deployed model answers to rows of join keys and request fields, float32 (n,)."""
+    def predict(
+        self, entities: Mapping[str, TypedValues], request: Mapping[str, TypedValues], rows: int
+    ) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """What the deployed model answers to rows of join keys and request fields: float32 (n,) or (n, classes)."""
         columns = {
             part: {name: _as_json(dtype, values) for name, (dtype, values) in group.items()}
             for part, group in (("entities", entities), ("request", request))
         }
-        predictions: list[float] = []
-        for body in self._bodies({}, columns, rows, len(entities) + len(request)):
-            predictions += map(float, json.loads(self._post("/predict", body, Format.JSON))["predictions"])
-        return from_python(predictions, Float32)
+        answers = [
+            json.loads(self._post("/predict", body, Format.JSON))
+            for body in self._bodies({}, columns, rows, len(entities) + len(request))
+        ]
+        parts = [answer.get("probabilities", answer["predictions"]) for answer in answers]
+        # From texts: "NaN" and its like are numbers, too.
+        numbers = [np.array(part, np.str_).astype(np.float64).astype(np.float32) for part in parts]
+        return np.concatenate(numbers) if numbers else np.empty(0, np.float32)
 
     def _schema(self, features: Sequence[tuple[str, str]], keys: Sequence[str]) -> pa.Schema:
         views = {name: self._contract.views[name] for name, _ in features if name in self._contract.views}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,8 @@ from isthmus.orchestration.artifacts import Artifacts, serving_profile
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.client import Client, TypedValues
 from isthmus.orchestration.verification.sides import SINGLES, ComparedRows, OnlineSide, questions_at, sample_with_keys
+
+Numbers = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def compare_package(
@@ -75,7 +78,7 @@ def compare_package(
 
 def _compare_predictions(
     rows: ComparedRows,
-    expected: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
+    expected: Numbers,
     requests: tuple[Mapping[str, TypedValues], Mapping[str, TypedValues]],
     api: Client,
     tolerance: float,
@@ -85,7 +88,7 @@ def _compare_predictions(
     `requests` are the join keys and request fields.
     """
     # Where a request transform is not defined the model has no answer, and the API refuses.
-    answered = np.flatnonzero(np.isfinite(expected))
+    answered = np.flatnonzero(np.isfinite(expected).all(axis=tuple(range(1, expected.ndim))))
     refusal = api.refused()
 
     def compared(client: Client, places: Index) -> FeatureVerdict:
@@ -93,15 +96,26 @@ def _compare_predictions(
             {name: (dtype, values.take(places)) for name, (dtype, values) in part.items()} for part in requests
         )
         some, count = rows.take(places), len(places)
-        offline = Values(expected[places], np.ones(count, bool))
         if refusal is None:
-            return some.compare(offline, client.predict(entities, request, count), Float32, tolerance)
+            sides = farthest(expected[places], client.predict(entities, request, count))
+            offline, online = (Values(side, np.ones(count, bool)) for side in sides)
+            return some.compare(offline, online, Float32, tolerance)
         # A server that refuses the package predicts nothing: every row differs.
-        nothing = Values(np.zeros(count, np.float32), np.zeros(count, bool))
+        first, _ = farthest(expected[places], expected[places])
+        offline, nothing = Values(first, np.ones(count, bool)), Values(np.zeros_like(first), np.zeros(count, bool))
         verdict = some.compare(offline, nothing, Float32, tolerance)
         return replace(verdict, examples=[replace(example, online=refusal) for example in verdict.examples])
 
     return compared(api, answered), compared(api.singly(), answered[spread(len(answered), SINGLES)])
+
+
+def farthest(expected: Numbers, answers: Numbers) -> tuple[Numbers, Numbers]:
+    """Of each row the number that differs most, of both sides, (n,) each; an answer of another shape is no number."""
+    if expected.shape != answers.shape:
+        answers = np.full(expected.shape, np.nan, np.float32)
+    rows = [side.reshape(len(expected), expected.shape[-1] if expected.ndim > 1 else 1) for side in (expected, answers)]
+    place = np.arange(len(expected)), np.nan_to_num(np.abs(rows[0] - rows[1]), nan=np.inf).argmax(axis=1)
+    return rows[0][place], rows[1][place]
 
 
 def _typed(table: pa.Table, columns: Iterable[Column]) -> dict[str, TypedValues]:

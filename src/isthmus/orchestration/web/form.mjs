@@ -43,15 +43,19 @@ begin(async ({ ort, opened, instead, note }) => {
     try {
       const row = Object.fromEntries(asked.map((one) => [one.name, read(one)]));
       const began = performance.now();
-      const { value, by, why } = await predictor.predict(row);
+      const { value, probabilities, by, why } = await predictor.predict(row);
       const spent = performance.now() - began;
       if (by === "model") kept?.show(row);
       Object.assign(answer.dataset, { value, by });
       answer.innerHTML = "<strong></strong><span></span>";
-      answer.firstChild.textContent = Number.isNaN(value) ? "no answer" : value.toFixed(4);
-      answer.lastChild.textContent = Number.isNaN(value)
+      const none = value === null || Number.isNaN(value);
+      answer.firstChild.textContent = none ? "no answer" : typeof value === "number" ? value.toFixed(4) : value;
+      const said = probabilities
+        ? Object.entries(probabilities).map(([name, share]) => `${name} ${share.toFixed(4)}`).join(", ")
+        : manifest.outputs[0].name;
+      answer.lastChild.textContent = none
         ? "A request feature is not defined for these values."
-        : `${manifest.outputs[0].name}, in ${spent.toFixed(2)} ms in this browser${BY[by] ?? ""}${why ? `: ${why}` : ""}`;
+        : `${said}, in ${spent.toFixed(2)} ms in this browser${BY[by] ?? ""}${why ? `: ${why}` : ""}`;
     } catch (error) {
       answer.textContent = error.message;
       delete answer.dataset.by;

@@ -24,9 +24,9 @@ export function tensor(ort, { element, shape, data = "", texts = [] }) {
  * @param read gives the bytes of a file of the package by its name: a Promise of an ArrayBuffer.
  * @param precision of the model, "fp32" or "int8"; by default the smallest.
  * @param contract the hash that the app was made for; null if it takes any.
- * @param tolerance the largest difference from what is recorded.
+ * @param tolerance the largest difference from what is recorded; null for what two processors may differ by.
  */
-export async function open(ort, read, { precision = null, contract = null, tolerance = 1e-5 } = {}) {
+export async function open(ort, read, { precision = null, contract = null, tolerance = null } = {}) {
   const text = (bytes) => new TextDecoder("utf-8", { fatal: true }).decode(bytes);
   const sums = new Map();
   for (const line of text(await read("SHA256SUMS")).split("\n").filter(Boolean)) {
@@ -55,7 +55,7 @@ export async function open(ort, read, { precision = null, contract = null, toler
   const opened = { manifest, variant, session, golden, file: checked };
   opened.worst = await difference(ort, opened);
   // Not `>`: a NaN must not pass.
-  if (!(opened.worst <= tolerance)) {
+  if (!(opened.worst <= (tolerance ?? manifest.rounding ?? 1e-5))) {
     throw new PackageError(`${variant.file}: answers differ by ${opened.worst} from those that are recorded`);
   }
   return opened;

@@ -19,6 +19,9 @@ export class Predictor {
   /**
    * The answer to a row of join keys and request fields, by the names of the model's inputs.
    *
+   * `value` is a number; of a model of classes it is the name of the likeliest, null where the model has no answer, and
+   * `probabilities` has that of each class by its name.
+   *
    * `by` is "model", "instead" or "default"; `why` is the reason where it is not the model. Throws a SnapshotError where
    * the stored features are too old or missing and nothing is declared for that.
    */
@@ -43,6 +46,9 @@ export class Predictor {
       return { value: refused ? NaN : await core(tensors), by, why: null };
     }
     const answers = await session.run(feeds(this.ort, manifest, [row]));
-    return { value: answers[manifest.outputs[0].name].data[0], by, why: null };
+    const numbers = [...answers[manifest.outputs[0].name].data];
+    if (!manifest.classes) return { value: numbers[0], by, why: null };
+    const value = numbers.some(Number.isNaN) ? null : manifest.classes[numbers.indexOf(Math.max(...numbers))];
+    return { value, probabilities: Object.fromEntries(manifest.classes.map((name, n) => [name, numbers[n]])), by, why: null };
   }
 }

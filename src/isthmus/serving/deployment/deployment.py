@@ -198,16 +198,21 @@ def require_rows(manifest: Manifest) -> str:
     """The only output of a model of rows.
 
     Raises:
-        PackageError: the package reads more than features, or does not answer with a single number for a row.
+        PackageError: the package reads more than features, or answers a row neither with a number nor with classes.
     """
     where = f"package {manifest.name}"
     if not manifest.inputs:
         fed = ", ".join(tensor.name for tensor in manifest.tensors)
         raise PackageError(where, f"is fed {fed}, which no feature of {manifest.service} holds",
                            expected="a package of rows of features", remedy="run it on a device")  # fmt: skip
-    if len(manifest.outputs) != 1 or len(manifest.outputs[0].shape) != 1:
+    if len(manifest.outputs) != 1 or len(manifest.outputs[0].shape) != (2 if manifest.classes else 1):
         outputs = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in manifest.outputs)
-        raise PackageError(where, f"gives {outputs}", expected="one number for a row", remedy="run it on a device")
+        raise PackageError(
+            where,
+            f"gives {outputs}",
+            expected="one number for a row, or one for each of its classes",
+            remedy="run it on a device",
+        )
     return manifest.outputs[0].name
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-
 from isthmus.features.errors import DamagedRowError, DataError, DependencyError, IsthmusError, RequestError
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.values.columns import Values
@@ -19,9 +17,10 @@ from isthmus.serving.limits import Limits
 from isthmus.serving.lookup.lookup import damage
 from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.batches import QUICK_ROWS, Outputs
+from isthmus.serving.predict.model import unanswered
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.redis.store import Store
-from isthmus.serving.rollout.candidate import TOLERANCE, CandidateRun
+from isthmus.serving.rollout.candidate import CandidateRun
 from isthmus.serving.rollout.probation import ProbationRun
 from isthmus.serving.rollout.trial import Counts, Trial
 from isthmus.serving.state import State
@@ -143,7 +142,7 @@ class Predictions:
                 # The rest of the time is for the standby, if this model hangs.
                 await asyncio.wait({attempt}, timeout=self._limits.deadline_seconds / 2)
             outcome = _outcome(attempt)
-            if outcome is None or np.isnan(outcome.outputs).any():
+            if outcome is None or unanswered(outcome.outputs).any():
                 instead = await self._instead(run, attempt, standby, request)
                 if instead is not None:
                     self._fail(run, stored.rows, attempt.exception() if attempt.done() else None)
@@ -165,7 +164,7 @@ class Predictions:
         try:
             await asyncio.wait({attempt, second}, return_when=asyncio.FIRST_COMPLETED)
             late = _outcome(attempt)
-            if late is not None and not np.isnan(late.outputs).any():
+            if late is not None and not unanswered(late.outputs).any():
                 return None
             instead = await second
         except Exception:
@@ -291,7 +290,7 @@ def candidate_state(run: CandidateRun) -> CandidateState:
         compared=run.compared,
         differing=run.differing,
         worst=run.worst if math.isfinite(run.worst) else "Infinity",
-        tolerance=TOLERANCE,
+        tolerance=run.tolerance,
         dropped=run.dropped,
         refused=run.refused,
     )
@@ -337,8 +336,8 @@ def _outcome(attempt: asyncio.Future[_Predicted]) -> _Predicted | None:
 
 
 def _lost(outputs: Outputs, standby: Outputs) -> bool:
-    """Whether there is no number where the standby has a number."""
-    return bool((np.isnan(outputs) & ~np.isnan(standby)).any())
+    """Whether there is no answer to a row where the standby has an answer."""
+    return bool((unanswered(outputs) & ~unanswered(standby)).any())
 
 
 async def _encoded(predictor: Predictor, predicted: _Predicted) -> tuple[bytes, str]:

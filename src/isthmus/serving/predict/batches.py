@@ -38,9 +38,9 @@ class _Waiting:
 class Batches:
     """The predictions of a model in an event loop.
 
-    `predict` is the model, from columns of n values to n outputs, which do not depend on each other; `seconds` is how
-    long it takes for a single row, by which it is `quick` or not. A request of more than `most` rows is its own batch,
-    beside the queue.
+    `predict` is the model, from columns of n values to the outputs of n rows, which do not depend on each other;
+    `seconds` is how long it takes for a single row, by which it is `quick` or not. A request of more than `most` rows
+    is its own batch, beside the queue.
     """
 
     def __init__(self, predict: Callable[[Columns], Outputs], seconds: float, most: int = BATCH_ROWS) -> None:
@@ -51,7 +51,7 @@ class Batches:
         self._runner: asyncio.Task[None] | None = None
 
     async def predict(self, columns: Columns, rows: int) -> Outputs:
-        """The outputs for the rows of a request, shape (rows,)."""
+        """The outputs for the rows of a request, shape (rows, ...)."""
         if self.quick:
             return await offload(rows > QUICK_ROWS, self._predict, columns)
         if rows > self._most:

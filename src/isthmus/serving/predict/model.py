@@ -28,6 +28,8 @@ class Model:
 
     Attributes:
         contract: what its package was exported under.
+        classes: what its answers to a row are about, in order; empty where it answers with a single number.
+        rounding: by how much two processors may differ in an answer.
         row: a golden row, by input, as a request has it: the row with the fewest nulls.
         seconds: how long a prediction of a single row takes here, at best.
         warming: how many seconds its first predictions took, those of the golden rows.
@@ -55,6 +57,7 @@ class Model:
         self.inputs = manifest.model_inputs
         variant = manifest.variant(deployment.precision)
         self._output = require_rows(manifest)
+        self.classes, self.rounding = manifest.classes, manifest.rounding
         golden = read_golden(package)
         require_fed(f"package {manifest.name}", golden, manifest)
         self._session = open_session(package, variant, deployment.threads)
@@ -79,9 +82,9 @@ class Model:
         return model
 
     def predict(self, columns: Mapping[str, Values]) -> Float32:
-        """The model's output for n rows, shape (n,)."""
+        """The model's output for n rows, shape (n,) or (n, classes)."""
         (output,) = self._session.run([self._output], feeds(self.inputs, columns))
-        result: Float32 = np.asarray(output, np.float32).reshape(-1)
+        result: Float32 = np.asarray(output, np.float32).reshape((-1, len(self.classes)) if self.classes else -1)
         return result
 
     def _time(self, columns: Mapping[str, Values]) -> float:
@@ -92,6 +95,11 @@ class Model:
             self.predict(row)
             durations.append(time.perf_counter() - start)
         return min(durations)
+
+
+def unanswered(outputs: Float32) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which rows a model has no answer for, shape (n,)."""
+    return np.asarray(np.isnan(outputs).any(axis=tuple(range(1, outputs.ndim))))
 
 
 def _fullest(columns: Mapping[str, Values], inputs: Sequence[ModelInput]) -> dict[str, Any]:

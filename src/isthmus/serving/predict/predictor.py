@@ -5,7 +5,6 @@ from functools import cached_property
 from typing import Any
 
 import msgspec
-import numpy as np
 import orjson
 
 from isthmus.features.contract.contract import Column, Contract, optional
@@ -18,7 +17,7 @@ from isthmus.features.types import Float32
 from isthmus.features.values.columns import Values
 from isthmus.serving.limits import Limits
 from isthmus.serving.predict.batches import Batches, Outputs
-from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.model import Model, unanswered
 from isthmus.serving.wire import decode
 from isthmus.serving.wire.encode import OPTIONS, json_columns, labels
 
@@ -119,7 +118,7 @@ class Predictor:
 
     def require(self, output: Outputs, columns: Mapping[str, Values]) -> None:
         """Refuses rows for which a request transform in the model is not defined: the model has no answer for them."""
-        if np.isnan(output).any():
+        if unanswered(output).any():
             for transform in self._used:
                 inputs = {name: columns[name] for name in transform.inputs}
                 self._graphs(transform.name).require(inputs, self._graphs, self._place)
@@ -128,15 +127,26 @@ class Predictor:
         return f"entities.{field}" if field in self.plan.keys else f"request.{field}"
 
     def encode(self, output: Outputs, answers: Mapping[str, ViewAnswer]) -> bytes:
-        """The JSON answer: the model's output, and the status of each view."""
+        """The JSON answer: what the model says of each row, and the status of each view."""
         deployment = self.model.deployment
         return orjson.dumps(
             {
                 "model": deployment.model,
                 "contract": deployment.contract,
                 "package": deployment.digest,
-                "predictions": json_columns(Float32, output[None])[0],
+                **(
+                    self._named(output)
+                    if self.model.classes
+                    else {"predictions": json_columns(Float32, output[None])[0]}
+                ),
                 "statuses": {view: labels(answer.status) for view, answer in answers.items()},
             },
             option=OPTIONS,
         )
+
+    def _named(self, output: Outputs) -> dict[str, Any]:
+        """Of each row the likeliest class, the first of equals, or null without an answer; and all probabilities."""
+        classes, missing = self.model.classes, unanswered(output).tolist()
+        places = output.argmax(axis=1).tolist()
+        names = [None if none else classes[place] for place, none in zip(places, missing, strict=True)]
+        return {"predictions": names, "classes": classes, "probabilities": json_columns(Float32, output)}

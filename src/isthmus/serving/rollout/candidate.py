@@ -8,12 +8,13 @@ from typing import Any, Literal
 import numpy as np
 
 from isthmus.features.errors import IsthmusError
+from isthmus.features.package.manifest import ROUNDING
 from isthmus.serving.deployment.deployment import Candidate
 from isthmus.serving.predict.model import Float32, Model
 from isthmus.serving.rollout.trial import Trial
 
 TOLERANCE = 1e-3
-"""By how much an answer of a shadow may differ."""
+"""By how much an answer of a shadow may differ, where its rounding is usual."""
 
 _CHANCE = 1e-4
 """How likely it may be that an equal model is given up for its latency."""
@@ -23,7 +24,7 @@ class CandidateRun(Trial):
     """A candidate in a worker, beside the deployed model.
 
     Attributes:
-        compared: answers of a shadow that were compared; `differing` of them differ by more than the tolerance.
+        compared: answers of a shadow that were compared; `differing` of them differ by more than `tolerance`.
     """
 
     standby_role = "deployed"
@@ -33,6 +34,8 @@ class CandidateRun(Trial):
         super().__init__(candidate.deployment, candidate.latency_objective_ms)
         self.candidate = candidate
         self.model = model
+        rounding = ROUNDING if isinstance(model, IsthmusError) else model.rounding
+        self.tolerance = TOLERANCE * (rounding / ROUNDING)
         self.compared = self.differing = 0
         self.worst = 0.0
         self.refused = str(model) if isinstance(model, IsthmusError) else None
@@ -66,17 +69,23 @@ class CandidateRun(Trial):
         return place < self.candidate.share
 
     def compare(self, deployed: Float32, candidate: Float32) -> bool:
-        """Compares two answers to a request, shape (n,) each; returns whether they are the same within tolerance."""
+        """Compares two answers to a request, shape (n,) or (n, classes); returns whether they are the same.
+
+        That is within the tolerance. Answers of two kinds are as far apart as answers can be.
+        """
+        if deployed.shape != candidate.shape:
+            deployed, candidate = np.zeros(len(deployed), np.float32), np.full(len(deployed), np.nan, np.float32)
         both = np.isnan(deployed) & np.isnan(candidate)
         with np.errstate(invalid="ignore"):
             gap = np.where(both, 0.0, np.abs(deployed.astype(np.float64) - candidate.astype(np.float64)))
         # Where only a single answer is a number, nothing is close to it.
         gap = np.where(np.isnan(gap) & (deployed != candidate), np.inf, np.nan_to_num(gap, nan=0.0, posinf=np.inf))
+        gap = gap.max(axis=tuple(range(1, gap.ndim)), initial=0.0)
         worst = float(gap.max(initial=0.0))
         self.compared += len(gap)
-        self.differing += int(np.count_nonzero(gap > TOLERANCE))
+        self.differing += int(np.count_nonzero(gap > self.tolerance))
         self.worst = max(self.worst, worst)
-        return worst <= TOLERANCE
+        return worst <= self.tolerance
 
 
 def _divergence(share: float, expected: float) -> float:

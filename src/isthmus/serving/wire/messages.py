@@ -147,14 +147,21 @@ class PredictRequest(Struct, forbid_unknown_fields=True):
 class PredictAnswer(Struct):
     """A prediction per row, and the status of each view for the row.
 
-    `contract` is the contract of the model's package; the header `isthmus-contract` has that of the rows it was fed.
+    A model of classes answers with the name of the likeliest class, or null where it has no answer, and with the
+    probabilities of all `classes`, in their order. `contract` is the contract of the model's package; the header
+    `isthmus-contract` has that of the rows it was fed.
     """
 
     model: str
     contract: str
     package: str
-    predictions: list[float | Literal["NaN", "Infinity", "-Infinity"]]
+    predictions: Annotated[
+        list[float | str | None],
+        Meta(description="Numbers, or a word for a number that JSON lacks; of a model of classes their names."),
+    ]
     statuses: dict[str, list[FieldStatus]]
+    classes: list[str] | UnsetType = UNSET
+    probabilities: list[list[float | Literal["NaN", "Infinity", "-Infinity"]]] | UnsetType = UNSET
 
 
 class ModelInput(Struct, frozen=True):

@@ -1,0 +1,149 @@
+"""What a model of tables predicts, and how the probabilities of its student are calibrated: declarations."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from isthmus.features.errors import Problem
+from isthmus.features.types import Bool, DataType, Float32, Float64, Int32, Int64, String
+
+MOST_CLASSES = 256
+"""Beyond that many, a label is a key and no class."""
+MOST_RELEVANT = 30
+"""The gain of a row is 2 to the power of its relevance, minus 1."""
+Loss = Literal["squared", "absolute"]
+
+_WHOLE = (Bool, Int32, Int64)
+_NUMBERS = (*_WHOLE, Float32, Float64)
+
+
+class Label(ABC):
+    """A kind of label.
+
+    Attributes:
+        types: of a label's column.
+        gives: what the student answers, in words.
+    """
+
+    types: ClassVar[tuple[DataType, ...]] = _NUMBERS
+    gives: ClassVar[str]
+
+    @property
+    def grouped_by(self) -> str | None:
+        """The column whose values are groups of rows, which no part of a split and no batch cuts."""
+        return None
+
+    @abstractmethod
+    def stands_for(self, value: float) -> bool:
+        """Whether a student may have answered a number, so that it can be a default."""
+
+    def problems(self, where: str) -> list[Problem]:  # noqa: ARG002 - of subclasses
+        """The invalid values, each with what would be valid."""
+        return []
+
+
+@dataclass(frozen=True)
+class Binary(Label):
+    """0 or 1. The student answers with the `probability` of a 1."""
+
+    gives = "a probability"
+
+    def stands_for(self, value: float) -> bool:
+        """A probability."""
+        return 0 <= value <= 1
+
+
+@dataclass(frozen=True)
+class Classes(Label):
+    """Texts or whole numbers, at most 256 of them. The student answers with the `probabilities` of all.
+
+    The classes are those of the training part: whole numbers ascending, texts in the order of their code points.
+    """
+
+    types = (*_WHOLE, String)
+    gives = "the probabilities of classes"
+
+    def stands_for(self, value: float) -> bool:  # noqa: ARG002 - none does
+        """No number is an answer."""
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number(Label):
+    """Any finite number. The student answers with a `value`, which is never beyond the labels of the training part.
+
+    Attributes:
+        loss: "squared", for the mean of what may come, measured by rmse; or "absolute", for its median, by mae.
+    """
+
+    gives = "a number"
+    loss: Loss = "squared"
+
+    def stands_for(self, value: float) -> bool:
+        """A finite number."""
+        return math.isfinite(value)
+
+    def problems(self, where: str) -> list[Problem]:
+        """Of the loss."""
+        known = get_args(Loss)
+        wrong = Problem(f"{where}: loss", repr(self.loss), " or ".join(map(repr, known)))
+        return [] if self.loss in known else [wrong]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank(Label):
+    """How relevant the rows of a group are, from 0 (not at all) to 30. The student answers with a `score`.
+
+    A score orders the rows of its group, the highest first. It says nothing by itself, nor of rows of two groups.
+
+    Attributes:
+        within: the column whose values are the groups: a join key or a request field of the spine, or
+            "event_timestamp".
+        at: the rows of a group that count in ndcg, from the top.
+    """
+
+    types = (*_WHOLE, Float32, Float64)
+    gives = "a score"
+    within: str
+    at: int = 10
+
+    @property
+    def grouped_by(self) -> str:
+        """The column of groups."""
+        return self.within
+
+    def stands_for(self, value: float) -> bool:
+        """A finite number."""
+        return math.isfinite(value)
+
+    def problems(self, where: str) -> list[Problem]:
+        """Of the rows that count."""
+        return [] if self.at >= 1 else [Problem(f"{where}: at", repr(self.at), "at least 1")]
+
+
+class Calibration(ABC):
+    """How the student's probabilities become the shares of rows that turn out so: learned on the validation part.
+
+    `labels` are the kinds of labels that it is for.
+    """
+
+    labels: ClassVar[tuple[type[Label], ...]]
+
+
+@dataclass(frozen=True)
+class Temperature(Calibration):
+    """All logits are divided by the number that makes the labels likeliest (Guo et al., 2017, arXiv:1706.04599)."""
+
+    labels = (Binary, Classes)
+
+
+@dataclass(frozen=True)
+class Isotonic(Calibration):
+    """A rising, piecewise linear map of the probability (Zadrozny and Elkan, KDD 2002).
+
+    Its points are shares of ones over bins of equal mass, pooled until they rise. It rises strictly, so that the order
+    of rows, and the AUC, stay but for rounding.
+    """
+
+    labels = (Binary,)

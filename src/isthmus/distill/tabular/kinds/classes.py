@@ -1,0 +1,126 @@
+"""Labels that name one of several classes."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from sklearn.ensemble import HistGradientBoostingClassifier
+
+from isthmus.distill.declaration import Tabular
+from isthmus.distill.evaluation.multiclass import confidence_error, multiclass_log_loss, multiclass_metrics
+from isthmus.distill.labels import MOST_CLASSES
+from isthmus.distill.losses.logits import hard_targets, soft_targets
+from isthmus.distill.losses.objective import Objective, Term
+from isthmus.distill.tabular.answers import Probabilities
+from isthmus.distill.tabular.calibration import calibrated
+from isthmus.distill.tabular.kinds.kind import Kind
+from isthmus.distill.tabular.leakage import SAYS, naming
+from isthmus.distill.tabular.student import UNCALIBRATED
+from isthmus.distill.tabular.teacher import Learner
+from isthmus.distill.tasks.split import PARTS, Split, required_column, whole_numbers
+from isthmus.distill.types import Answers, Index
+from isthmus.features.errors import DataError
+from isthmus.features.package.manifest import LONGEST
+from isthmus.features.values.columns import Values
+
+_SHOWN = 5
+
+
+class ClassLabels(Kind):
+    """A text or a whole number in each row. `values` are the places of classes; -1 of a class in no part."""
+
+    metric = "log_loss"
+    more = False
+    pipeline = "tabular-classification"
+
+    def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular) -> None:
+        column = _column(table, label)
+        known = pc.unique(column.take(parts.train)).sort()
+        self._require(label, known, column, parts)
+        self.classes = tuple(map(str, known.to_pylist()))
+        places = pc.fill_null(pc.index_in(column, value_set=known), -1)
+        self.values = pc.cast(places, pa.int64()).to_numpy(zero_copy_only=False)
+        self.targets = torch.from_numpy(self.values.copy())
+        self._shares = np.bincount(self.values[parts.train]) / len(parts.train)
+        self._calibration = declared.calibration
+
+    def _require(self, label: str, known: pa.Array, column: pa.Array, parts: Split) -> None:
+        where, remedy, expected = (
+            f"label {label}",
+            "use a longer period or different shares",
+            f"2 to {MOST_CLASSES} classes",
+        )
+        if len(known) == 1:
+            raise DataError(where, f"only {known[0]} in the {PARTS[0]} part", expected=expected, remedy=remedy)
+        if len(known) > MOST_CLASSES:
+            raise DataError(where, f"{len(known):,} classes in the {PARTS[0]} part", expected=expected,
+                            remedy="take rare classes together in the spine, or say how much with Number")  # fmt: skip
+        if wrong := [name for name in map(str, known.to_pylist()) if not name.isprintable() or len(name) > LONGEST]:
+            raise DataError(where, f"a class is {wrong[0][:60]!r}", expected=f"at most {LONGEST} printable characters")
+        for part in PARTS[1:]:
+            rows = column.take(getattr(parts, part))
+            new = rows.filter(pc.invert(pc.is_in(rows, value_set=known)))
+            if len(new):
+                names = ", ".join(map(str, pc.unique(new).to_pylist()[:_SHOWN]))
+                raise DataError(
+                    where, f"{len(new):,} rows of the {part} part have a class that no row of the {PARTS[0]} part has: "
+                    f"{names}", expected="only classes that a student can learn",
+                    remedy=f"{remedy}, or take rare classes together in the spine",
+                )  # fmt: skip
+
+    @property
+    def learner(self) -> Learner:
+        """A classifier."""
+        return Learner(HistGradientBoostingClassifier, self.key, classes=self.classes)
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """The classes."""
+        return {"classes": list(self.classes or ())}
+
+    def answer(self) -> Probabilities:
+        """Probabilities."""
+        return Probabilities(len(self.classes or ()), calibrated(self._calibration))
+
+    def objective(self, declared: Tabular) -> Objective:
+        """Labels and soft targets (Hinton, Vinyals and Dean, 2015, arXiv:1503.02531)."""
+        soft, weight = partial(soft_targets, temperature=declared.temperature), declared.soft_weight
+        return Objective({
+            "labels": Term(hard_targets, 1 - weight, student="student.logits", labels="labels"),
+            "soft": Term(soft, weight, student="student.logits", teacher="teacher.logits"),
+        })  # fmt: skip
+
+    def quality(self, answers: Answers, rows: Index) -> dict[str, float]:
+        """Log loss, accuracy, macro F1 and calibration error."""
+        labels = self.values[rows]
+        figures = multiclass_metrics(labels, answers["logits"])
+        if UNCALIBRATED in answers:
+            figures["ece_uncalibrated"] = confidence_error(labels, answers[UNCALIBRATED])
+        return figures
+
+    def score(self, answers: Answers, rows: Index) -> float:
+        """Log loss."""
+        return multiclass_log_loss(self.values[rows], answers["logits"])
+
+    def chance(self, rows: Index) -> float:
+        """The log loss of the shares in the training part."""
+        logits = np.broadcast_to(np.log(self._shares), (len(rows), len(self._shares)))
+        return multiclass_log_loss(self.values[rows], logits)
+
+    def leak(self, column: Values, rows: Index) -> str:
+        """By naming the classes."""
+        recall = naming(column, self.values[rows])
+        return f"names the classes of the training part with a mean recall of {recall:.4f}" if recall >= SAYS else ""
+
+
+def _column(table: pa.Table, label: str) -> pa.Array:
+    """The labels as texts, or as int64."""
+    column = required_column(table, label, "classes: texts or whole numbers")
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return column.cast(pa.large_string()).combine_chunks()
+    return pa.array(whole_numbers(table, label, pa.int64()))

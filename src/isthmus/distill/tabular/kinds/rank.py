@@ -1,0 +1,139 @@
+"""Labels that say how relevant rows are within their groups."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from sklearn.ensemble import HistGradientBoostingRegressor
+from torch import Tensor
+
+from isthmus.distill.declaration import Tabular
+from isthmus.distill.evaluation.relevance import chance_ndcg, ndcg, reciprocal_rank
+from isthmus.distill.labels import MOST_RELEVANT, Rank
+from isthmus.distill.losses.objective import Objective, Term
+from isthmus.distill.losses.ranking import graded_lists, grouped_lists
+from isthmus.distill.tabular.answers import MOST_SCORE, Line
+from isthmus.distill.tabular.kinds.kind import Kind
+from isthmus.distill.tabular.leakage import SAYS, saying
+from isthmus.distill.tabular.teacher import Learner
+from isthmus.distill.tasks.split import PARTS, Split, group_numbers, whole_numbers
+from isthmus.distill.types import Answers, Array, Index
+from isthmus.features.errors import DataError
+from isthmus.features.values.columns import Values
+
+
+class RankLabels(Kind):
+    """A relevance in each row, whose group is the value of another column.
+
+    The teacher is a regressor of the relevance in standard form, of single rows: scikit-learn has no boosting of lists.
+    """
+
+    key = "score"
+    metric = "ndcg"
+    tolerance: Mapping[str, float] = {"fp32": 1e-4, "int8": 0.2}
+    """Scores are logits: a difference of 0.2 makes a row 1.2 times as likely to come first."""
+    rounding = 1e-4
+
+    def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular) -> None:
+        assert isinstance(declared.label, Rank)  # noqa: S101 - it selects this kind
+        self.values, self._at = _relevance(table, label), declared.label.at
+        self.groups = group_numbers(table, declared.label.within)
+        for part in PARTS:
+            _require_order(label, part, self.values, self.groups, getattr(parts, part))
+        self.targets = torch.from_numpy(np.stack([self.values, self.groups], 1))
+        known = self.values[parts.train].astype(np.float64)
+        self._standard: Array = (self.values - known.mean()) / known.std()
+        self._recipe = {"relevance": [float(known.mean()), float(known.std())]}
+
+    @property
+    def learner(self) -> Learner:
+        """A regressor."""
+        return Learner(HistGradientBoostingRegressor, self.key, {"loss": "squared_error"})
+
+    @property
+    def taught(self) -> Array:
+        """In standard form."""
+        return self._standard
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """The standard form."""
+        return self._recipe
+
+    def take(self, rows: Index) -> "RankLabels":
+        """The labels of these rows."""
+        kind = super().take(rows)
+        kind._standard = self._standard[rows]
+        return kind
+
+    def answer(self) -> Line:
+        """A score."""
+        return Line("score", -MOST_SCORE, MOST_SCORE)
+
+    def objective(self, declared: Tabular) -> Objective:
+        """The order by the labels, and by the teacher, of each group."""
+        soft, weight = partial(_by_teacher, temperature=declared.temperature), declared.soft_weight
+        return Objective({
+            "labels": Term(_by_labels, 1 - weight, student="student.score", labels="labels"),
+            "soft": Term(soft, weight, student="student.score", teacher="teacher.score", labels="labels"),
+        })  # fmt: skip
+
+    def quality(self, answers: Answers, rows: Index) -> dict[str, float]:
+        """Normalized discounted cumulative gain, and mean reciprocal rank."""
+        return {"ndcg": self.score(answers, rows), "mrr": reciprocal_rank(*self._ordered(answers, rows))}
+
+    def score(self, answers: Answers, rows: Index) -> float:
+        """Normalized discounted cumulative gain."""
+        return ndcg(*self._ordered(answers, rows), self._at)
+
+    def _ordered(self, answers: Answers, rows: Index) -> tuple[Index, Array, Index]:
+        assert self.groups is not None  # noqa: S101 - of the constructor
+        return self.values[rows], answers[self.key], self.groups[rows]
+
+    def chance(self, rows: Index) -> float:
+        """Of an order by chance, on average."""
+        assert self.groups is not None  # noqa: S101 - of the constructor
+        return chance_ndcg(self.values[rows], self.groups[rows], self._at)
+
+    def leak(self, column: Values, rows: Index) -> str:
+        """By telling relevant rows from others."""
+        area = saying(column, (self.values[rows] > 0).astype(np.int64))
+        return f"tells the relevant rows of the training part with an AUC of {area:.4f}" if area >= SAYS else ""
+
+    def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:  # noqa: ARG002 - no scale in common
+        """None: their scores have no scale in common."""
+        return {}
+
+
+def _by_labels(student: Tensor, labels: Tensor) -> Tensor:
+    return graded_lists(student, labels[:, 0], labels[:, 1])
+
+
+def _by_teacher(student: Tensor, teacher: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+    return grouped_lists(student, teacher, labels[:, 1], temperature=temperature)
+
+
+def _relevance(table: pa.Table, label: str) -> Index:
+    values = whole_numbers(table, label, pa.int64())
+    wrong = values[(values < 0) | (values > MOST_RELEVANT)]
+    if len(wrong):
+        found = f"{len(wrong):,} values such as {wrong[0]}"
+        raise DataError(f"label {label}", found, expected=f"whole numbers from 0 to {MOST_RELEVANT}")
+    return values
+
+
+def _require_order(label: str, part: str, values: Index, groups: Index, rows: Index) -> None:
+    """Refuses a part without a group in which one row is more relevant than another."""
+    _, numbers = np.unique(groups[rows], return_inverse=True)
+    high, low = np.zeros(numbers.max() + 1, np.int64), np.full(numbers.max() + 1, MOST_RELEVANT)
+    np.maximum.at(high, numbers, values[rows])
+    np.minimum.at(low, numbers, values[rows])
+    if not (high > low).any():
+        raise DataError(
+            f"label {label}",
+            f"in none of the {len(high):,} groups of the {part} part is a row more relevant than another",
+            expected="groups of at least two rows that differ", remedy="look at the column of groups, `within`",
+        )  # fmt: skip

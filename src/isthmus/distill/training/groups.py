@@ -1,0 +1,36 @@
+"""Batches of whole groups of rows."""
+
+from collections.abc import Sequence
+
+import torch
+from accelerate import Accelerator
+
+from isthmus.distill.settings import TrainingSettings
+from isthmus.features.errors import Problem
+
+
+def whole_groups(groups: torch.Tensor, batch: int, generator: torch.Generator) -> Sequence[torch.Tensor]:
+    """The batches of an epoch: as many as of single rows, none of them empty.
+
+    Groups, int64 (rows,), come in a random order, and the rows of a group in theirs. A batch has the groups that end
+    in its share of `batch` rows, so that no group may have more rows than that.
+    """
+    sizes = groups.bincount()
+    order = torch.randperm(len(sizes), generator=generator)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order))
+    rows = place[groups].argsort(stable=True)
+    counts = sizes[order]
+    parts = ((counts.cumsum(0) - 1) // batch).repeat_interleave(counts)
+    return torch.split(rows, parts.bincount().tolist())
+
+
+def cuts(groups: torch.Tensor, settings: TrainingSettings, accelerator: Accelerator, where: str) -> list[Problem]:
+    """What of a training would part the rows of a group, each with what would not."""
+    largest, together = int(groups.bincount().max()), "1: a group of rows stays together"
+    checks = [
+        ("batch", settings.batch, settings.batch >= largest, f"at least {largest}, the rows of the largest group"),
+        ("accumulation", settings.accumulation, settings.accumulation == 1, together),
+        ("processes", accelerator.num_processes, accelerator.num_processes == 1, together),
+    ]
+    return [Problem(f"{where}: {name}", f"{value}", expected) for name, value, holds, expected in checks if not holds]
