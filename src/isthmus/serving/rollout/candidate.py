@@ -66,7 +66,13 @@ class CandidateRun(Trial):
         return place < self.candidate.share
 
     def compare(self, deployed: Float32, candidate: Float32) -> bool:
-        """Compares two answers to a request, shape (n,) each; returns whether they are the same within tolerance."""
+        """Compares two answers to a request, shape (n,) each; returns whether they are the same within tolerance.
+
+        Where one has more numbers than the other, as tensors may, all of them differ.
+        """
+        if len(deployed) != len(candidate):
+            candidate = np.full(len(deployed), np.nan, np.float32)
+            deployed = np.zeros_like(candidate)
         both = np.isnan(deployed) & np.isnan(candidate)
         with np.errstate(invalid="ignore"):
             gap = np.where(both, 0.0, np.abs(deployed.astype(np.float64) - candidate.astype(np.float64)))
