@@ -21,15 +21,17 @@ from transformers import BertConfig, BertModel, BertTokenizer
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.onnx.runtime import predict, session
 from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import open_package, package_digest, read_package
+from isthmus.features.package.manifest import Feeds, open_package, package_digest, read_package
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.device.site import site
 from isthmus.orchestration.models.models import check_package, distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
+from tests.end_to_end.api import deployed
 from tests.end_to_end.browsers import differing
 from tests.end_to_end.files import served
+from tests.serving.tensors import answered, as_binary, as_json
 
 # Lowering a graph to ExecuTorch takes a quarter of a minute of a free core, once before training and once after.
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
@@ -229,6 +231,33 @@ def test_the_package_holds_all_that_a_device_needs(package: Path, folder: Path) 
     assert {one.differing for one in compared.values()} == {0}
     assert {one.compared for one in compared.values()} == {256 + 16 + len(golden.cases) - 1}
     assert export(project).digest == package_digest(package)
+
+
+def test_the_api_embeds_what_onnx_runtime_embeds(package: Path, folder: Path, tmp_path: Path) -> None:
+    opened = open_package(package)
+    tokenizer = Tokenizer.from_file(str(package / "tokenizer.json"))
+    tokenizer.enable_truncation(32)
+    tokenizer.no_padding()
+    with deployed(Project(folder), tmp_path / "log") as http:
+        (model,) = http.get("/models").json()["models"]
+        assert (model["package"], model["max_sizes"]) == (opened.files.digest, {"P": 48})
+        graph = session(opened.files.read(f"model.{model['precision']}.ort"), 1)
+
+        def embedded(fed: Feeds) -> Feeds:
+            content, headers = as_binary(fed, parameters={"binary_data_output": True})
+            return answered(http.post("/v2/models/docsearch/infer", content=content, headers=headers))
+
+        for case in read_golden(opened).cases:
+            assert embedded(case.feeds)["vector"].tobytes() == np.asarray(predict(graph, case.feeds)).tobytes()
+        ids = np.array([tokenizer.encode("shortest path between two nodes").ids])
+        fed = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        expected = np.asarray(predict(graph, fed))
+        answer = http.post("/v2/models/docsearch/infer", json=as_json(fed))
+        assert answered(answer)["vector"].tobytes() == expected.tobytes()
+        longer = np.full((1, 49), 5)
+        refused = http.post("/v2/models/docsearch/infer", json=as_json({"input_ids": longer, "attention_mask": longer}))
+        assert refused.status_code == 413
+        assert refused.json()["error"].startswith("inputs.input_ids: has the shape [1, 49]: P is 49; expected 48 at")
 
 
 @pytest.mark.browser
