@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,7 +72,7 @@ def example() -> Iterator[dict[str, ModuleType]]:
 def folder(tmp_path_factory: pytest.TempPathFactory, example: dict[str, ModuleType]) -> Path:
     """A project with the corpus of one package, and a teacher that was drawn at random."""
     root = tmp_path_factory.mktemp("docsearch")
-    for name in ("definitions.py", "encoder.py", "search.py", "isthmus.toml"):
+    for name in ("definitions.py", "encoder.py", "search.py", "ask.py", "isthmus.toml"):
         shutil.copy(EXAMPLE / name, root / name)
     shutil.copytree(EXAMPLE / "pages", root / "pages")
     (root / "tiny.py").write_text(TINY)
@@ -254,6 +256,14 @@ def test_the_api_embeds_what_onnx_runtime_embeds(package: Path, folder: Path, tm
         expected = np.asarray(predict(graph, fed))
         answer = http.post("/v2/models/docsearch/infer", json=as_json(fed))
         assert answered(answer)["vector"].tobytes() == expected.tobytes()
+        script = [sys.executable, "ask.py", "shortest path between two nodes"]
+        found = subprocess.run(
+            script, cwd=folder, env=os.environ | {"API": str(http.base_url)}, capture_output=True, check=True
+        )
+        passages = json.loads(opened.files.read("passages.json"))
+        vectors = np.frombuffer(opened.files.read("passages.i8"), np.int8).reshape(len(passages), -1)
+        nearest = [passages[place]["name"] for place in np.argsort(-(vectors @ expected[0]), kind="stable")[:5]]
+        assert found.stdout.decode().splitlines() == nearest
         longer = np.full((1, 49), 5)
         refused = http.post("/v2/models/docsearch/infer", json=as_json({"input_ids": longer, "attention_mask": longer}))
         assert refused.status_code == 413
