@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,15 +23,17 @@ from transformers import BertConfig, BertModel, BertTokenizer
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.onnx.runtime import predict, session
 from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import open_package, package_digest, read_package
+from isthmus.features.package.manifest import Feeds, open_package, package_digest, read_package
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.device.site import site
 from isthmus.orchestration.models.models import check_package, distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
+from tests.end_to_end.api import deployed
 from tests.end_to_end.browsers import differing
 from tests.end_to_end.files import served
+from tests.serving.tensors import answered, as_binary, as_json
 
 # Lowering a graph to ExecuTorch takes a quarter of a minute of a free core, once before training and once after.
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
@@ -68,7 +72,7 @@ def example() -> Iterator[dict[str, ModuleType]]:
 def folder(tmp_path_factory: pytest.TempPathFactory, example: dict[str, ModuleType]) -> Path:
     """A project with the corpus of one package, and a teacher that was drawn at random."""
     root = tmp_path_factory.mktemp("docsearch")
-    for name in ("definitions.py", "encoder.py", "search.py", "isthmus.toml"):
+    for name in ("definitions.py", "encoder.py", "search.py", "ask.py", "isthmus.toml"):
         shutil.copy(EXAMPLE / name, root / name)
     shutil.copytree(EXAMPLE / "pages", root / "pages")
     (root / "tiny.py").write_text(TINY)
@@ -229,6 +233,41 @@ def test_the_package_holds_all_that_a_device_needs(package: Path, folder: Path) 
     assert {one.differing for one in compared.values()} == {0}
     assert {one.compared for one in compared.values()} == {256 + 16 + len(golden.cases) - 1}
     assert export(project).digest == package_digest(package)
+
+
+def test_the_api_embeds_what_onnx_runtime_embeds(package: Path, folder: Path, tmp_path: Path) -> None:
+    opened = open_package(package)
+    tokenizer = Tokenizer.from_file(str(package / "tokenizer.json"))
+    tokenizer.enable_truncation(32)
+    tokenizer.no_padding()
+    with deployed(Project(folder), tmp_path / "log") as http:
+        (model,) = http.get("/models").json()["models"]
+        assert (model["package"], model["max_sizes"]) == (opened.files.digest, {"P": 48})
+        graph = session(opened.files.read(f"model.{model['precision']}.ort"), 1)
+
+        def embedded(fed: Feeds) -> Feeds:
+            content, headers = as_binary(fed, parameters={"binary_data_output": True})
+            return answered(http.post("/v2/models/docsearch/infer", content=content, headers=headers))
+
+        for case in read_golden(opened).cases:
+            assert embedded(case.feeds)["vector"].tobytes() == np.asarray(predict(graph, case.feeds)).tobytes()
+        ids = np.array([tokenizer.encode("shortest path between two nodes").ids])
+        fed = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        expected = np.asarray(predict(graph, fed))
+        answer = http.post("/v2/models/docsearch/infer", json=as_json(fed))
+        assert answered(answer)["vector"].tobytes() == expected.tobytes()
+        script = [sys.executable, "ask.py", "shortest path between two nodes"]
+        found = subprocess.run(
+            script, cwd=folder, env=os.environ | {"API": str(http.base_url)}, capture_output=True, check=True
+        )
+        passages = json.loads(opened.files.read("passages.json"))
+        vectors = np.frombuffer(opened.files.read("passages.i8"), np.int8).reshape(len(passages), -1)
+        nearest = [passages[place]["name"] for place in np.argsort(-(vectors @ expected[0]), kind="stable")[:5]]
+        assert found.stdout.decode().splitlines() == nearest
+        longer = np.full((1, 49), 5)
+        refused = http.post("/v2/models/docsearch/infer", json=as_json({"input_ids": longer, "attention_mask": longer}))
+        assert refused.status_code == 413
+        assert refused.json()["error"].startswith("inputs.input_ids: has the shape [1, 49]: P is 49; expected 48 at")
 
 
 @pytest.mark.browser

@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 import torch
 from playwright.sync_api import Page, expect
 from safetensors.torch import load_file, save_file
-from skimage.io import imsave
+from skimage.io import imread, imsave
 from skimage.metrics import peak_signal_noise_ratio
 
 from isthmus.distill.distillation import DistillationReport
@@ -34,8 +36,10 @@ from isthmus.orchestration.device.site import site
 from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
+from tests.end_to_end.api import deployed
 from tests.end_to_end.browsers import differing
 from tests.end_to_end.files import served
+from tests.serving.tensors import answered, as_binary
 
 # Lowering a graph to ExecuTorch takes a quarter of a minute of a free core, once before training and once after.
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
@@ -262,6 +266,34 @@ def test_the_noise_of_an_image_is_measured_as_others_measure_it(example: dict[st
     assert effects.psnr(images, wanted) == pytest.approx(peak_signal_noise_ratio(wanted, images, data_range=1))  # type: ignore[no-untyped-call]
     assert effects.psnr(images, images) == np.inf
     assert effects.ssim(images, images) == 1 > effects.ssim(images, wanted)
+
+
+def test_the_api_draws_what_onnx_runtime_draws(
+    distilled: DistillationReport, folder: Path, example: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    assert distilled.path.exists()
+    with deployed(Project(folder), tmp_path / "log") as http:
+        (model,) = http.get("/models").json()["models"]
+        package = open_package(read_pointer(folder / ".isthmus" / "packages" / "effects.latest"))
+        assert model["package"] == package.files.digest
+        graph = session(package.files.read(f"model.{model['precision']}.ort"), 1)
+        photograph = np.frombuffer(package.files.read("photograph.rgb"), np.uint8).reshape(1, 256, 256, 3)
+        frame = (photograph / 255).astype(np.float32).transpose(0, 3, 1, 2)
+        for fed in (*(case.feeds for case in read_golden(package).cases), {"frame": np.ascontiguousarray(frame)}):
+            content, headers = as_binary(fed, parameters={"binary_data_output": True})
+            answer = http.post("/v2/models/effects/infer", content=content, headers=headers)
+            assert answered(answer)["image"].tobytes() == np.asarray(predict(graph, fed)).tobytes()
+        subprocess.run([sys.executable, "ask.py"], cwd=folder, env=os.environ | {"API": str(http.base_url)}, check=True)
+        pair = imread(folder / "data" / "asked.png")
+        asked = example["photographs"].cut(example["photographs"].photograph("coffee"), 150, 20)
+        np.testing.assert_array_equal(pair[:, :256], asked)
+        fed = {"frame": np.ascontiguousarray((asked / 255).astype(np.float32).transpose(2, 0, 1))[None]}
+        drawing = predict(graph, fed)[0].transpose(1, 2, 0)
+        np.testing.assert_array_equal(pair[:, 256:], (255 * drawing).round().astype(np.uint8))
+        two = np.repeat(np.ascontiguousarray(frame), 2, axis=0)
+        content, headers = as_binary({"frame": two})
+        refused = http.post("/v2/models/effects/infer", content=content, headers=headers)
+        assert (refused.status_code, refused.json()["where"]) == (413, "body")
 
 
 def test_a_frame_of_other_pixels_is_refused(distilled: DistillationReport, folder: Path) -> None:

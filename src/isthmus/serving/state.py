@@ -2,22 +2,50 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from isthmus.features.contract.contract import Column, Contract
 from isthmus.features.contract.generations import Generations
 from isthmus.features.errors import ContractMismatch, IsthmusError, one_of
+from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.profiles import BATCH_ROWS
 from isthmus.features.request.graph import RowGraph
+from isthmus.serving.limits import Limits
 from isthmus.serving.lookup.lookup import Lookup, resolve, service_features
 from isthmus.serving.lookup.push import Form, PushedView
 from isthmus.serving.predict.model import Model
 from isthmus.serving.predict.predictor import Predictor
+from isthmus.serving.predict.tensors import TensorPredictor
 from isthmus.serving.rollout.candidate import CandidateRun
 from isthmus.serving.rollout.probation import ProbationRun
 from isthmus.serving.wire.errors import NotFoundError, NotReadyError
+from isthmus.serving.wire.inference import TensorRequest
+from isthmus.serving.wire.messages import PredictRequest
 
 T = TypeVar("T")
+
+
+class AnyPredictor(Protocol):
+    """A model with what it reads; inputs and outputs are its own."""
+
+    contract: Contract
+    model: Model
+    plan: LookupPlan
+    bits: Mapping[str, bytes]
+    batches: Any
+
+    def read(self, message: PredictRequest | TensorRequest, limits: Limits) -> tuple[dict[str, list[Any]], Any, int]:
+        """The join keys, what else a request brings, and the number of its rows; raises a RequestError."""
+
+    def inputs(self, fields: Any, answers: Mapping[str, ViewAnswer]) -> Any:
+        """What the model reads, from a request and from the views."""
+
+    def predict(self, inputs: Any) -> Any:
+        """Its outputs, here and now; `batches.predict` is for many requests."""
+
+    def require(self, output: Any, inputs: Any) -> None:
+        """Refuses what the model has no answer for, with a RequestError."""
+
 
 LOOKUPS = 256
 """Lists of features whose compiled lookups are cached."""
@@ -82,16 +110,18 @@ class State:
         return self._predictor if self.model is not None and isinstance(self._predictor, IsthmusError) else None
 
     @cached_property
-    def _predictor(self) -> Predictor | IsthmusError:
+    def _predictor(self) -> AnyPredictor | IsthmusError:
         # A refusal is worked out once, not for every request.
         try:
             return self._predictor_of(self.deployed(None))
         except IsthmusError as error:
             return error
 
-    def _predictor_of(self, model: Model) -> Predictor:
+    def _predictor_of(self, model: Model) -> AnyPredictor:
         """The predictor of a model: under the contract that it was trained for, as long as that one has its rows."""
         contract = self._generations.of_model(model.contract, model.deployment.service) or self.contract
+        if not model.inputs:
+            return TensorPredictor(contract, model)
         return Predictor(contract, model, self._graphs(contract), self._earlier, self._batch)
 
     def deployed(self, name: str | None) -> Model:
@@ -103,7 +133,7 @@ class State:
             raise NotFoundError("model", f"no model {name!r}", expected=known)
         return self._model
 
-    def predictor(self) -> Predictor:
+    def predictor(self) -> AnyPredictor:
         """The predictor of the deployed model; raises why there is none (NotReadyError, ContractMismatch)."""
         predictor = self._predictor
         if isinstance(predictor, IsthmusError):
@@ -112,14 +142,14 @@ class State:
         return predictor
 
     @property
-    def candidate(self) -> Predictor | None:
+    def candidate(self) -> AnyPredictor | None:
         """The predictor of the candidate; None if there is none, or it has been given up."""
         if self.candidate_run is None or self.candidate_run.refused is not None:
             return None
         return self._candidate
 
     @cached_property
-    def _candidate(self) -> Predictor | None:
+    def _candidate(self) -> AnyPredictor | None:
         run = self.candidate_run
         if run is None or not isinstance(run.model, Model):
             return None
@@ -133,7 +163,7 @@ class State:
         return None
 
     @cached_property
-    def former(self) -> Predictor | None:
+    def former(self) -> AnyPredictor | None:
         """The predictor of the model before the deployed model, while that is on probation and there is a way back."""
         run = self.probation
         if run is None or not isinstance(run.former, Model):
@@ -145,6 +175,14 @@ class State:
             return None
         run.problem = None
         return former
+
+    def versions(self) -> dict[str, AnyPredictor]:
+        """The predictors that can be asked for by the digest of their package, the deployed model's first."""
+        found: dict[str, AnyPredictor] = {}
+        for predictor in (self.predictor(), self.candidate, self.former):
+            if predictor is not None:
+                found.setdefault(predictor.model.deployment.digest, predictor)
+        return found
 
     @property
     def deployment_state(self) -> str:

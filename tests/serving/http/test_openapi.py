@@ -28,10 +28,13 @@ def test_the_document_is_valid(server: Server) -> None:
     validate(document)
     assert set(document["paths"]) == {
         "/get-online-features", "/push", "/write-to-online-store", "/predict", "/models", "/status", "/healthz",
-        "/readyz", "/metrics", "/snapshots/{service}",
+        "/readyz", "/metrics", "/snapshots/{service}", "/v2", "/v2/health/live", "/v2/health/ready",
+        "/v2/models/{model}", "/v2/models/{model}/ready", "/v2/models/{model}/infer",
+        "/v2/models/{model}/versions/{version}", "/v2/models/{model}/versions/{version}/ready",
+        "/v2/models/{model}/versions/{version}/infer",
     }  # fmt: skip
     groups = [tag["name"] for tag in document["tags"]]
-    assert groups == ["lookups", "predictions", "snapshots", "pushes", "health", "operations"]
+    assert groups == ["lookups", "predictions", "inference", "snapshots", "pushes", "health", "operations"]
     tags = [operation.get("tags", []) for path in document["paths"].values() for operation in path.values()]
     assert sorted({tag for (tag,) in tags}) == sorted(groups)
 

@@ -157,10 +157,13 @@ class _Files:
         self.extra = task.shipped(teacher)
 
     def accept_models(self) -> None:
+        limits = self.reference.task.max_sizes
+        named = {size for tensor in self.inputs for size in tensor.shape if isinstance(size, str)}
+        max_sizes = {size: largest for size, largest in limits.items() if size in named}
         for precision in self.reference.task.tolerance:
             try:
                 self.accepted += [
-                    accept(self.reference, file, model, Candidate(model, self.profile.threads).run)
+                    accept(self.reference, file, model, Candidate(model, self.profile.threads).run, max_sizes)
                     for file, model in self.models.items()
                     if file.split(".")[1] == precision
                 ]

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Self
 

@@ -149,7 +149,8 @@ class Task(ABC):
         pipeline: the hub's name of such models ("image-to-image"), for the model card; None if it has no name for them.
         compared: rows on which the verdict compares a package with its student, at most.
         shape: options of the student by name: `Distillation(shape=...)` overrides them, and a search varies them.
-        max_sizes: the maximum of each named size of the graph but the rows, for runtimes that plan memory ahead.
+        max_sizes: the maximum of each named size of the graph but the rows, for servers, which refuse more, and for
+            runtimes that plan memory ahead.
     """
 
     metric: str

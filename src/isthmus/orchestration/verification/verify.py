@@ -133,7 +133,7 @@ class _Verification:
         self.progress("comparing the package with its student", 0.9)
         files = check_package(self.project, self.declared, self.package)
         if not self.package.manifest.inputs:
-            reason = "only its own task makes it of features, so that no server predicts"
+            reason = "only its own task makes it of features: whoever asks a server brings it"
             return files, {}, {}, {"what the package is fed": reason}
         self.progress("comparing what the package is fed", 0.95)
         # Imported here: a project without a package may lack the libraries that run one.

@@ -1,4 +1,4 @@
-"""The deployment: which package answers `/predict`, on whose verdict, in a small file."""
+"""The deployment: which package answers, on whose verdict, in a small file."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -32,7 +32,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A deployed package.
 
     Attributes:
-        model: name by which `/predict` knows it.
+        model: name by which `/predict` and `/v2/models` know it.
         package: path of the package folder; in a file from the folder of that file: a copy has its own packages.
         contract: hash of the contract the package was exported under.
         service: feature service whose values the model reads.
@@ -170,7 +170,8 @@ def approve(  # noqa: PLR0913 - what a deployment rests on, all of it checked
     where = f"package {manifest.name}"
     require_service(where, read_contract(package), contract, manifest.service)
     deployment = unapproved(package, profile, at, public_key)
-    require_rows(manifest)
+    if manifest.inputs:
+        require_rows(manifest)
     verdict = _require_passed(where, deployment.digest, contract, verdict)
     _require_coverage(where, contract, manifest.service, verdict, tables)
     return msgspec.structs.replace(deployment, verdict=Approval(verdict.at, verdict.compared))
@@ -198,13 +199,9 @@ def require_rows(manifest: Manifest) -> str:
     """The only output of a model of rows.
 
     Raises:
-        PackageError: the package reads more than features, or answers a row neither with a number nor with classes.
+        PackageError: it answers a row neither with a number nor with classes.
     """
     where = f"package {manifest.name}"
-    if not manifest.inputs:
-        fed = ", ".join(tensor.name for tensor in manifest.tensors)
-        raise PackageError(where, f"is fed {fed}, which no feature of {manifest.service} holds",
-                           expected="a package of rows of features", remedy="run it on a device")  # fmt: skip
     if len(manifest.outputs) != 1 or len(manifest.outputs[0].shape) != (2 if manifest.classes else 1):
         outputs = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in manifest.outputs)
         raise PackageError(

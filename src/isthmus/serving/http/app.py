@@ -6,9 +6,8 @@ import os
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 import orjson
@@ -26,21 +25,25 @@ from isthmus.features.latency import WRITE_SECONDS, LatencyWriter
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.serving import log
 from isthmus.serving.http import push, snapshots, status, statuspage
+from isthmus.serving.http.exchange import body_of, decoded, reply
 from isthmus.serving.http.guard import Guarded, Limited, granted, refused
+from isthmus.serving.http.inference import Inference
 from isthmus.serving.http.middleware import Observed
 from isthmus.serving.http.predict import PredictCall, Predictions, candidate_state, probation_state
 from isthmus.serving.lookup import compact
 from isthmus.serving.lookup.lookup import Lookup, TransformOutputs
 from isthmus.serving.lookup.request import LookupInputs
 from isthmus.serving.metrics.metrics import Metrics
+from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.redis.store import Store
 from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 from isthmus.serving.state import State
 from isthmus.serving.threads import BYTES, VALUES, offload
 from isthmus.serving.watch import Watch
 from isthmus.serving.wire import decode, errors, messages, openapi
-from isthmus.serving.wire.body import FAILURES, require_distinct, unreadable
 from isthmus.serving.wire.formats import Format, negotiate
+from isthmus.serving.wire.inference import DATATYPES
 
 _LOOKUP = msgspec.json.Decoder(messages.LookupRequest)
 _PREDICT = msgspec.json.Decoder(messages.PredictRequest)
@@ -53,8 +56,6 @@ _HTML = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
 }
 _UP = orjson.dumps({"status": "up"})
-
-T = TypeVar("T")
 
 
 class Handlers:
@@ -75,6 +76,7 @@ class Handlers:
         latency = settings.latency
         self._latency = None if latency is None else LatencyWriter(Path(latency), objective, self.metrics.bounds)
         self._predictions = Predictions(self._store, settings.limits, self.metrics, self._at)
+        self.inference = Inference(lambda: self._watch.state, self._predictions, self._store)
         self._document = orjson.dumps(openapi.document())
 
     @asynccontextmanager
@@ -118,8 +120,8 @@ class Handlers:
     async def lookup(self, request: Request) -> Response:
         """Feast's online lookup."""
         answer_format = negotiate(request.headers.get("accept", ""))
-        body = await _body(request)
-        wanted = _decode(body, _LOOKUP)
+        body = await body_of(request)
+        wanted = decoded(body, _LOOKUP)
         granted(request).require_lookup(wanted.feature_service, wanted.features)
         state = self._watch.state
         lookup = _compiled(state, wanted)
@@ -132,7 +134,7 @@ class Handlers:
         except DamagedRowError:
             # Found while values were read: now each row is looked at, and the others are answered.
             answer = await self._encoded(asked, check=True)
-        return _answer(answer, state.contract.hash, answer_format.value)
+        return reply(answer, state.contract.hash, answer_format.value)
 
     async def _encoded(self, asked: "_Asked", *, check: bool = False) -> bytes:
         """The body of the answer to a lookup; `check` looks at the content of every row."""
@@ -155,31 +157,32 @@ class Handlers:
 
     async def push(self, request: Request) -> Response:
         """Feast's push of rows to the online store."""
-        return await self._push(request, _decode(await _body(request), _PUSH))
+        return await self._push(request, decoded(await body_of(request), _PUSH))
 
     async def write(self, request: Request) -> Response:
         """A push as Feast's remote online store sends it."""
-        return await self._push(request, _decode(await _body(request), _WRITE))
+        return await self._push(request, decoded(await body_of(request), _WRITE))
 
     async def _push(self, request: Request, rows: messages.PushRequest | messages.WriteRequest) -> Response:
         granted(request).require("push", push.view_of(rows)[0])
         state = self._watch.state
         answer = await push.push(rows, state, self._store, self._limits, self._at())
-        return _answer(answer, state.contract.hash)
+        return reply(answer, state.contract.hash)
 
     async def predict(self, request: Request) -> Response:
         """Predictions for rows of join keys and request fields."""
-        body = await _body(request)
+        body = await body_of(request)
         state = self._watch.state
         try:
-            wanted = _decode(body, _PREDICT)
+            wanted = decoded(body, _PREDICT)
             granted(request).require("predict", state.deployed(wanted.model).deployment.model)
-            return _answer(*await self._predictions.answer(PredictCall(state, wanted, body)))
+            return reply(*await self._predictions.answer(PredictCall(state, wanted, body)))
         except RequestError as error:
             with suppress(IsthmusError):
                 # Only whoever may ask the model learns what it reads.
                 granted(request).require("predict", state.deployed(None).deployment.model)
-                error.example = state.predictor().example
+                if isinstance(predictor := state.predictor(), Predictor):
+                    error.example = predictor.example
             raise
 
     async def snapshot(self, request: Request) -> Response:
@@ -189,19 +192,19 @@ class Handlers:
     async def models(self, _request: Request) -> Response:
         """The deployed models."""
         state = self._watch.state
-        return _answer(msgspec.json.encode(messages.Models(_models(state), state.refused)))
+        return reply(msgspec.json.encode(messages.Models(_models(state), state.refused)))
 
     async def status(self, request: Request) -> Response:
         """The status of the server and its project: a page for a browser, JSON for everybody else."""
         state = self._watch.state
         answer = await status.status(self._settings, state, self._store, self.metrics, _models(state), self._at())
         if "text/html" not in request.headers.get("accept", ""):
-            return _answer(msgspec.json.encode(answer), state.contract.hash)
+            return reply(msgspec.json.encode(answer), state.contract.hash)
         return Response(statuspage.page(answer), headers={**_HTML, "isthmus-contract": state.contract.hash})
 
     async def health(self, _request: Request) -> Response:
         """Answers as long as the process is up."""
-        return _answer(_UP)
+        return reply(_UP)
 
     async def ready(self, _request: Request) -> Response:
         """Whether lookups can be answered."""
@@ -210,7 +213,7 @@ class Handlers:
         await self._store.ping(contract)
         model = state.model.deployment.model if state.model else None
         answer = messages.Ready("ready", contract.project, contract.hash, model)
-        return _answer(msgspec.json.encode(answer), contract.hash)
+        return reply(msgspec.json.encode(answer), contract.hash)
 
     async def exposition(self, request: Request) -> Response:
         """The metrics, in the format that Prometheus asks for; while Redis is away, with what it said last."""
@@ -225,7 +228,7 @@ class Handlers:
 
     async def openapi(self, _request: Request) -> Response:
         """The OpenAPI document."""
-        return _answer(self._document)
+        return reply(self._document)
 
     def _at(self) -> int:
         return clock.now() if self._now is None else self._now
@@ -241,6 +244,7 @@ def create(settings: ServerSettings) -> ASGIApp:
             Route("/push", handlers.push, methods=["POST"]),
             Route("/write-to-online-store", handlers.write, methods=["POST"]),
             Route("/predict", handlers.predict, methods=["POST"]),
+            *handlers.inference.routes(),
             Route("/snapshots/{service}", handlers.snapshot),
             Route("/models", handlers.models),
             Route("/status", handlers.status),
@@ -321,8 +325,19 @@ def _models(state: State) -> list[messages.ModelState]:
             candidate=msgspec.UNSET if state.candidate_run is None else candidate_state(state.candidate_run),
             probation=msgspec.UNSET if state.probation is None else probation_state(state.probation),
             undone=msgspec.UNSET if undone is None else messages.UndoneState(undone.digest, undone.why),
+            **_tensors(model),
         )
     ]
+
+
+def _tensors(model: Model) -> dict[str, Any]:
+    """What `/models` says of a model of tensors alone."""
+    if model.inputs:
+        return {}
+    return {
+        name: [messages.ModelTensor(item.name, DATATYPES[item.element], list(item.shape)) for item in tensors]
+        for name, tensors in (("tensors", model.manifest.tensors), ("outputs", model.manifest.outputs))
+    } | {"max_sizes": model.manifest.variant(model.deployment.precision).most}
 
 
 def _compiled(state: State, wanted: messages.LookupRequest) -> Lookup:
@@ -332,47 +347,6 @@ def _compiled(state: State, wanted: messages.LookupRequest) -> Lookup:
     if wanted.feature_service is not None:
         return state.service_lookup(wanted.feature_service, wanted.full_feature_names)
     return state.lookup(tuple(wanted.features or ()), wanted.full_feature_names)
-
-
-def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    try:
-        decoded = decoder.decode(body)
-        require_distinct(body)
-    except msgspec.ValidationError as error:
-        raise RequestError("body", str(error).replace("$", "body"), expected="what /docs describes") from error
-    except FAILURES as error:
-        raise unreadable("body", body, error) from error
-    return decoded
-
-
-class _Answer(Response):
-    """A response whose head is known: nothing is looked up or encoded for each."""
-
-    def __init__(self, body: bytes, head: Iterable[tuple[bytes, bytes]]) -> None:
-        self.status_code = 200
-        self.body = body
-        self.background = None
-        self.raw_headers = [*head, (b"content-length", b"%d" % len(body))]
-
-
-def _answer(body: bytes, contract: str | None = None, media_type: str = Format.JSON.value) -> Response:
-    return _Answer(body, _head(contract, media_type))
-
-
-@lru_cache
-def _head(contract: str | None, media_type: str) -> tuple[tuple[bytes, bytes], ...]:
-    kind = (b"content-type", media_type.encode())
-    return (kind,) if contract is None else (kind, (b"isthmus-contract", contract.encode()))
-
-
-async def _body(request: Request) -> bytes:
-    """The body of a request, without what Starlette does to hand it out in parts."""
-    parts = []
-    while (message := await request.receive())["type"] == "http.request":
-        parts.append(message.get("body", b""))
-        if not message.get("more_body"):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-    raise ClientDisconnect
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

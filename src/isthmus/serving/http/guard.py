@@ -21,14 +21,14 @@ from isthmus.serving.waits import REFUSAL, Deadline, Deadlines
 from isthmus.serving.watchedfile import WatchedFile
 from isthmus.serving.wire import errors
 
-OPEN = frozenset({"/healthz", "/docs", "/openapi.json"})
+OPEN = frozenset({"/healthz", "/v2/health/live", "/docs", "/openapi.json"})
 """Answered without a key. Whoever starts and restarts processes must not need a secret for it, and learns nothing but
 that the process is up. A browser has no key until its page asks for it, and page and document are those of this version
 of Isthmus: they name no project, no view and no model."""
 
 OPEN_FOLDER = "/docs/assets/"
 
-UNCOUNTED = frozenset({"/healthz", "/readyz", "/metrics"})
+UNCOUNTED = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/metrics"})
 """Answered also when the server is busy: that is when they are looked at."""
 
 _CREATE = "create a key with `isthmus keys create NAME --scope 'read:*'`"
@@ -224,7 +224,11 @@ def granted(request: Request) -> Grants:
 def refused(error: IsthmusError, scope: Scope) -> Response:
     """The answer to an error, whose class is noted with the request."""
     scope[REFUSAL] = type(error).__name__
-    body = orjson.dumps(error.as_dict())
+    content = error.as_dict()
+    if scope["path"].startswith("/v2"):
+        # Clients of the Open Inference Protocol show `error`, which there is the message.
+        content |= {"error": str(error), "kind": content["error"]}
+    body = orjson.dumps(content)
     return Response(body, errors.status(error), errors.headers(error), media_type="application/json")
 
 

@@ -1,4 +1,4 @@
-"""Answers of `/predict`: by the deployed model, or by the candidate beside it."""
+"""Answers of `/predict` and `/v2`: by the deployed model, or by the candidate beside it."""
 
 import asyncio
 import math
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+
 from isthmus.features.errors import DamagedRowError, DataError, DependencyError, IsthmusError, RequestError
 from isthmus.features.online.plan import ViewAnswer
-from isthmus.features.values.columns import Values
 from isthmus.serving import log
 from isthmus.serving.http.shadow import Shadow
 from isthmus.serving.limits import Limits
@@ -19,45 +20,54 @@ from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.batches import QUICK_ROWS, Outputs
 from isthmus.serving.predict.model import unanswered
 from isthmus.serving.predict.predictor import Predictor
+from isthmus.serving.predict.tensors import flat
 from isthmus.serving.redis.store import Store
 from isthmus.serving.rollout.candidate import CandidateRun
 from isthmus.serving.rollout.probation import ProbationRun
 from isthmus.serving.rollout.trial import Counts, Trial
-from isthmus.serving.state import State
+from isthmus.serving.state import AnyPredictor, State
 from isthmus.serving.threads import BYTES, VALUES, offload
+from isthmus.serving.wire.inference import TensorRequest
 from isthmus.serving.wire.messages import CandidateState, PredictRequest, ProbationState, RoleCounts
 
 T = TypeVar("T")
 
-_Inputs = tuple[dict[str, list[Any]], dict[str, Values], int]
-"""Join keys, request fields and the number of rows."""
+_Inputs = tuple[dict[str, list[Any]], Any, int]
+"""Join keys, request fields or tensors, and the number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictCall:
-    """A request for predictions, the state it is answered from, and its body."""
+    """A request for predictions, the state it is answered from, its body, and the version it is for, if any."""
 
     state: State
-    message: PredictRequest
+    message: PredictRequest | TensorRequest
     body: bytes
+    version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """The request fields, the answers of the views, and the number of rows."""
+    """The request fields or tensors, the answers of the views, and the number of rows."""
 
-    fields: Mapping[str, Values]
+    fields: Any
     answers: Mapping[str, ViewAnswer]
     rows: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Predicted:
-    """Outputs, the answers of the views, and how many seconds the model ran."""
+class Predicted:
+    """Outputs as their predictor has them, the answers of the views, rows, and how many seconds the model ran."""
 
-    outputs: Outputs
+    outputs: Any
     answers: Mapping[str, ViewAnswer]
+    rows: int
     seconds: float
+
+    @property
+    def numbers(self) -> Outputs:
+        """The outputs as trials compare them, shape (n,) or (n, classes)."""
+        return self.outputs if isinstance(self.outputs, np.ndarray) else flat(self.outputs)
 
 
 class Predictions:
@@ -68,19 +78,30 @@ class Predictions:
         self.shadow = Shadow(metrics)
 
     async def answer(self, request: PredictCall) -> tuple[bytes, str]:
-        """The JSON answer, and the hash of the contract it is under. No request fails because of a trial."""
+        """The JSON answer to a request for rows, and the hash of the contract it is under."""
+        predictor, predicted = await self.predict(request)
+        assert isinstance(predictor, Predictor)  # noqa: S101 - another one refuses such a request
+        outputs = predicted.outputs
+        body = await offload(len(outputs) > VALUES, predictor.encode, outputs, predicted.answers)
+        return body, predictor.contract.hash
+
+    async def predict(self, request: PredictCall) -> tuple[AnyPredictor, Predicted]:
+        """The outputs for a request, and whose they are. No request fails because of a trial."""
         state = request.state
+        if request.version is not None:
+            predictor = state.versions()[request.version]
+            return predictor, await self._predicted(predictor, request)
         if state.former is not None and (probation := state.probation) is not None:
             if probation.refused is None:
                 return await self._on_probation(probation, state.predictor(), state.former, request)
             # The files will say so in a moment.
-            return await _encoded(state.former, await self._predicted(state.former, request))
+            return state.former, await self._predicted(state.former, request)
         deployed, run, candidate = state.predictor(), state.candidate_run, state.candidate
         inputs = await self._read(deployed, request)
         if run is None:
-            return await _encoded(deployed, await self._run(deployed, await self._stored(deployed, inputs)))
+            return deployed, await self._run(deployed, await self._stored(deployed, inputs))
         if candidate is not None and run.picks(deployed.plan.keys, inputs[0], request.body):
-            return await _encoded(*await self._tried(run, candidate, deployed, request))
+            return await self._tried(run, candidate, deployed, request)
         stored = await self._stored(deployed, inputs)
         try:
             predicted = await self._run(deployed, stored)
@@ -93,23 +114,21 @@ class Predictions:
             raise
         run.standby.count(stored.rows, predicted.seconds)
         self._answered(run, "deployed", predicted.seconds)
-        answer = await _encoded(deployed, predicted)
         if candidate is not None and run.role == "shadow":
-            self.shadow.enqueue(run, "shadow", partial(self._shadowed, run, candidate, request, predicted.outputs))
-        return answer
+            self.shadow.enqueue(run, "shadow", partial(self._shadowed, run, candidate, request, predicted))
+        return deployed, predicted
 
     async def _on_probation(
-        self, run: ProbationRun, deployed: Predictor, former: Predictor, request: PredictCall
-    ) -> tuple[bytes, str]:
+        self, run: ProbationRun, deployed: AnyPredictor, former: AnyPredictor, request: PredictCall
+    ) -> tuple[AnyPredictor, Predicted]:
         answered, predicted = await self._tried(run, deployed, former, request)
-        answer = await _encoded(answered, predicted)
-        if answered is deployed and len(predicted.outputs) == 1 and run.begin():
+        if answered is deployed and predicted.rows == 1 and run.begin():
             self.shadow.enqueue(run, "former", partial(self._timed, run, deployed, former, request))
-        return answer
+        return answered, predicted
 
     async def _tried(
-        self, run: Trial, tried: Predictor, standby: Predictor, request: PredictCall
-    ) -> tuple[Predictor, _Predicted]:
+        self, run: Trial, tried: AnyPredictor, standby: AnyPredictor, request: PredictCall
+    ) -> tuple[AnyPredictor, Predicted]:
         """The answer of a model on trial; that of the standby where it has none, which then counts as a failure.
 
         Nothing is counted where the standby has no answer either, or the store kept the model from answering.
@@ -128,7 +147,7 @@ class Predictions:
                 self._metrics.count_trial(run, run.role, "refused")
                 log.warning("only the former model takes this", field=error.where)
             else:
-                self._fail(run, len(predicted.outputs), error)
+                self._fail(run, predicted.rows, error)
             return standby, predicted
         try:
             stored = await self._stored(tried, inputs)
@@ -142,7 +161,7 @@ class Predictions:
                 # The rest of the time is for the standby, if this model hangs.
                 await asyncio.wait({attempt}, timeout=self._limits.deadline_seconds / 2)
             outcome = _outcome(attempt)
-            if outcome is None or unanswered(outcome.outputs).any():
+            if outcome is None or unanswered(outcome.numbers).any():
                 instead = await self._instead(run, attempt, standby, request)
                 if instead is not None:
                     self._fail(run, stored.rows, attempt.exception() if attempt.done() else None)
@@ -157,14 +176,14 @@ class Predictions:
         return tried, predicted
 
     async def _instead(
-        self, run: Trial, attempt: asyncio.Future[_Predicted], standby: Predictor, request: PredictCall
-    ) -> _Predicted | None:
+        self, run: Trial, attempt: asyncio.Future[Predicted], standby: AnyPredictor, request: PredictCall
+    ) -> Predicted | None:
         """The answer of the standby; None if the attempt, which was late or is not all numbers, has one as good."""
         second = _started(self._predicted(standby, request))
         try:
             await asyncio.wait({attempt, second}, return_when=asyncio.FIRST_COMPLETED)
             late = _outcome(attempt)
-            if late is not None and not unanswered(late.outputs).any():
+            if late is not None and not unanswered(late.numbers).any():
                 return None
             instead = await second
         except Exception:
@@ -176,13 +195,12 @@ class Predictions:
         finally:
             second.cancel()
         outcome = _outcome(attempt)
-        return instead if outcome is None or _lost(outcome.outputs, instead.outputs) else None
+        return instead if outcome is None or _lost(outcome.numbers, instead.numbers) else None
 
-    async def _read(self, predictor: Predictor, request: PredictCall) -> _Inputs:
-        message, large = request.message, len(request.body) > BYTES
-        return await offload(large, predictor.read, message.entities, message.request, self._limits)
+    async def _read(self, predictor: AnyPredictor, request: PredictCall) -> _Inputs:
+        return await offload(len(request.body) > BYTES, predictor.read, request.message, self._limits)
 
-    async def _stored(self, predictor: Predictor, inputs: _Inputs, *, counted: bool = True) -> _Stored:
+    async def _stored(self, predictor: AnyPredictor, inputs: _Inputs, *, counted: bool = True) -> _Stored:
         """What a request and the store have for a model; `counted` in the metrics of views, as most of it is."""
         keys, fields, rows = inputs
         answers: Mapping[str, ViewAnswer] = {}
@@ -198,24 +216,26 @@ class Predictions:
                 raise DamagedRowError("online rows", "; ".join(problems), remedy="run `isthmus materialize --full`")
         return _Stored(fields, answers, rows)
 
-    async def _run(self, predictor: Predictor, stored: _Stored) -> _Predicted:
+    async def _run(self, predictor: AnyPredictor, stored: _Stored) -> Predicted:
         columns = predictor.inputs(stored.fields, stored.answers)
         began = time.perf_counter()
         with self._metrics.run(predictor.model.deployment.model, stored.rows):
             outputs = await predictor.batches.predict(columns, stored.rows)
         seconds = time.perf_counter() - began
         predictor.require(outputs, columns)
-        return _Predicted(outputs, stored.answers, seconds)
+        return Predicted(outputs, stored.answers, stored.rows, seconds)
 
-    async def _predicted(self, predictor: Predictor, request: PredictCall) -> _Predicted:
+    async def _predicted(self, predictor: AnyPredictor, request: PredictCall) -> Predicted:
         return await self._run(predictor, await self._stored(predictor, await self._read(predictor, request)))
 
-    async def _shadowed(self, run: CandidateRun, candidate: Predictor, request: PredictCall, answer: Outputs) -> None:
+    async def _shadowed(
+        self, run: CandidateRun, candidate: AnyPredictor, request: PredictCall, answer: Predicted
+    ) -> None:
         """Compares the outputs of a shadow, computed in a thread: requests do not wait for it."""
-        rows = len(answer)
+        rows = answer.rows
         try:
             stored = await self._stored(candidate, await self._read(candidate, request), counted=False)
-            outputs, seconds = await self._beside(candidate, stored, in_thread=True)
+            shadow = await self._beside(candidate, stored, in_thread=True)
         except (DataError, DependencyError):
             # Of the store.
             raise
@@ -223,11 +243,14 @@ class Predictions:
             run.counts.count(rows, None)
             self._metrics.count_trial(run, "shadow", "failed")
             raise
-        run.counts.count(rows, seconds)
-        self._metrics.time_trial(run, "shadow", seconds)
-        self._metrics.count_trial(run, "shadow", "answered" if run.compare(answer, outputs) else "differing")
+        run.counts.count(rows, shadow.seconds)
+        self._metrics.time_trial(run, "shadow", shadow.seconds)
+        same = run.compare(answer.numbers, shadow.numbers)
+        self._metrics.count_trial(run, "shadow", "answered" if same else "differing")
 
-    async def _timed(self, run: ProbationRun, deployed: Predictor, former: Predictor, request: PredictCall) -> None:
+    async def _timed(
+        self, run: ProbationRun, deployed: AnyPredictor, former: AnyPredictor, request: PredictCall
+    ) -> None:
         """Times a deployed model and the model before it: in turn, each as requests run it, but without their queue."""
         began, taken = time.monotonic(), {}
         try:
@@ -238,7 +261,8 @@ class Predictions:
             # Either is first as often: to be the first may be slower.
             for predictor, stored in pair if run.standby.requests % 2 else reversed(pair):
                 try:
-                    _, taken[predictor] = await self._beside(predictor, stored, in_thread=not predictor.batches.quick)
+                    beside = await self._beside(predictor, stored, in_thread=not predictor.batches.quick)
+                    taken[predictor] = beside.seconds
                 except Exception:
                     if predictor is former:
                         run.standby.count(1, None)
@@ -253,14 +277,14 @@ class Predictions:
         run.standby.count(1, taken[former])
         self._answered(run, "former", taken[former])
 
-    async def _beside(self, predictor: Predictor, stored: _Stored, *, in_thread: bool) -> tuple[Outputs, float]:
-        """Outputs that nobody waits for, and the seconds of their model."""
+    async def _beside(self, predictor: AnyPredictor, stored: _Stored, *, in_thread: bool) -> Predicted:
+        """Outputs that nobody waits for."""
         columns = predictor.inputs(stored.fields, stored.answers)
         began = time.perf_counter()
-        outputs = await offload(in_thread, predictor.model.predict, columns)
+        outputs = await offload(in_thread, predictor.predict, columns)
         seconds = time.perf_counter() - began
         predictor.require(outputs, columns)
-        return outputs, seconds
+        return Predicted(outputs, stored.answers, stored.rows, seconds)
 
     def _answered(self, run: Trial, role: str, seconds: float) -> None:
         self._metrics.count_trial(run, role, "answered")
@@ -330,17 +354,13 @@ async def _ended(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
     return future
 
 
-def _outcome(attempt: asyncio.Future[_Predicted]) -> _Predicted | None:
+def _outcome(attempt: asyncio.Future[Predicted]) -> Predicted | None:
     """What an attempt has come to; None if it goes on, or has failed."""
     return attempt.result() if attempt.done() and attempt.exception() is None else None
 
 
 def _lost(outputs: Outputs, standby: Outputs) -> bool:
     """Whether there is no answer to a row where the standby has an answer."""
-    return bool((unanswered(outputs) & ~unanswered(standby)).any())
-
-
-async def _encoded(predictor: Predictor, predicted: _Predicted) -> tuple[bytes, str]:
-    outputs = predicted.outputs
-    body = await offload(len(outputs) > VALUES, predictor.encode, outputs, predicted.answers)
-    return body, predictor.contract.hash
+    missing = unanswered(outputs)
+    # Tensors may have other sizes.
+    return bool((missing & ~unanswered(standby)).any() if len(outputs) == len(standby) else missing.any())

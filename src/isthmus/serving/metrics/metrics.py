@@ -17,6 +17,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from starlette.types import Scope
 
 from isthmus.features.clock import Status
+from isthmus.features.errors import RequestError
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.profiles import OBJECTIVE_MS
 from isthmus.serving.metrics.counters import BUCKETS, Tally
@@ -25,12 +26,13 @@ from isthmus.serving.rollout.trial import Trial
 from isthmus.serving.state import State
 from isthmus.serving.waits import REFUSAL, waits
 from isthmus.serving.wire.encode import LABELS
+from isthmus.serving.wire.inference import INFER
 from isthmus.serving.wire.messages import LatencyState
 
 WRITE_SECONDS = 1.0
 """How much of a worker's counts is lost if it is killed, and how far its numbers lag behind elsewhere."""
 
-_ANSWERS = ("/get-online-features", "/predict")
+_ANSWERS = ("/get-online-features", "/predict", *INFER)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 _NOT_THERE = (int(Status.EXPIRED), int(Status.NOT_FOUND), int(Status.DAMAGED))
@@ -111,6 +113,8 @@ class Metrics:
         start = time.perf_counter()
         try:
             yield
+        except RequestError:
+            raise
         except Exception:
             # Whatever it is, the run has failed; a canceled request has not, and CancelledError is no Exception.
             runs.failures.value += 1

@@ -1,22 +1,29 @@
 """A deployed model: the package's ORT file in an ONNX Runtime session that has reproduced its golden rows."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isthmus.features.errors import PackageError
-from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import ModelInput, feeds, open_package, read_contract
+from isthmus.features.errors import PackageError, RequestError, harmless
+from isthmus.features.package.golden import Golden, read_golden
+from isthmus.features.package.manifest import Feeds, ModelInput, feeds, open_package, read_contract
 from isthmus.features.package.replay import answers, open_session, require_fed, require_reproduced
 from isthmus.features.package.signature import require_signature
 from isthmus.features.values.columns import Values
 from isthmus.serving.deployment.deployment import Deployment, require_rows
 
+if TYPE_CHECKING:
+    import onnxruntime
+
 _TIMINGS = 5
+_REASON = "Status Message: "
+"""Before what ONNX Runtime says of a failure, after where in the graph it was."""
+_SHOWN = 300
 
 Float32 = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -28,6 +35,8 @@ class Model:
 
     Attributes:
         contract: what its package was exported under.
+        manifest: that of its package.
+        inputs: of a model of rows; empty of a model of tensors.
         classes: what its answers to a row are about, in order; empty where it answers with a single number.
         rounding: by how much two processors may differ in an answer.
         row: a golden row, by input, as a request has it: the row with the fewest nulls.
@@ -54,9 +63,9 @@ class Model:
             if key is not None:
                 require_signature(package.files, key)
         self.contract = read_contract(package)
-        self.inputs = manifest.model_inputs
+        self.manifest, self.inputs = manifest, manifest.model_inputs
         variant = manifest.variant(deployment.precision)
-        self._output = require_rows(manifest)
+        self._output = require_rows(manifest) if self.inputs else ""
         self.classes, self.rounding = manifest.classes, manifest.rounding
         golden = read_golden(package)
         require_fed(f"package {manifest.name}", golden, manifest)
@@ -64,9 +73,8 @@ class Model:
         began = time.perf_counter()
         outputs = answers(self._session, manifest, variant, [case.feeds for case in golden.cases])
         require_reproduced(golden, manifest, variant, outputs)
-        columns = golden.columns(golden.cases[0], self.inputs)
-        self.row = _fullest(columns, self.inputs)
-        self.seconds = self._time(columns)
+        self.row, single = self._single(golden)
+        self.seconds = _time(single)
         self.warming = time.perf_counter() - began
 
     @property
@@ -87,14 +95,42 @@ class Model:
         result: Float32 = np.asarray(output, np.float32).reshape((-1, len(self.classes)) if self.classes else -1)
         return result
 
-    def _time(self, columns: Mapping[str, Values]) -> float:
+    def run(
+        self, tensors: Feeds, outputs: Sequence[str], options: "onnxruntime.RunOptions | None" = None
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """The outputs of these names for the tensors of the graph.
+
+        Raises:
+            RequestError: the graph has no answer for them.
+        """
+        from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
+
+        try:
+            return dict(zip(outputs, self._session.run(list(outputs), tensors, options), strict=True))
+        except (Fail, InvalidArgument, RuntimeException) as error:
+            reason = harmless(str(error).partition(_REASON)[2] or str(error)).strip()
+            if "alloc" in reason:
+                raise
+            raise RequestError("inputs", f"the model cannot be run over them: {reason[:_SHOWN]}",
+                               expected="values that its graph is defined for") from error  # fmt: skip
+
+    def _single(self, golden: Golden) -> tuple[dict[str, Any], Callable[[], object]]:
+        """A golden row, and a prediction of a single row; of a model of tensors, of its smallest case."""
+        if not self.inputs:
+            smallest = min((case.feeds for case in golden.cases), key=lambda fed: sum(a.size for a in fed.values()))
+            return {}, partial(self.run, smallest, [tensor.name for tensor in self.manifest.outputs])
+        columns = golden.columns(golden.cases[0], self.inputs)
         row = {name: values.take(slice(1)) for name, values in columns.items()}
-        durations = []
-        for _ in range(_TIMINGS):
-            start = time.perf_counter()
-            self.predict(row)
-            durations.append(time.perf_counter() - start)
-        return min(durations)
+        return _fullest(columns, self.inputs), partial(self.predict, row)
+
+
+def _time(predict: Callable[[], object]) -> float:
+    durations = []
+    for _ in range(_TIMINGS):
+        start = time.perf_counter()
+        predict()
+        durations.append(time.perf_counter() - start)
+    return min(durations)
 
 
 def unanswered(outputs: Float32) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -20,6 +20,8 @@ from isthmus.serving.predict.batches import Batches, Outputs
 from isthmus.serving.predict.model import Model, unanswered
 from isthmus.serving.wire import decode
 from isthmus.serving.wire.encode import OPTIONS, json_columns, labels
+from isthmus.serving.wire.inference import TensorRequest
+from isthmus.serving.wire.messages import PredictRequest
 
 Raws = Mapping[str, msgspec.Raw]
 
@@ -58,7 +60,7 @@ class Predictor:
             if (full := contract.views[view].full_name(feature)) in needed
         ]
         self.plan = LookupPlan(contract, [view for view, _, _ in self._features], earlier)
-        self.bits = self.plan.bits((view, feature) for view, feature, _ in self._features)
+        self.bits: Mapping[str, bytes] = self.plan.bits((view, feature) for view, feature, _ in self._features)
         self._fields = {
             column.name: column for column in contract.raw_inputs(deployment.service) if column.available == "request"
         }
@@ -67,12 +69,17 @@ class Predictor:
         self._optional = optional(self._used) - read
 
     def read(
-        self, entities: Raws, request: Raws, limits: Limits
+        self, message: PredictRequest | TensorRequest, limits: Limits
     ) -> tuple[dict[str, list[Any]], dict[str, Values], int]:
         """The join keys, the request fields and the number of rows of a request.
 
         A value that is both a join key and a request field may come as either.
         """
+        if isinstance(message, TensorRequest):
+            raise RequestError(f"model {self.model.deployment.model}", "takes rows of features, and no tensors",
+                               expected="join keys and request fields", remedy="ask /predict")  # fmt: skip
+        entities: Raws = message.entities
+        request: Raws = message.request
         for name in request:
             if name not in self._fields:
                 expected = "one of " + (", ".join(self._fields) or "none")
@@ -115,6 +122,10 @@ class Predictor:
         """The columns that the model reads, from the views and from the request."""
         stored = {full: answers[view].columns[feature] for view, feature, full in self._features}
         return {**stored, **fields}
+
+    def predict(self, columns: Mapping[str, Values]) -> Outputs:
+        """The model's output for the rows of a request, shape (rows,)."""
+        return self.model.predict(columns)
 
     def require(self, output: Outputs, columns: Mapping[str, Values]) -> None:
         """Refuses rows for which a request transform in the model is not defined: the model has no answer for them."""

@@ -71,7 +71,7 @@ class CandidateRun(Trial):
     def compare(self, deployed: Float32, candidate: Float32) -> bool:
         """Compares two answers to a request, shape (n,) or (n, classes); returns whether they are the same.
 
-        That is within the tolerance. Answers of two kinds are as far apart as answers can be.
+        That is within the tolerance. Answers of two kinds, or of two sizes, as tensors may have, differ in all rows.
         """
         if deployed.shape != candidate.shape:
             deployed, candidate = np.zeros(len(deployed), np.float32), np.full(len(deployed), np.nan, np.float32)

@@ -171,6 +171,14 @@ class ModelInput(Struct, frozen=True):
     dtype: str
 
 
+class ModelTensor(Struct):
+    """A tensor of a model; a size that differs from request to request has a name."""
+
+    name: str
+    datatype: Annotated[str, Meta(description="By the Open Inference Protocol.", examples=["FP32"])]
+    shape: list[int | str]
+
+
 class RoleCounts(Struct):
     """What a model has done in the worker that answers, since the candidate was deployed."""
 
@@ -226,6 +234,7 @@ class ModelState(Struct):
     """A deployed model; `current` is false, and `outdated` says why, when what it reads has changed since its export.
 
     `contract` is the contract of its package. `undone` is there where an automatic rollback has put the model in force.
+    A model of tensors has `tensors`, `outputs` and the largest of their named sizes in the place of `inputs`.
     """
 
     model: str
@@ -241,6 +250,9 @@ class ModelState(Struct):
     candidate: CandidateState | UnsetType = UNSET
     probation: ProbationState | UnsetType = UNSET
     undone: UndoneState | UnsetType = UNSET
+    tensors: list[ModelTensor] | UnsetType = UNSET
+    outputs: list[ModelTensor] | UnsetType = UNSET
+    max_sizes: dict[str, int] | UnsetType = UNSET
 
 
 class Models(Struct):
@@ -330,12 +342,17 @@ class ProblemAnswer(Struct):
 
 
 class ErrorAnswer(Struct, omit_defaults=True):
-    """What went wrong, where, what would have been accepted, and what to do."""
+    """What went wrong, where, what would have been accepted, and what to do.
+
+    `error` is the class of the error. Under `/v2` it is the message, as the Open Inference Protocol has it, and `kind`
+    is the class.
+    """
 
     error: str
     where: str
     found: str
     expected: str
     remedy: str
+    kind: str | UnsetType = UNSET
     problems: list[ProblemAnswer] | UnsetType = UNSET
     example: Annotated[dict[str, Any], Meta(description="Of `/predict`: a body that is right.")] | UnsetType = UNSET

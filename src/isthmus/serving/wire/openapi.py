@@ -17,8 +17,9 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from isthmus.serving.wire import messages
+from isthmus.serving.wire import inference, messages
 from isthmus.serving.wire.formats import Format
+from isthmus.serving.wire.inference import HEADER, MODEL, VERSION
 
 _ERRORS = {
     400: "The body is no JSON in UTF-8.",
@@ -49,9 +50,20 @@ _STREAM = {
     "per view `<view>__status` and `<view>__event_timestamp`. The schema's metadata names the contract.",
 }
 
+_ENDS = ("", "/ready", "/infer")
+_BINARY = {
+    "contentMediaType": "application/octet-stream",
+    "description": f"The JSON, whose bytes the header {HEADER} counts, and after it the bytes of each tensor that has "
+    "`binary_data_size`, in order: little-endian, each text after its length as an unsigned integer of 4 bytes.",
+}
+
 _GROUPS = {
     "lookups": ("The latest features of keys, by Feast's online API.", ("/get-online-features",)),
     "predictions": ("What the deployed models answer.", ("/predict", "/models")),
+    "inference": (
+        "The Open Inference Protocol, version 2, for models of tensors.",
+        ("/v2", "/v2/health/live", "/v2/health/ready", *(path + end for path in (MODEL, VERSION) for end in _ENDS)),
+    ),
     "snapshots": ("The stored features that devices keep.", ("/snapshots/{service}",)),
     "pushes": ("Rows that are written to the online store at once.", ("/push", "/write-to-online-store")),
     "health": ("For load balancers and orchestrators.", ("/healthz", "/readyz")),
@@ -113,7 +125,9 @@ def document() -> dict[str, Any]:
     types = [
         messages.LookupRequest, messages.LookupAnswer, messages.ValuesAnswer, messages.PushRequest,
         messages.WriteRequest, messages.PushAnswer, messages.PredictRequest, messages.PredictAnswer, messages.Models,
-        messages.StatusAnswer, messages.Health, messages.Ready, messages.ErrorAnswer,
+        messages.StatusAnswer, messages.Health, messages.Ready, messages.ErrorAnswer, inference.InferRequest,
+        inference.InferAnswer, inference.ModelMetadata, inference.ModelReady, inference.ServerMetadata,
+        inference.ServerLive, inference.ServerReady,
     ]  # fmt: skip
     # One table, longer than a function should be: an entry per route.
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -151,6 +165,7 @@ def document() -> dict[str, Any]:
                     errors=_READ, body=messages.PredictRequest, contract=True,
                 )
             },
+            **_inference(),
             "/snapshots/{service}": {"get": _snapshot()},
             "/models": {
                 "get": _operation("listModels", "Lists the deployed models", messages.Models, errors=_ANY)
@@ -210,6 +225,47 @@ def _operation(  # noqa: PLR0913 - the parts of an operation, by name
     if body is not None:
         operation["requestBody"] = {"required": True, "content": _json(body)}
     return operation
+
+
+def _inference() -> dict[str, Any]:
+    """The paths of the Open Inference Protocol."""
+    paths: dict[str, Any] = {
+        "/v2": {"get": _operation("readServer", "Reads what the server is", inference.ServerMetadata, errors=_ANY)},
+        "/v2/health/live": {"get": _operation("isLive", "Whether the process is up", inference.ServerLive, key=False)},
+        "/v2/health/ready": {
+            "get": _operation(
+                "areModelsReady", "Whether every deployed model can answer", inference.ServerReady,
+                errors=(*_ANY, 409), contract=True,
+            )
+        },
+    }  # fmt: skip
+    for path, suffix in ((MODEL, ""), (VERSION, "OfVersion")):
+        named = {
+            "": _operation(
+                f"readModel{suffix}", "Reads the tensors of a model", inference.ModelMetadata,
+                errors=(*_ANY, 404, 409, 422), contract=True,
+            ),
+            "/ready": _operation(
+                f"isModelReady{suffix}", "Whether a model can answer", inference.ModelReady,
+                errors=(*_ANY, 404, 409), contract=True,
+            ),
+            "/infer": _operation(
+                f"infer{suffix}", "Runs a model over tensors", inference.InferAnswer,
+                errors=_READ, body=inference.InferRequest, contract=True, forms={_BINARY["contentMediaType"]: _BINARY},
+            ),
+        }  # fmt: skip
+        named["/infer"]["requestBody"]["content"][_BINARY["contentMediaType"]] = {"schema": _BINARY}
+        parameters = [_parameter("model", "The name of the model.")]
+        if path == VERSION:
+            parameters.append(_parameter("version", "The digest of a package, as `versions` of the model has it."))
+        for end, operation in named.items():
+            method = "post" if end == "/infer" else "get"
+            paths[path + end] = {method: {**operation, "parameters": parameters}}
+    return paths
+
+
+def _parameter(name: str, description: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "description": description, "schema": {"type": "string"}}
 
 
 def _metrics() -> dict[str, Any]:

@@ -1,0 +1,50 @@
+"""Has the API embed a question, and shows which passages lie nearest. `python ask.py 'shortest path in a graph'`.
+
+The API is that of `isthmus serve`, or at the address in the variable API. It speaks the Open Inference Protocol, and
+reads tokens: the tokenizer is that of the package which answers, as are the passages and their vectors.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import numpy as np
+from tokenizers import Tokenizer
+
+API = os.environ.get("API", "http://127.0.0.1:6570")
+MODEL = f"{API}/v2/models/docsearch"
+DEPLOYED = Path(__file__).parent / ".isthmus" / "deployments"
+SHOWN = 5
+
+
+def asked(url: str, message: object = None) -> Any:
+    """The API's answer."""
+    body = None if message is None else json.dumps(message).encode()
+    with urlopen(Request(url, body)) as response:  # noqa: S310 - the address is ours
+        return json.load(response)
+
+
+def main(question: str) -> None:
+    """A line for each of the nearest passages, the nearest first."""
+    version = asked(MODEL)["versions"][0]
+    package = DEPLOYED / version
+    tokenizer = Tokenizer.from_file(str(package / "tokenizer.json"))
+    tokenizer.enable_truncation(json.loads((package / "tokens.json").read_bytes())["most"])
+    tokenizer.no_padding()
+    tokens = tokenizer.encode(question).ids
+    inputs = [
+        {"name": name, "datatype": "INT64", "shape": [1, len(tokens)], "data": data}
+        for name, data in (("input_ids", tokens), ("attention_mask", [1] * len(tokens)))
+    ]
+    (output,) = asked(f"{MODEL}/versions/{version}/infer", {"inputs": inputs})["outputs"]
+    passages = json.loads((package / "passages.json").read_bytes())
+    vectors = np.frombuffer((package / "passages.i8").read_bytes(), np.int8).reshape(len(passages), -1)
+    for place in np.argsort(-(vectors @ np.array(output["data"], np.float32)), kind="stable")[:SHOWN]:
+        sys.stdout.write(f"{passages[place]['name']}\n")
+
+
+if __name__ == "__main__":
+    main(" ".join(sys.argv[1:]))

@@ -1,0 +1,49 @@
+"""Has the API draw a frame: data/asked.png is the frame, and beside it the drawing. `python ask.py`.
+
+The API is that of `isthmus serve`, or at the address in the variable API. It speaks the Open Inference Protocol: here
+its JSON says what the tensors are, and their numbers follow as bytes.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import numpy as np
+from photographs import SIDE, cut, photograph
+from skimage.io import imsave
+
+API = os.environ.get("API", "http://127.0.0.1:6570")
+JSON_LENGTH = "Inference-Header-Content-Length"
+FILE = Path(__file__).parent / "data" / "asked.png"
+
+Array = np.ndarray[Any, Any]
+
+
+def drawn(frames: Array) -> Array:
+    """What the model draws of frames, (n, 3, 256, 256) float32, 0 to 1."""
+    described = {
+        "name": "frame", "datatype": "FP32", "shape": frames.shape, "parameters": {"binary_data_size": frames.nbytes}
+    }  # fmt: skip
+    head = json.dumps({"inputs": [described], "parameters": {"binary_data_output": True}}).encode()
+    request = Request(f"{API}/v2/models/effects/infer", head + frames.tobytes(), {JSON_LENGTH: str(len(head))})  # noqa: S310
+    with urlopen(request) as response:  # noqa: S310 - the address is ours
+        answer, length = response.read(), int(response.headers[JSON_LENGTH])
+    (output,) = json.loads(answer[:length])["outputs"]
+    return np.frombuffer(answer[length:], np.float32).reshape(output["shape"])
+
+
+def main() -> None:
+    """Of a photograph that no network has learned from."""
+    frame = (cut(photograph("coffee"), 150, 20) / 255).astype(np.float32)
+    (drawing,) = drawn(np.ascontiguousarray(frame.transpose(2, 0, 1))[None])
+    pair = np.concatenate([frame, drawing.transpose(1, 2, 0)], axis=1)
+    FILE.parent.mkdir(exist_ok=True)
+    imsave(FILE, (255 * pair).round().astype(np.uint8))
+    sys.stdout.write(f"{FILE}: {SIDE} x {SIDE} pixels, and what {API} draws of them\n")
+
+
+if __name__ == "__main__":
+    main()

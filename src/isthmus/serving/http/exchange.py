@@ -1,0 +1,65 @@
+"""The two directions of a request: its body, whole and decoded, and an answer whose head is known."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from isthmus.features.errors import RequestError
+from isthmus.serving.wire.body import FAILURES, require_distinct, unreadable
+from isthmus.serving.wire.formats import Format
+
+T = TypeVar("T")
+
+Head = tuple[tuple[bytes, bytes], ...]
+
+
+async def body_of(request: Request) -> bytes:
+    """The body of a request, without what Starlette does to hand it out in parts."""
+    parts = []
+    while (message := await request.receive())["type"] == "http.request":
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+    raise ClientDisconnect
+
+
+def decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """The message in a body.
+
+    Raises:
+        UnreadableError: it is no JSON in UTF-8.
+        RequestError: it is no such message, or names something twice.
+    """
+    try:
+        message = decoder.decode(body)
+        require_distinct(body)
+    except msgspec.ValidationError as error:
+        raise RequestError("body", str(error).replace("$", "body"), expected="what /docs describes") from error
+    except FAILURES as error:
+        raise unreadable("body", body, error) from error
+    return message
+
+
+class _Answer(Response):
+    """A response whose head is known: nothing is looked up or encoded for each."""
+
+    def __init__(self, body: bytes, head: Iterable[tuple[bytes, bytes]]) -> None:
+        self.status_code = 200
+        self.body = body
+        self.background = None
+        self.raw_headers = [*head, (b"content-length", b"%d" % len(body))]
+
+
+def reply(body: bytes, contract: str | None = None, media_type: str = Format.JSON.value, more: Head = ()) -> Response:
+    """The response with this body, the hash of the contract that it is under, and further headers."""
+    return _Answer(body, (*_head(contract, media_type), *more))
+
+
+@lru_cache
+def _head(contract: str | None, media_type: str) -> Head:
+    kind = (b"content-type", media_type.encode())
+    return (kind,) if contract is None else (kind, (b"isthmus-contract", contract.encode()))

@@ -1,0 +1,138 @@
+"""The Open Inference Protocol, version 2: health, metadata and inference for models of tensors."""
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from isthmus.features.errors import RequestError, one_of
+from isthmus.features.package.manifest import Tensor
+from isthmus.serving.http.exchange import body_of, decoded, reply
+from isthmus.serving.http.guard import granted
+from isthmus.serving.http.predict import PredictCall, Predictions
+from isthmus.serving.predict.tensors import TensorPredictor
+from isthmus.serving.redis.store import Store
+from isthmus.serving.state import AnyPredictor, State
+from isthmus.serving.threads import VALUES, offload
+from isthmus.serving.wire import inference as wire
+from isthmus.serving.wire.errors import NotFoundError
+from isthmus.serving.wire.formats import Format
+
+_REQUEST = msgspec.json.Decoder(wire.InferRequest)
+_BINARY = "application/octet-stream"
+
+
+class Inference:
+    """The handlers of the protocol, over the state and the predictions of a server process."""
+
+    def __init__(self, state: Callable[[], State], predictions: Predictions, store: Store) -> None:
+        self._state, self._predictions, self._store = state, predictions, store
+
+    def routes(self) -> list[Route]:
+        """The paths of the protocol."""
+        routes = [
+            Route("/v2", self.server),
+            Route("/v2/health/live", self.live),
+            Route("/v2/health/ready", self.ready),
+        ]
+        for path in (wire.MODEL, wire.VERSION):
+            routes.append(Route(path, self.model))
+            routes.append(Route(f"{path}/ready", self.model_ready))
+            routes.append(Route(f"{path}/infer", self.infer, methods=["POST"]))
+        return routes
+
+    async def server(self, _request: Request) -> Response:
+        """What the server is."""
+        return _encoded(wire.ServerMetadata("isthmus", version("isthmus"), list(wire.EXTENSIONS)))
+
+    async def live(self, _request: Request) -> Response:
+        """Answers as long as the process is up."""
+        return _encoded(wire.ServerLive(live=True))
+
+    async def ready(self, _request: Request) -> Response:
+        """Whether lookups can be answered, and the deployed model, if any, can answer."""
+        state = self._state()
+        contract = state.contract
+        await self._store.ping(contract)
+        if state.model is not None:
+            state.predictor()
+        return _encoded(wire.ServerReady(live=True, ready=True), contract.hash)
+
+    async def model(self, request: Request) -> Response:
+        """The tensors of a model."""
+        predictor = _chosen(self._state(), request)
+        if not isinstance(predictor, TensorPredictor):
+            name = predictor.model.deployment.model
+            raise RequestError(f"model {name}", "takes rows of features, and no tensors",
+                               expected="a model of tensors", remedy="see /models")  # fmt: skip
+        metadata = wire.ModelMetadata(
+            name=predictor.model.deployment.model,
+            versions=list(self._state().versions()),
+            platform=wire.PLATFORM,
+            inputs=_described(predictor.model.manifest.tensors),
+            outputs=_described(predictor.model.manifest.outputs),
+        )
+        return _encoded(metadata, predictor.contract.hash)
+
+    async def model_ready(self, request: Request) -> Response:
+        """Whether a model can answer."""
+        predictor = _chosen(self._state(), request)
+        return _encoded(wire.ModelReady(predictor.model.deployment.model, ready=True), predictor.contract.hash)
+
+    async def infer(self, request: Request) -> Response:
+        """The outputs of a model for the tensors of a request."""
+        state = self._state()
+        granted(request).require("predict", state.deployed(request.path_params["model"]).deployment.model)
+        _chosen(state, request)
+        body = await body_of(request)
+        length = _json_length(request.headers.get(wire.HEADER), len(body))
+        message = decoded(body[:length], _REQUEST)
+        tensors = wire.TensorRequest(message, memoryview(body)[length:])
+        call = PredictCall(state, tensors, body, request.path_params.get("version"))
+        predictor, predicted = await self._predictions.predict(call)
+        assert isinstance(predictor, TensorPredictor)  # noqa: S101 - another one refuses such a request
+        elements = sum(array.size for array in predicted.outputs.values())
+        content, json = await offload(elements > VALUES, predictor.encode, predicted.outputs, message)
+        if json is None:
+            return reply(content, predictor.contract.hash)
+        more = ((wire.HEADER.lower().encode(), b"%d" % json),)
+        return reply(content, predictor.contract.hash, _BINARY, more)
+
+
+def _chosen(state: State, request: Request) -> AnyPredictor:
+    """The predictor of the model and the version in a path; the deployed one without a version."""
+    state.deployed(request.path_params["model"])
+    wanted = request.path_params.get("version")
+    if wanted is None:
+        return state.predictor()
+    versions = state.versions()
+    if wanted not in versions:
+        raise NotFoundError("version", f"no version {wanted!r:.80}", expected=one_of(versions))
+    return versions[wanted]
+
+
+def _json_length(header: str | None, length: int) -> int:
+    """The bytes of JSON in a body of this length."""
+    if header is None:
+        return length
+    if not (header.isascii() and header.isdigit() and len(header) < 20 and int(header) <= length):
+        raise RequestError(wire.HEADER, f"is {header!r:.40}", expected=f"a number of bytes up to the body's {length:,}")
+    return int(header)
+
+
+def _described(tensors: Sequence[Tensor]) -> list[wire.TensorMetadata]:
+    return [
+        wire.TensorMetadata(
+            tensor.name,
+            wire.DATATYPES[tensor.element],
+            [size if isinstance(size, int) else -1 for size in tensor.shape],
+        )
+        for tensor in tensors
+    ]
+
+
+def _encoded(message: msgspec.Struct, contract: str | None = None) -> Response:
+    return reply(msgspec.json.encode(message), contract, Format.JSON.value)

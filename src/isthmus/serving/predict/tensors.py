@@ -1,0 +1,208 @@
+"""Predicting from tensors: from the inputs of a request to the outputs of the model's graph."""
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.diff import require_service
+from isthmus.features.errors import RequestError, one_of
+from isthmus.features.online.plan import LookupPlan, ViewAnswer
+from isthmus.features.package.manifest import Feeds, Tensor
+from isthmus.serving.limits import Limits
+from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.turns import TensorInputs, TensorOutputs, Turns
+from isthmus.serving.wire import tensors
+from isthmus.serving.wire.encode import OPTIONS
+from isthmus.serving.wire.errors import TooLargeError
+from isthmus.serving.wire.inference import DATATYPES, InferRequest, RequestInput, TensorRequest
+from isthmus.serving.wire.messages import PredictRequest
+
+_SPLIT = "ask in several requests, or raise [server.limits]"
+
+
+class TensorPredictor:
+    """A model of tensors.
+
+    Its requests bring all that it reads. They are run as they come and one at a time: an answer does not depend on the
+    requests beside it, and lookups have the other processors for themselves.
+
+    Raises:
+        ContractMismatch: what the model's service reads has changed since its package was exported.
+    """
+
+    def __init__(self, contract: Contract, model: Model) -> None:
+        deployment = model.deployment
+        require_service(f"model {deployment.model}", model.contract, contract, deployment.service)
+        self.contract, self.model = contract, model
+        self.tensors = {tensor.name: tensor for tensor in model.manifest.tensors}
+        self.outputs = {tensor.name: tensor for tensor in model.manifest.outputs}
+        self.max_sizes = model.manifest.variant(deployment.precision).most
+        first = {tensor.shape[0] if tensor.shape else 1 for tensor in model.manifest.tensors}
+        self._rows = next(iter(first)) if len(first) == 1 else 1
+        self.batches = Turns(model)
+        self.plan = LookupPlan(contract, [])
+        self.bits: Mapping[str, bytes] = {}
+
+    def read(
+        self, message: PredictRequest | TensorRequest, limits: Limits
+    ) -> tuple[dict[str, list[Any]], TensorInputs, int]:
+        """No join keys, the tensors and the number of rows of a request.
+
+        Sizes are checked before any element is decoded.
+
+        Raises:
+            RequestError: a tensor is missing or too many, or has another type, shape or length.
+            TooLargeError: there are more rows or elements than a request may have.
+        """
+        if isinstance(message, PredictRequest):
+            name = self.model.deployment.model
+            raise RequestError(f"model {name}", "takes tensors, and no rows of features",
+                               expected=", ".join(map(described, self.tensors.values())),
+                               remedy=f"ask /v2/models/{name}/infer")  # fmt: skip
+        request, names = message.message, self._asked(message.message)
+        inputs = self._named(request)
+        sizes = self._sizes(inputs)
+        rows = sizes.get(self._rows, 1) if isinstance(self._rows, str) else 1
+        if rows > limits.rows:
+            raise TooLargeError("inputs", f"{rows:,} rows", expected=f"{limits.rows:,} at most", remedy=_SPLIT)
+        _require_elements("inputs", [tuple(item.shape) for item in inputs.values()], limits)
+        shapes = [[sizes.get(size, 0) if isinstance(size, str) else size for size in self.outputs[name].shape]
+                  for name in names]  # fmt: skip
+        _require_elements("outputs", shapes, limits)
+        return {}, TensorInputs(self._decoded(request, inputs, message.binary), names), rows
+
+    def inputs(self, fields: TensorInputs, _answers: Mapping[str, ViewAnswer]) -> TensorInputs:
+        """What the model is run over."""
+        return fields
+
+    def predict(self, inputs: TensorInputs) -> TensorOutputs:
+        """The outputs that are asked for."""
+        return self.model.run(inputs.feeds, inputs.outputs)
+
+    def require(self, outputs: TensorOutputs, inputs: TensorInputs) -> None:
+        """Whatever the graph answers is an answer, NaN included: its author knows what it means."""
+
+    def encode(self, outputs: TensorOutputs, request: InferRequest) -> tuple[bytes, int | None]:
+        """The answer: JSON, and how long it is if the bytes of tensors follow it; None if none do."""
+        binary = {item.name: item.parameters.binary_data for item in request.outputs}
+        described, parts = [], []
+        for name, array in outputs.items():
+            entry: dict[str, Any] = {
+                "name": name, "datatype": DATATYPES[self.outputs[name].element], "shape": list(array.shape)
+            }  # fmt: skip
+            chosen = binary.get(name)
+            if chosen if isinstance(chosen, bool) else request.parameters.binary_data_output:
+                parts.append(tensors.to_bytes(array))
+                entry["parameters"] = {"binary_data_size": len(parts[-1])}
+            else:
+                entry["data"] = tensors.to_json(array)
+            described.append(entry)
+        deployment = self.model.deployment
+        answer: dict[str, Any] = {"model_name": deployment.model, "model_version": deployment.digest}
+        if isinstance(request.id, str):
+            answer["id"] = request.id
+        text = orjson.dumps({**answer, "outputs": described}, option=OPTIONS)
+        return b"".join((text, *parts)), len(text) if parts else None
+
+    def _asked(self, request: InferRequest) -> tuple[str, ...]:
+        """The outputs that are asked for, in the order of the request; all of them if none is named."""
+        if request.model_name not in (None, name := self.model.deployment.model):
+            raise RequestError("model_name", f"is {request.model_name!r:.80}", expected=f"{name}, as in the path")
+        names = tuple(item.name for item in request.outputs)
+        for name in names:
+            if name not in self.outputs:
+                raise RequestError(f"outputs.{name:.80}", "is no output of the model", expected=one_of(self.outputs))
+            if names.count(name) > 1:
+                raise RequestError(f"outputs.{name}", "is asked for twice", expected="each output once")
+        return names or tuple(self.outputs)
+
+    def _named(self, request: InferRequest) -> dict[str, RequestInput]:
+        """The inputs of a request, by name and in the order of the graph."""
+        expected = ", ".join(map(described, self.tensors.values()))
+        given: dict[str, RequestInput] = {}
+        for item in request.inputs:
+            if item.name not in self.tensors:
+                raise RequestError(f"inputs.{item.name:.80}", "is no input of the model", expected=expected)
+            if item.name in given:
+                raise RequestError(f"inputs.{item.name}", "is there twice", expected="each input once")
+            given[item.name] = item
+        for name, tensor in self.tensors.items():
+            if name not in given:
+                raise RequestError(f"inputs.{name}", "is missing", expected=described(tensor))
+            datatype = DATATYPES[tensor.element]
+            if given[name].datatype != datatype:
+                raise RequestError(
+                    f"inputs.{name}", f"has the datatype {given[name].datatype!r:.40}", expected=datatype
+                )
+        return {name: given[name] for name in self.tensors}
+
+    def _sizes(self, inputs: Mapping[str, RequestInput]) -> dict[str, int]:
+        """The named sizes of a request."""
+        sizes: dict[str, int] = {}
+        first: dict[str, str] = {}
+        for name, item in inputs.items():
+            where, tensor = f"inputs.{name}", self.tensors[name]
+            if len(item.shape) != len(tensor.shape) or any(
+                isinstance(size, int) and size != own for size, own in zip(tensor.shape, item.shape, strict=True)
+            ):
+                raise RequestError(where, f"has the shape {item.shape[:16]}", expected=described(tensor))
+            for size, own in zip(tensor.shape, item.shape, strict=True):
+                if isinstance(size, int):
+                    continue
+                if own == 0:
+                    raise RequestError(where, f"has the shape {item.shape}: {size} is 0", expected="1 or more")
+                if own > (most := self.max_sizes.get(size, own)):
+                    raise TooLargeError(where, f"has the shape {item.shape}: {size} is {own:,}",
+                                        expected=f"{most:,} at most")  # fmt: skip
+                if sizes.setdefault(size, own) != own:
+                    raise RequestError(where, f"has the shape {item.shape}: {size} is {own:,}",
+                                       expected=f"{sizes[size]:,}, as in {first[size]}")  # fmt: skip
+                first.setdefault(size, name)
+        return sizes
+
+    def _decoded(self, request: InferRequest, inputs: Mapping[str, RequestInput], binary: memoryview) -> Feeds:
+        """The tensors; bytes follow each other in the order of the request."""
+        feeds, place = {}, 0
+        for item in request.inputs:
+            where, element, shape = f"inputs.{item.name}", self.tensors[item.name].element, tuple(item.shape)
+            size, data = item.parameters.binary_data_size, item.data
+            if isinstance(size, int) == isinstance(data, msgspec.Raw):
+                found = "has `data` and `binary_data_size`" if isinstance(size, int) else "has no data"
+                raise RequestError(where, found, expected="`data`, or `binary_data_size` and as many bytes")
+            if isinstance(data, msgspec.Raw):
+                feeds[item.name] = tensors.from_json(where, bytes(data), element, shape)
+                continue
+            assert isinstance(size, int)  # noqa: S101 - the other of the two
+            if place + size > len(binary):
+                raise RequestError(where, f"has {len(binary) - place:,} bytes after the JSON", expected=f"{size:,}")
+            feeds[item.name] = tensors.from_bytes(where, binary[place : place + size], element, shape)
+            place += size
+        if place != len(binary):
+            raise RequestError("body", f"has {len(binary) - place:,} bytes after its tensors", expected="none")
+        return {name: feeds[name] for name in inputs}
+
+
+def flat(outputs: TensorOutputs) -> np.ndarray[Any, Any]:
+    """All elements as numbers, shape (n,); a text is its checksum."""
+    parts = [
+        [zlib.crc32(str(text).encode()) for text in array.ravel().tolist()] if array.dtype == object else array.ravel()
+        for array in outputs.values()
+    ]
+    return np.concatenate([np.asarray(part, np.float64) for part in parts])
+
+
+def described(tensor: Tensor) -> str:
+    """A tensor in words; a size that differs from request to request has its name."""
+    return f"{tensor.name}: {DATATYPES[tensor.element]} [{', '.join(map(str, tensor.shape))}]"
+
+
+def _require_elements(where: str, shapes: Sequence[Sequence[int]], limits: Limits) -> None:
+    elements = sum(map(math.prod, shapes))
+    if elements > limits.values:
+        raise TooLargeError(where, f"{elements:,} elements", expected=f"{limits.values:,} at most", remedy=_SPLIT)

@@ -1,0 +1,164 @@
+"""Messages of the Open Inference Protocol, version 2, and of its extension for binary tensors.
+
+The protocol is KServe's (https://github.com/kserve/open-inference-protocol, inference_rest.md), the extension is
+Triton's ("binary_tensor_data"): after the JSON, of which a header says the length, the bytes of each tensor that has
+`binary_data_size`, in the order of the tensors.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+HEADER = "Inference-Header-Content-Length"
+"""The header with the bytes of the JSON in a body with binary tensors."""
+
+EXTENSIONS = ("binary_tensor_data",)
+PLATFORM = "onnx_onnxv1"
+"""The protocol's word for models that ONNX Runtime runs."""
+
+MODEL = "/v2/models/{model}"
+VERSION = f"{MODEL}/versions/{{version}}"
+INFER = (f"{MODEL}/infer", f"{VERSION}/infer")
+"""The paths of the API that answer with outputs."""
+
+DATATYPES: Mapping[str, str] = {
+    "bool": "BOOL", "uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float": "FP32", "double": "FP64",
+    "string": "BYTES",
+}  # fmt: skip
+"""The protocol's word for each element type of a package's tensors."""
+
+_DATA: dict[str, Any] = {
+    "type": "array",
+    "items": {"anyOf": [{"type": ["boolean", "number", "string"]}, {"type": "array"}]},
+    "description": "The elements in row-major order, flat or nested as the shape has it. A number that JSON lacks is "
+    '"NaN", "Infinity" or "-Infinity".',
+}
+_Data = Annotated[Raw, Meta(extra_json_schema=_DATA)]
+_Shape = list[Annotated[int, Meta(ge=0, le=2**53)]]
+_BinarySize = Annotated[int, Meta(ge=0, le=2**53, description="Bytes of the tensor after the JSON, instead of `data`.")]
+
+
+class InputParameters(Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of an input."""
+
+    binary_data_size: _BinarySize | UnsetType = UNSET
+
+
+class OutputParameters(Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of an output that is asked for."""
+
+    binary_data: Annotated[bool, Meta(description="Whether its elements follow the JSON.")] | UnsetType = UNSET
+
+
+class RequestParameters(Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of a request."""
+
+    binary_data_output: Annotated[bool, Meta(description="Of outputs that do not say it themselves.")] = False
+
+
+class RequestInput(Struct, forbid_unknown_fields=True):
+    """An input tensor."""
+
+    name: str
+    shape: _Shape
+    datatype: Annotated[str, Meta(examples=["FP32"])]
+    parameters: InputParameters = InputParameters()
+    data: _Data | UnsetType = UNSET
+
+
+class RequestOutput(Struct, forbid_unknown_fields=True):
+    """An output that is asked for."""
+
+    name: str
+    parameters: OutputParameters = OutputParameters()
+
+
+class InferRequest(Struct, forbid_unknown_fields=True):
+    """The tensors for a model, and which outputs are asked for: all of them if none is named."""
+
+    inputs: list[RequestInput]
+    id: Annotated[str, Meta(description="The answer has it, too.")] | UnsetType = UNSET
+    parameters: RequestParameters = RequestParameters()
+    outputs: list[RequestOutput] = []
+    model_name: Annotated[str | None, Meta(description="Sent by KServe's client: the name of the path.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRequest:
+    """A request for tensors: its JSON, and the bytes after it."""
+
+    message: InferRequest
+    binary: memoryview
+
+
+class ResponseParameters(Struct, frozen=True, omit_defaults=True):
+    """Parameters of an output."""
+
+    binary_data_size: _BinarySize | UnsetType = UNSET
+
+
+class ResponseOutput(Struct, omit_defaults=True):
+    """An output tensor; its elements are flat, or follow the JSON."""
+
+    name: str
+    datatype: str
+    shape: _Shape
+    parameters: ResponseParameters = ResponseParameters()
+    data: list[bool | int | float | str] | UnsetType = UNSET
+
+
+class InferAnswer(Struct):
+    """The outputs of a model; `model_version` is the digest of its package."""
+
+    model_name: str
+    model_version: str
+    outputs: list[ResponseOutput]
+    id: str | UnsetType = UNSET
+
+
+class TensorMetadata(Struct):
+    """A tensor of a model; a size that differs from request to request is -1."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(Struct):
+    """A model of tensors; its versions are the digests of the packages that can be asked for."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class ServerMetadata(Struct):
+    """The server, its version, and the extensions of the protocol that it has."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class ServerLive(Struct):
+    """The process is up."""
+
+    live: bool
+
+
+class ServerReady(Struct):
+    """Every deployed model can answer. The protocol's text calls it `live`, its clients `ready`."""
+
+    live: bool
+    ready: bool
+
+
+class ModelReady(Struct):
+    """The model can answer."""
+
+    name: str
+    ready: bool

@@ -1,0 +1,377 @@
+"""The Open Inference Protocol: what a model of tensors answers, and what it refuses."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isthmus.features.package.golden import read_golden
+from isthmus.features.package.manifest import Feeds, open_package, package_digest
+from isthmus.serving.limits import Limits
+from isthmus.serving.wire.inference import HEADER
+from tests.serving.support import CONTRACT, Server, serving, wait
+from tests.serving.tensors import (
+    answered,
+    as_binary,
+    as_json,
+    everything,
+    frames,
+    make_counting_package,
+    make_drawing_package,
+    make_echo_package,
+    session,
+)
+
+INFER = "/v2/models/draws/infer"
+Make = Callable[[Path], Path]
+
+
+def put(server: Server, package: Path) -> None:
+    """Deploys a package, and waits until it answers."""
+    server.deploy(package)
+    path = f"/v2/models/draws/versions/{package_digest(package)}/ready"
+    wait(lambda: server.http.get(path).status_code == 200, "the model")
+
+
+@contextmanager
+def tensor_server(
+    folder: Path,
+    redis_url: str,
+    make: Make,
+    limits: Limits = Limits(),  # noqa: B008 - it never changes
+) -> Iterator[tuple[Server, Path]]:
+    folder.mkdir(parents=True)
+    (folder / "contract.json").write_bytes(CONTRACT.dumps())
+    package = make(folder / "package")
+    with serving(folder, redis_url, limits=limits) as running:
+        put(running, package)
+        yield running, package
+
+
+@pytest.fixture(scope="module")
+def drawing(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[tuple[Server, Path]]:
+    with tensor_server(tmp_path_factory.mktemp("drawing") / "server", redis_url, make_drawing_package) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[tuple[Server, Path]]:
+    limits = Limits(rows=4, values=24, body_bytes=4000)
+    with tensor_server(tmp_path_factory.mktemp("echo") / "server", redis_url, make_echo_package, limits) as running:
+        yield running
+
+
+def require_same(found: Feeds, expected: Feeds) -> None:
+    """Fails unless tensors are the same to the bit."""
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+        same = (
+            found[name].tolist() == array.tolist()
+            if array.dtype == object
+            else found[name].tobytes() == array.tobytes()
+        )
+        assert same, name
+
+
+@pytest.mark.parametrize("kind", ["drawing", "echo"])
+def test_the_golden_cases_are_answered_as_onnx_runtime_answers_them(kind: str, request: pytest.FixtureRequest) -> None:
+    server, package = request.getfixturevalue(kind)
+    opened, model = open_package(package), session(package)
+    names = [tensor.name for tensor in opened.manifest.outputs]
+    version = f"/v2/models/draws/versions/{package_digest(package)}/infer"
+    for case in read_golden(opened).cases:
+        fed = case.feeds
+        expected = dict(zip(names, model.run(names, fed), strict=True))
+        require_same(answered(server.http.post(INFER, json=as_json(fed))), expected)
+        for path in (INFER, version):
+            content, headers = as_binary(fed, parameters={"binary_data_output": True})
+            answer = server.http.post(path, content=content, headers=headers)
+            require_same(answered(answer), expected)
+            assert answer.headers["isthmus-contract"] == CONTRACT.hash
+
+
+def test_what_json_lacks_comes_and_goes_as_words(echo: tuple[Server, Path]) -> None:
+    fed = everything(math.nan)
+    text = json.dumps(as_json(fed))
+    assert '"NaN"' in text
+    answer = echo[0].http.post(INFER, content=text)
+    found = {f"a{name[1:]}": array for name, array in answered(answer).items()}
+    require_same(found, fed)
+    assert '"-Infinity"' in answer.text
+
+
+def test_outputs_are_those_asked_for_in_the_form_asked_for(drawing: tuple[Server, Path]) -> None:
+    server, package = drawing
+    fed = frames(2)
+    image, vector = session(package).run(["image", "vector"], fed)
+    some = server.http.post(INFER, json=as_json(fed, id="of mine", outputs=[{"name": "vector"}]))
+    require_same(answered(some), {"vector": vector})
+    assert (some.json()["id"], some.json()["model_name"]) == ("of mine", "draws")
+    assert some.json()["model_version"] == package_digest(package)
+    outputs = [{"name": "vector", "parameters": {"binary_data": False}}, {"name": "image"}]
+    content, headers = as_binary(fed, outputs=outputs, parameters={"binary_data_output": True})
+    mixed = server.http.post(INFER, content=content, headers=headers)
+    require_same(answered(mixed), {"vector": vector, "image": image})
+    head = json.loads(mixed.content[: int(mixed.headers[HEADER])])
+    assert [("data" in output) for output in head["outputs"]] == [True, False]
+    assert "id" not in head
+
+
+def test_elements_may_be_flat_and_inputs_in_any_order_and_form(drawing: tuple[Server, Path]) -> None:
+    server, package = drawing
+    fed = frames(2)
+    expected = dict(zip(["image", "vector"], session(package).run(["image", "vector"], fed), strict=True))
+    message = as_json(fed, model_name="draws")
+    for item in message["inputs"]:
+        item["data"] = fed[item["name"]].ravel().tolist()
+    message["inputs"].reverse()
+    require_same(answered(server.http.post(INFER, json=message)), expected)
+    # The first of the two in JSON, the other as bytes at an odd address.
+    message["inputs"][1] = {**message["inputs"][1], "parameters": {"binary_data_size": 384}}
+    del message["inputs"][1]["data"]
+    for spaces in range(4):
+        text = json.dumps(message).encode() + b" " * spaces
+        answer = server.http.post(INFER, content=text + fed["frame"].tobytes(), headers={HEADER: str(len(text))})
+        require_same(answered(answer), expected)
+
+
+def test_the_server_and_the_model_say_what_they_are(drawing: tuple[Server, Path], server: Server) -> None:
+    http, package = drawing[0].http, drawing[1]
+    digest = package_digest(package)
+    assert http.get("/v2").json()["extensions"] == ["binary_tensor_data"]
+    assert http.get("/v2/health/live").json() == {"live": True}
+    assert http.get("/v2/health/ready").json() == {"live": True, "ready": True}
+    assert http.get("/v2/models/draws/ready").json() == {"name": "draws", "ready": True}
+    metadata = http.get("/v2/models/draws").json()
+    assert metadata == http.get(f"/v2/models/draws/versions/{digest}").json()
+    assert metadata == {
+        "name": "draws", "versions": [digest], "platform": "onnx_onnxv1",
+        "inputs": [
+            {"name": "frame", "datatype": "FP32", "shape": [-1, 3, 4, 4]},
+            {"name": "ids", "datatype": "INT64", "shape": [-1, -1]},
+        ],
+        "outputs": [
+            {"name": "image", "datatype": "FP32", "shape": [-1, 3, 4, 4]},
+            {"name": "vector", "datatype": "FP32", "shape": [-1, 2]},
+        ],
+    }  # fmt: skip
+    (model,) = http.get("/models").json()["models"]
+    assert (model["inputs"], model["max_sizes"]) == ([], {"P": 5})
+    assert model["tensors"][1] == {"name": "ids", "datatype": "INT64", "shape": ["N", "P"]}
+    page = http.get("/status", headers={"accept": "text/html"})
+    assert (page.status_code, "draws" in page.text) == (200, True)
+    for path in ("/v2/models/other", "/v2/models/draws/versions/1", "/v2/models/draws/versions/1/ready"):
+        refused = http.get(path)
+        assert (refused.status_code, refused.json()["kind"]) == (404, "NotFoundError")
+        assert refused.json()["error"].endswith(f"expected {'draws' if 'other' in path else digest}")
+    # A model of rows, and one of tensors, each asked as the other.
+    assert server.http.get("/v2/models/late/ready").status_code == 200
+    for refused in (server.http.get("/v2/models/late"), server.http.post("/v2/models/late/infer", json=as_json({}))):
+        assert (refused.status_code, refused.json()["found"]) == (422, "takes rows of features, and no tensors")
+    rows = drawing[0].predict(entities={"carrier": ["UA"]})
+    assert (rows.status_code, rows.json()["remedy"]) == (422, "ask /v2/models/draws/infer")
+
+
+def changed(place: int, **fields: Any) -> Callable[[dict[str, Any]], None]:
+    """A change of an input: None removes a field."""
+
+    def change(message: dict[str, Any]) -> None:
+        message["inputs"][place] = {
+            name: value for name, value in {**message["inputs"][place], **fields}.items() if value is not None
+        }
+
+    return change
+
+
+SPOILED: dict[str, tuple[Callable[[dict[str, Any]], object], int, str, str]] = {
+    "missing": (lambda m: m["inputs"].pop(), 422, "inputs.ids", "is missing; expected ids: INT64 [N, P]"),
+    "additional": (lambda m: m["inputs"].append({**m["inputs"][0], "name": "x"}), 422, "inputs.x", "frame: FP32 [N, 3"),
+    "twice": (lambda m: m["inputs"].append(m["inputs"][0]), 422, "inputs.frame", "is there twice"),
+    "datatype": (changed(1, datatype="INT32"), 422, "inputs.ids", "'INT32'; expected INT64"),
+    "unknown datatype": (changed(0, datatype="FP16"), 422, "inputs.frame", "'FP16'; expected FP32"),
+    "rank": (changed(1, shape=[6]), 422, "inputs.ids", "shape [6]; expected ids: INT64 [N, P]"),
+    "fixed size": (changed(0, shape=[2, 3, 4, 5]), 422, "inputs.frame", "expected frame: FP32 [N, 3, 4, 4]"),
+    "named size": (changed(1, shape=[3, 2]), 422, "inputs.ids", "N is 3; expected 2, as in frame"),
+    "no rows": (changed(0, shape=[0, 3, 4, 4]), 422, "inputs.frame", "N is 0; expected 1 or more"),
+    "beyond the manifest": (changed(1, shape=[2, 6]), 413, "inputs.ids", "P is 6; expected 5 at most"),
+    "too many rows": (lambda m: [changed(n, shape=[10**6, *m["inputs"][n]["shape"][1:]])(m) for n in (0, 1)], 413,
+                      "inputs", "1,000,000 rows; expected 10,000 at most"),
+    "too many elements": (
+        lambda m: [changed(n, shape=[10**4 - 1, *m["inputs"][n]["shape"][1:]])(m) for n in (0, 1)] and
+        changed(0, shape=[2, 3, 4, 4])(m), 422, "inputs.ids", "N is 9,999; expected 2, as in frame"
+    ),
+    "huge size": (changed(0, shape=[2**60, 3, 4, 4]), 422, "body", "inputs"),
+    "negative size": (changed(0, shape=[-1, 3, 4, 4]), 422, "body", "inputs"),
+    "fewer elements": (changed(1, data=[1] * 5), 422, "inputs.ids", "has 5 elements; expected 6 whole numbers"),
+    "more elements": (changed(1, data=[1] * 7), 422, "inputs.ids", "has 7 elements"),
+    "none": (changed(1, data=[]), 422, "inputs.ids", "has 1 elements"),
+    "other nesting": (changed(1, data=[[1, 2], [3, 4], [5, 6]]), 422, "inputs.ids", "has the shape [3, 2]"),
+    "ragged": (changed(1, data=[[1, 2, 3, 4], [5, 6]]), 422, "inputs.ids", "different lengths"),
+    "too deep": (changed(1, data=[[[1], [2], [3]], [[4], [5], [6]]]), 422, "inputs.ids", "3 lists within each other"),
+    "a number": (changed(1, data=7), 422, "inputs.ids", "has 1 elements"),
+    "a text": (changed(1, data=["1", 2, 3, 4, 5, 6]), 422, "inputs.ids", "Expected `int`, got `str` - at `data[0]`"),
+    "a fraction": (changed(1, data=[1.5, 2, 3, 4, 5, 6]), 422, "inputs.ids", "Expected `int`, got `float`"),
+    "a truth value": (changed(1, data=[True, 2, 3, 4, 5, 6]), 422, "inputs.ids", "Expected `int`, got `bool`"),
+    "null": (changed(1, data=[None, 2, 3, 4, 5, 6]), 422, "inputs.ids", "got `null`"),
+    "beyond 64 bits": (changed(1, data=[2**63, 2, 3, 4, 5, 6]), 422, "inputs.ids", "data[0]"),
+    "beyond 32 bits": (changed(0, data=[1e39, *[0.0] * 95]), 422, "inputs.frame", "1e+39 is too large"),
+    "beyond a double": (changed(0, data=[10**400, *[0.0] * 95]), 422, "inputs.frame", "out of range"),
+    "a word": (changed(0, data=["nan", *[0.0] * 95]), 422, "inputs.frame", "Expected a number, got 'nan'"),
+    "beyond the vocabulary": (changed(1, data=[10] * 6), 422, "inputs", "idx=10 must be within"),
+    "no data": (changed(1, data=None), 422, "inputs.ids", "has no data"),
+    "data and bytes": (changed(1, parameters={"binary_data_size": 48}), 422, "inputs.ids", "and `binary_data_size`"),
+    "bytes elsewhere": (changed(1, data=None, parameters={"binary_data_size": 48}), 422, "inputs.ids",
+                        "has 0 bytes after the JSON; expected 48"),
+    "unknown output": (lambda m: m.update(outputs=[{"name": "y"}]), 422, "outputs.y", "one of image, vector"),
+    "output twice": (lambda m: m.update(outputs=[{"name": "image"}] * 2), 422, "outputs.image", "asked for twice"),
+    "other model": (lambda m: m.update(model_name="late"), 422, "model_name", "draws, as in the path"),
+    "unknown field": (lambda m: m.update(priority=1), 422, "body", "priority"),
+    "unknown parameter": (changed(1, parameters={"shared_memory_region": "x"}), 422, "body", "shared_memory_region"),
+    "sequence": (lambda m: m.update(parameters={"sequence_id": 1}), 422, "body", "sequence_id"),
+    "no inputs": (lambda m: m.pop("inputs"), 422, "body", "inputs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spoiled", SPOILED)
+def test_what_cannot_be_run_is_refused_by_name(drawing: tuple[Server, Path], spoiled: str) -> None:
+    change, status, where, word = SPOILED[spoiled]
+    message = as_json(frames(2))
+    change(message)
+    answer = drawing[0].http.post(INFER, json=message)
+    assert answer.status_code == status, answer.text
+    body = answer.json()
+    assert body["where"] == where
+    assert word in body["error"]
+    assert body["kind"] in ("RequestError", "TooLargeError")
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "word"),
+    [
+        (b"", 400, "JSON"),
+        (b"{", 400, "JSON"),
+        (b"[]", 422, "object"),
+        (b'{"inputs": [{"name": "frame", "datatype": "FP32", "shape": [1], "data": [NaN]}]}', 400, "NaN is no JSON"),
+        (b'{"inputs": [], "inputs": []}', 422, "given twice"),
+        (b'{"inputs": [{"name": "\xff"}]}', 400, "UTF-8"),
+        (b"[" * 5000, 422, "object"),
+    ],
+)
+def test_what_is_no_message_is_refused(drawing: tuple[Server, Path], content: bytes, status: int, word: str) -> None:
+    answer = drawing[0].http.post(INFER, content=content)
+    assert answer.status_code == status, answer.text
+    assert word in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("header", "cut", "added", "where", "word"),
+    [
+        ("-1", 0, b"", HEADER, "'-1'; expected a number of bytes up to the body's"),
+        ("1e3", 0, b"", HEADER, "is '1e3'"),
+        ("9" * 30, 0, b"", HEADER, "expected a number of bytes"),
+        ("100000", 0, b"", HEADER, "expected a number of bytes"),
+        (None, 1, b"", "inputs.ids", "has 47 bytes after the JSON; expected 48"),
+        (None, 0, b"x", "body", "has 1 bytes after its tensors; expected none"),
+    ],
+)
+def test_bytes_that_do_not_fit_are_refused(
+    drawing: tuple[Server, Path], header: str | None, cut: int, added: bytes, where: str, word: str
+) -> None:
+    content, headers = as_binary(frames(2))
+    content = content[: len(content) - cut] + added
+    answer = drawing[0].http.post(INFER, content=content, headers={HEADER: header} if header else headers)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["where"] == where
+    assert word in answer.json()["error"]
+
+
+def test_bytes_of_another_length_or_kind_are_refused(echo: tuple[Server, Path]) -> None:
+    def refused(name: str, raw: bytes) -> str:
+        fed = everything()
+        parts = {other: as_binary({other: array})[0] for other, array in fed.items()}
+        message: dict[str, Any] = {"inputs": []}
+        tail = b""
+        for other, array in fed.items():
+            head = int(as_binary({other: array})[1][HEADER])
+            (item,) = json.loads(parts[other][:head])["inputs"]
+            data = raw if other == name else parts[other][head:]
+            message["inputs"].append({**item, "parameters": {"binary_data_size": len(data)}})
+            tail += data
+        text = json.dumps(message).encode()
+        answer = echo[0].http.post(INFER, content=text + tail, headers={HEADER: str(len(text))})
+        assert answer.status_code == 422, answer.text
+        assert answer.json()["where"] == f"inputs.{name}"
+        return str(answer.json()["error"])
+
+    assert "has 11 bytes; expected 12: [3] INT32" in refused("a_int32", bytes(11))
+    assert "neither 0 nor 1" in refused("a_bool", b"\x00\x02\x01")
+    assert "text 1 is not UTF-8" in refused("a_string", bytes(4) + b"\x01\x00\x00\x00\xff" + bytes(4))
+    assert "ends within text 1" in refused("a_string", bytes(4) + b"\xff\xff\xff\xff" + bytes(4))
+    assert "has 3 bytes after its texts" in refused("a_string", bytes(15))
+    assert "has 4 bytes; expected 3 texts" in refused("a_string", bytes(4))
+
+
+def test_limits_are_named_before_anything_is_decoded(echo: tuple[Server, Path]) -> None:
+    def refused(rows: int, **more: Any) -> tuple[int, str]:
+        message = as_json(everything())
+        for item in message["inputs"]:
+            # Data that nobody looks at.
+            item.update(shape=[rows], data="?")
+        answer = echo[0].http.post(INFER, json={**message, **more})
+        return answer.status_code, answer.json()["error"]
+
+    assert refused(5) == (413, "inputs: 5 rows; expected 4 at most. Ask in several requests, or raise [server.limits]")
+    assert refused(4)[1].startswith("inputs: 28 elements; expected 24 at most")
+    assert refused(1, id="x" * 5000)[1].startswith("body: has ")
+    assert refused(1, id="x" * 5000)[0] == 413
+
+
+def test_a_run_that_is_late_ends_and_nothing_waits_for_it(tmp_path: Path, redis_url: str) -> None:
+    limits = Limits(deadline_seconds=1.0)
+    with tensor_server(tmp_path / "server", redis_url, make_counting_package, limits) as (server, _):
+
+        def count(steps: int) -> Any:
+            return server.http.post(INFER, json=as_json({"steps": np.array([steps], np.int64)}))
+
+        assert answered(count(1000))["counted"].tolist() == [1000]
+        with ThreadPoolExecutor(1) as pool:
+            late = pool.submit(count, 2**62)
+            time.sleep(0.3)
+            # Lookups go on beside it.
+            assert server.lookup(features=["punctuality:flights"], entities={"carrier": ["B6"]}).status_code == 200
+            assert not late.done()
+            assert late.result().status_code == 503
+        assert "could not answer within 1 seconds" in late.result().json()["error"]
+        # With the longer one still running, this would be late, too.
+        assert answered(count(5))["counted"].tolist() == [5]
+
+
+def test_keys_and_metrics_are_as_for_predictions(tmp_path: Path, redis_url: str) -> None:
+    with tensor_server(tmp_path / "server", redis_url, make_drawing_package) as (server, _):
+        keys = server.grant(other="predict:other read:*", own="predict:draws", all="predict:*")
+        fed = as_json(frames(2))
+        assert server.http.get("/v2/health/live").status_code == 200
+        unknown = server.http.get("/v2/models/draws")
+        assert (unknown.status_code, unknown.json()["kind"]) == (401, "UnauthenticatedError")
+        for name, status in (("other", 403), ("own", 200), ("all", 200)):
+            key = {"authorization": keys[name]}
+            assert server.http.post(INFER, json=fed, headers=key).status_code == status
+            assert server.http.get("/v2/models/draws", headers=key).status_code == 200
+        fed["inputs"][1]["data"] = [10] * 6
+        assert server.http.post(INFER, json=fed, headers={"authorization": keys["own"]}).status_code == 422
+        lines = server.http.get("/metrics", headers={"authorization": keys["own"]}).text.splitlines()
+        route = 'route="/v2/models/{model}/infer"'
+        assert f'isthmus_requests_total{{method="POST",{route},status="200"}} 2.0' in lines
+        assert f'isthmus_errors_total{{error="ForbiddenError",{route}}} 1.0' in lines
+        assert 'isthmus_model_rows_total{model="draws"} 6.0' in lines
+        assert 'isthmus_model_duration_seconds_count{model="draws"} 3.0' in lines
+        # The request was wrong, and not the model.
+        assert 'isthmus_prediction_failures_total{model="draws"} 0.0' in lines
