@@ -177,7 +177,7 @@ def test_it_does_so_in_ten_thousand_rows(flights: Flights, tmp_path: Path) -> No
 def _by_node(flights: Flights, count: int, folder: Path) -> str:
     file = folder / "rows.txt"
     file.write_text("".join(f"{line}\n" for line in lines(flights, count)), encoding="ascii")
-    command = ["node", Path(cases.__file__).with_suffix(".mjs"), file]
+    command = ["node", str(Path(cases.__file__).with_suffix(".mjs")), str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return (done.stdout.splitlines() or [done.stderr])[-1]
 

@@ -25,7 +25,6 @@ from onnx import TensorProto, helper, numpy_helper
 from isthmus.features.head.form import CASTS, NUMBERS, OPERATORS, REALS, WHOLES, RawInput, text_of
 from isthmus.features.head.trace import Source, traced
 from isthmus.features.request.layout import VALID, Layout, input_name
-from isthmus.features.request.onnxbytes import NUMPY
 from isthmus.features.types import TYPES
 from isthmus.features.values.columns import Values, from_python
 from isthmus.transforms.rowwise.core.graph import assembled
@@ -70,8 +69,8 @@ PATTERNS = [
 def shown(value: Any, element: str) -> str:
     """A value as a case has it."""
     if element == "string":
-        return "s" + value.encode().hex()
-    return "nan" if value != value else text_of(value, element)
+        return f"s{value.encode().hex()}"
+    return text_of(value, element) if value == value else "nan"
 
 
 def lines(
@@ -169,13 +168,13 @@ def operators() -> tuple[bytes, Layout, dict[str, str]]:
         add("StringNormalizer", ["a_string"], "string", case_change_action=case, locale="C", is_case_sensitive=1)
     for pattern in PATTERNS:
         add("RegexFullMatch", ["a_string"], "bool", pattern=pattern)
-    constants = []
-    for element, values in {"double": [0.5, -0.0, 2.0], "string": ["x", "é", ""], "int32": [1, -2, 3]}.items():
-        constants.append(
-            helper.make_tensor(f"table_{element}", TensorProto.STRING, [3], values) if element == "string"
-            else numpy_helper.from_array(np.array(values, NUMPY[element]), f"table_{element}")
-        )  # fmt: skip
-        add("Gather", [f"table_{element}", "i_int64"], element)
+    constants = [
+        numpy_helper.from_array(np.array([0.5, -0.0, 2.0]), "table_double"),
+        numpy_helper.from_array(np.array([1, -2, 3], np.int32), "table_int32"),
+        helper.make_tensor("table_string", TensorProto.STRING, [3], np.array(["x", "é", ""], object)),
+    ]
+    for constant, element in zip(constants, ("double", "int32", "string"), strict=True):
+        add("Gather", [constant.name, "i_int64"], element)
     names["int64"].append("i_int64")
     nodes[list(names).index("int64")] = helper.make_node(
         "Split", [input_name("int64")], names["int64"], axis=0, num_outputs=len(names["int64"])
@@ -183,7 +182,7 @@ def operators() -> tuple[bytes, Layout, dict[str, str]]:
     nodes += [helper.make_node("Concat", found, [f"found_{element}"], axis=0) for element, found in results.items()]
     layout = Layout(names, [name for rows in names.values() for name in rows], {}, [])
     types = {element: TensorProto.DataType.Value(element.upper()) for element in DTYPES}
-    inputs = [
+    fed = [
         helper.make_tensor_value_info(input_name(element), types[element], [len(rows), "N"])
         for element, rows in names.items()
     ]
@@ -191,8 +190,9 @@ def operators() -> tuple[bytes, Layout, dict[str, str]]:
         helper.make_tensor_value_info(f"found_{element}", types[element], [len(found), "N"])
         for element, found in results.items()
     ]
-    model = assembled("operators", nodes, inputs, outputs, constants)
-    return model.SerializeToString(deterministic=True), layout, {f"found_{element}": element for element in results}
+    model = assembled("operators", nodes, fed, outputs, constants)
+    graph: bytes = model.SerializeToString(deterministic=True)
+    return graph, layout, {f"found_{element}": element for element in results}
 
 
 def _fitting(name: str, value: Any) -> bool:
@@ -206,7 +206,7 @@ def _fitting(name: str, value: Any) -> bool:
         case "c":
             return element not in NUMBERS or abs(value) < 2**31
         case "i":
-            return -3 <= value < 3
+            return bool(-3 <= value < 3)
     return True
 
 

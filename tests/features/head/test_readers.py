@@ -67,7 +67,7 @@ def test_javascript_answers_as_the_runtime(tmp_path: Path) -> None:
 
 
 def _node(file: Path) -> tuple[int, str]:
-    command = ["node", Path(cases.__file__).with_suffix(".mjs"), file]
+    command = ["node", str(Path(cases.__file__).with_suffix(".mjs")), str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, (done.stdout.splitlines() or [done.stderr])[-1]
 

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import torch
+from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 from torch import Tensor, nn
 
 from isthmus.distill.distillation import DistillationReport
@@ -21,15 +24,26 @@ from isthmus.distill.export.parity import check_package
 from isthmus.distill.formats.conversions import CONVERSIONS
 from isthmus.distill.litert.process import LIBRARIES as LITERT
 from isthmus.distill.portable.network import portable
+from isthmus.distill.preflight import rehearse
+from isthmus.distill.restore import create_task
+from isthmus.distill.tasks.requestinputs import RequestInputs
+from isthmus.distill.training.teacheroutputs import open_outputs
+from isthmus.features.contract.contract import Column, TransformContract, request_column
 from isthmus.features.errors import ConfigurationError, GateFailed
+from isthmus.features.head.form import HEAD
+from isthmus.features.head.languages import READERS
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.inspect import OnnxRuntime, inspect
+from isthmus.features.package.manifest import ModelInput, open_package, read_package
 from isthmus.features.package.manifest import Tensor as Described
-from isthmus.features.package.manifest import open_package, read_package
+from isthmus.features.types import Float32, Float64
+from isthmus.transforms.rowwise.compiler import compile_columns
+from isthmus.transforms.rowwise.core.expressions import traced
+from isthmus.transforms.rowwise.core.types import FLOAT
 from tests.distill import kinds
 from tests.distill.conftest import SERVING
 from tests.distill.packages import contract, resum
-from tests.distill.support import material, run, training_set
+from tests.distill.support import PROFILE, STUDENT, material, run, training_set
 from tests.orchestration.models.test_packages import verify
 
 pytestmark = pytest.mark.timeout(900)
@@ -128,6 +142,8 @@ def test_a_table_has_a_core_for_each_runtime(of_table: ExportReport, table: Dist
     assert compared.keys() == {variant.file for variant in manifest.variants}
     inspection = inspect(of_table.path, runtime=OnnxRuntime())
     assert not [check.error for check in inspection.checks if check.error]
+    assert {HEAD, *READERS} <= manifest.files.keys()
+    assert "21 rows make the tensors of the core to the bit" in [check.finding for check in inspection.checks]
     assert inspection.worst.keys() == {f"model.{name}" for name in ("fp32.onnx", "fp32.ort", "int8.onnx", "int8.ort")}
     assert of_table.bytes["fp32"] + of_table.bytes["int8"] <= 250_000
     again = packaged(table.path, of_table.path.parents[1] / "again", **TABLE, runtimes=RUNTIMES)
@@ -212,6 +228,26 @@ def test_an_operator_that_a_runtime_lacks_is_named_before_training(installed: No
     for name, runtime in (("LiteRT", "litert"), ("Core ML", "coreml")):
         words = rf"no model for {runtime}: model\.fp32\..*: {name} cannot convert the student: .*svd"
         assert any(re.search(words, note) for note in notes[:first])
+
+
+@pytest.mark.accept
+def test_a_head_that_cannot_be_is_named_before_training(tmp_path: Path) -> None:
+    with traced():
+        power = compile_columns({"y": F.pow(F.col("distance"), 0.3)}, {"distance": FLOAT}).model.SerializeToString()
+    distance, y = request_column("distance", Float32), Column("y", Float64)
+    transform = TransformContract("curve", (), (distance,), (y,), power)
+    table = training_set(ROWS)
+    table = table.append_column("curve__y", pc.power(pc.cast(table["distance"], pa.float64()), 0.3))
+    rows = replace(
+        material(table, **TABLE, runtimes=("onnxruntime", "executorch")),
+        student_inputs=(*STUDENT, ModelInput("curve__y", Float64)),
+        request_inputs=RequestInputs((transform,), (distance,), ((transform, y),)),
+    )
+    task, notes = create_task(rows), list[str]()
+    with open_outputs(task, task.teacher(), np.arange(ROWS), tmp_path, lambda _text, _done: None) as outputs:
+        rehearse(task, task.teacher(), outputs, rows.declaration.training_settings(PROFILE), notes.append)
+    (note,) = notes
+    assert "no head.json: head.json: a request transform of the student has Pow, of which no standard" in note
 
 
 @pytest.mark.accept
