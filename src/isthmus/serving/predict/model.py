@@ -38,6 +38,7 @@ class Model:
         manifest: that of its package.
         inputs: of a model of rows; empty of a model of tensors.
         row: a golden row, by input, as a request has it: the row with the fewest nulls.
+        elements: of the inputs of the largest golden case.
         seconds: how long a prediction of a single row takes here, at best.
         warming: how many seconds its first predictions took, those of the golden rows.
 
@@ -70,6 +71,7 @@ class Model:
         began = time.perf_counter()
         outputs = answers(self._session, manifest, variant, [case.feeds for case in golden.cases])
         require_reproduced(golden, manifest, variant, outputs)
+        self.elements = max(sum(array.size for array in case.feeds.values()) for case in golden.cases)
         self.row, single = self._single(golden)
         self.seconds = _time(single)
         self.warming = time.perf_counter() - began
