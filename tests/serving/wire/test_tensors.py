@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,7 +51,7 @@ def naive(value: Any, element: str) -> Any:
 @given(tensors(), st.booleans())
 def test_a_tensor_comes_back_as_it_went(tensor: tuple[str, Array], flat: bool) -> None:
     element, array = tensor
-    text = msgspec.json.encode(msgspec.to_builtins(listed(to_json(array))))
+    text = orjson.dumps(to_json(array))
     if not flat and array.ndim:
         text = json.dumps(np.array(json.loads(text), object).reshape(array.shape).tolist()).encode()
     decoded = from_json("x", text, element, array.shape)
@@ -62,14 +62,30 @@ def test_a_tensor_comes_back_as_it_went(tensor: tuple[str, Array], flat: bool) -
     assert same(decoded, by_hand.reshape(array.shape))
 
 
-def listed(elements: Any) -> Any:
-    return elements.tolist() if isinstance(elements, np.ndarray) else elements
+@pytest.mark.parametrize("text", ["[]", "[ ]", "[[]]"])
+def test_a_list_of_nothing_is_no_element(text: str) -> None:
+    with pytest.raises(RequestError, match=r"^x: (has 0 elements|is nested)"):
+        from_json("x", text.encode(), "float", (1,))
+
+
+@pytest.mark.parametrize("wrong", [None, 70_000])
+def test_many_numbers_are_decoded_in_parts_and_the_place_of_a_wrong_one_is_theirs(wrong: int | None) -> None:
+    array = np.random.default_rng(3).random((300, 3, 100), np.float32)
+    array[0, 0, :3] = np.nan, np.inf, -0.0
+    text = orjson.dumps(to_json(array))
+    if wrong is None:
+        assert same(from_json("x", text, "float", array.shape), array)
+        return
+    numbers = json.loads(text)
+    numbers[wrong] = True
+    with pytest.raises(RequestError, match=rf"got `bool` - at `data\[{wrong}\]`"):
+        from_json("x", json.dumps(numbers).encode(), "float", array.shape)
 
 
 @given(tensors(), st.data())
 def test_what_is_cut_or_added_is_refused(tensor: tuple[str, Array], data: st.DataObject) -> None:
     element, array = tensor
-    raw = to_bytes(array)
+    raw = bytes(to_bytes(array))
     cut = data.draw(st.integers(0, len(raw) - 1))
     for wrong in (raw[:cut], raw + b"\x00"):
         with pytest.raises(RequestError, match=r"^x: "):

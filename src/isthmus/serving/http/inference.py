@@ -16,7 +16,7 @@ from isthmus.serving.http.predict import PredictCall, Predictions
 from isthmus.serving.predict.tensors import TensorPredictor
 from isthmus.serving.redis.store import Store
 from isthmus.serving.state import AnyPredictor, State
-from isthmus.serving.threads import VALUES, offload
+from isthmus.serving.threads import BYTES, VALUES, offload
 from isthmus.serving.wire import inference as wire
 from isthmus.serving.wire.errors import NotFoundError
 from isthmus.serving.wire.formats import Format
@@ -89,7 +89,8 @@ class Inference:
         _chosen(state, request)
         body = await body_of(request)
         length = _json_length(request.headers.get(wire.HEADER), len(body))
-        message = decoded(body[:length], _REQUEST)
+        text = body[:length]
+        message = await offload(length > BYTES, decoded, text, _REQUEST)
         tensors = wire.TensorRequest(message, memoryview(body)[length:])
         call = PredictCall(state, tensors, body, request.path_params.get("version"))
         predictor, predicted = await self._predictions.predict(call)

@@ -40,6 +40,7 @@ class Model:
         classes: what its answers to a row are about, in order; empty where it answers with a single number.
         rounding: by how much two processors may differ in an answer.
         row: a golden row, by input, as a request has it: the row with the fewest nulls.
+        elements: of the inputs of the largest golden case.
         seconds: how long a prediction of a single row takes here, at best.
         warming: how many seconds its first predictions took, those of the golden rows.
 
@@ -73,6 +74,7 @@ class Model:
         began = time.perf_counter()
         outputs = answers(self._session, manifest, variant, [case.feeds for case in golden.cases])
         require_reproduced(golden, manifest, variant, outputs)
+        self.elements = max(sum(array.size for array in case.feeds.values()) for case in golden.cases)
         self.row, single = self._single(golden)
         self.seconds = _time(single)
         self.warming = time.perf_counter() - began

@@ -91,7 +91,7 @@ class TensorPredictor:
     def encode(self, outputs: TensorOutputs, request: InferRequest) -> tuple[bytes, int | None]:
         """The answer: JSON, and how long it is if the bytes of tensors follow it; None if none do."""
         binary = {item.name: item.parameters.binary_data for item in request.outputs}
-        described, parts = [], []
+        described, parts = [], list[bytes | memoryview]()
         for name, array in outputs.items():
             entry: dict[str, Any] = {
                 "name": name, "datatype": DATATYPES[self.outputs[name].element], "shape": list(array.shape)
