@@ -140,7 +140,7 @@ class Temperature(Calibration):
 
 @dataclass(frozen=True)
 class Isotonic(Calibration):
-    """A rising, piecewise linear map of the probability (Zadrozny and Elkan, KDD 2002).
+    """A rising, piecewise linear map of the logit (after Zadrozny and Elkan, KDD 2002).
 
     Its points are shares of ones over bins of equal mass, pooled until they rise. It rises strictly, so that the order
     of rows, and the AUC, stay but for rounding.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from isthmus.distill.losses import lists, margins
+from isthmus.distill.losses import graded_lists, grouped_lists, lists, margins
 from isthmus.features.errors import ConfigurationError
 from tests.distill.losses.support import (
     EXTREME,
@@ -91,3 +91,39 @@ def test_what_does_not_fit_is_refused(loss: Callable[..., Tensor]) -> None:
         loss(seeded(3, 4), seeded(3, 5))
     with pytest.raises(ConfigurationError, match="empty"):
         loss(torch.zeros(0, 4), torch.zeros(0, 4))
+
+
+def test_grouped_lists_are_lists_of_each_group() -> None:
+    groups = torch.tensor([4, 0, 4, 9, 0, 4, 7])
+    student, teacher = torch.randn(7, requires_grad=True), torch.randn(7)
+    loss = grouped_lists(student, teacher, groups, temperature=2.0)
+    expected = torch.zeros(())
+    for group in (0, 4, 7, 9):
+        s, t = (scores[groups == group] / 2 for scores in (student, teacher))
+        expected = expected + (t.softmax(0) * (t.log_softmax(0) - s.log_softmax(0))).sum()
+    torch.testing.assert_close(loss, 4 * expected / 4)
+    torch.testing.assert_close(*(torch.autograd.grad(value, student)[0] for value in (loss, expected)))
+    alone = grouped_lists(student[:2], teacher[:2], groups[:2], temperature=1.0)
+    assert alone.item() == 0, "groups of a single row have no order"
+
+
+def test_graded_lists_learn_the_gains_of_groups_with_a_relevant_row() -> None:
+    groups, relevance = torch.tensor([1, 1, 1, 5, 5, 8]), torch.tensor([0, 3, 1, 0, 0, 2])
+    student = torch.randn(6, requires_grad=True)
+    loss = graded_lists(student, relevance, groups)
+    wanted = torch.tensor([0.0, 7.0, 1.0]) / 8
+    rows = student[:3].log_softmax(0)
+    entropy = torch.special.entr(wanted).sum()
+    # Of the group with a single row, a softmax of 1; the group without a relevant row does not count.
+    torch.testing.assert_close(loss, (-(wanted * rows).sum() - entropy) / 2)
+    (gradient,) = torch.autograd.grad(loss, student)
+    torch.testing.assert_close(gradient[:3], (student[:3].softmax(0) - wanted).detach() / 2)
+    assert gradient[3:].eq(0).all()
+    assert graded_lists(student[3:5], relevance[3:5], groups[3:5]).item() == 0
+
+
+def test_what_is_no_group_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"graded lists: groups: torch.float32; expected integers"):
+        graded_lists(torch.zeros(2), torch.ones(2).long(), torch.zeros(2))
+    with pytest.raises(ConfigurationError, match="grouped lists: temperature"):
+        grouped_lists(torch.zeros(2), torch.zeros(2), torch.zeros(2).long(), temperature=0)

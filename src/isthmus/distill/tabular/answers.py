@@ -44,7 +44,8 @@ class Answer(nn.Module, ABC):
 
     def final(self, scores: Tensor) -> Tensor:
         """The scores of a student that is trained: calibrated, or within bounds."""
-        return scores
+        calibrated: Tensor = scores if self.calibration is None else self.calibration(scores)
+        return calibrated
 
     @abstractmethod
     def forward(self, scores: Tensor) -> Tensor:
@@ -62,19 +63,18 @@ class Answer(nn.Module, ABC):
     def write(self, build: Building, last: str, name: str) -> None:
         """Adds the nodes from the last layer to the answer, as a tensor of this name."""
 
+    def _calibrated(self, build: Building, logits: str) -> str:
+        return logits if self.calibration is None else self.calibration.write(build, logits)
+
 
 class Probability(Answer):
     """The probability of a 1."""
 
     name = "probability"
 
-    def final(self, scores: Tensor) -> Tensor:
-        """Calibrated logits."""
-        return scores if self.calibration is None else self.calibration.logits(scores)
-
     def forward(self, scores: Tensor) -> Tensor:
         """Probabilities (n,)."""
-        return torch.sigmoid(scores) if self.calibration is None else self.calibration(scores, torch.sigmoid)
+        return torch.sigmoid(self.final(scores))
 
     def computed(self, scores: Array) -> Array:
         """Probabilities (n,)."""
@@ -88,11 +88,7 @@ class Probability(Answer):
 
     def write(self, build: Building, last: str, name: str) -> None:
         """A sigmoid."""
-        logit = _flat(build, last, "logit")
-        if self.calibration is None:
-            build.add("Sigmoid", [logit], name)
-        else:
-            self.calibration.write(build, logit, "Sigmoid", name)
+        build.add("Sigmoid", [self._calibrated(build, _flat(build, last, "logit"))], name)
 
 
 class Probabilities(Answer):
@@ -108,13 +104,9 @@ class Probabilities(Answer):
         """Logits (n, classes)."""
         return last
 
-    def final(self, scores: Tensor) -> Tensor:
-        """Calibrated logits."""
-        return scores if self.calibration is None else self.calibration.logits(scores)
-
     def forward(self, scores: Tensor) -> Tensor:
         """Probabilities (n, classes)."""
-        return _softmax(scores) if self.calibration is None else self.calibration(scores, _softmax)
+        return torch.softmax(self.final(scores), -1)
 
     def computed(self, scores: Array) -> Array:
         """Probabilities (n, classes)."""
@@ -126,10 +118,7 @@ class Probabilities(Answer):
 
     def write(self, build: Building, last: str, name: str) -> None:
         """A softmax."""
-        if self.calibration is None:
-            build.add("Softmax", [last], name)
-        else:
-            self.calibration.write(build, last, "Softmax", name)
+        build.add("Softmax", [self._calibrated(build, last)], name)
 
 
 class Line(Answer):
@@ -169,10 +158,6 @@ class Line(Answer):
         score = _flat(build, last, "score")
         bounded = build.add("Clip", [score, low, high], f"{name}/bounded")
         build.add("Add", [build.add("Mul", [bounded, scale], f"{name}/scaled"), mean], name)
-
-
-def _softmax(scores: Tensor) -> Tensor:
-    return torch.softmax(scores, -1)
 
 
 def _flat(build: Building, last: str, name: str) -> str:

@@ -3,8 +3,9 @@
 Parameters are buffers, saved with the weights. Until they are learned they change nothing.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,35 +20,29 @@ from isthmus.distill.onnx.builder import Building
 from isthmus.distill.types import Array, Index
 
 COOLEST, HOTTEST = 1 / 20, 20.0
-SEGMENTS = 16
-"""Lines of an isotonic map, at most."""
+POINTS = 15
+"""Of a rising map, at most."""
 BIN_ROWS = 100
-STEEPEST = 30.0
-"""Of a line: a difference in the last bits of a probability becomes no more than that many times as large."""
-LEAST = 1e-7
-"""No probability is closer to 0 or 1."""
-
-Squash = Callable[[Tensor], Tensor]
+STEEPEST = 10.0
+"""Of a line: a difference in the last bits of a logit becomes no more than that many times as large."""
+_FAR = float(np.finfo(np.float32).max)
+"""Where spare points are: beyond any logit."""
 
 
 class Calibrated(nn.Module, ABC):
-    """What is between a student's logits and its probabilities."""
+    """What is between a student's last layer and its probabilities: from logits to logits."""
 
     @abstractmethod
     def learn(self, logits: Array, labels: Index) -> None:
         """From the logits of the validation part, (n,) or (n, classes), and its (n,) labels."""
 
     @abstractmethod
-    def logits(self, raw: Tensor) -> Tensor:
-        """Calibrated logits, float32, of raw ones."""
+    def forward(self, logits: Tensor) -> Tensor:
+        """Calibrated logits."""
 
     @abstractmethod
-    def forward(self, raw: Tensor, squash: Squash) -> Tensor:
-        """Calibrated probabilities of raw logits; `squash` is their sigmoid or softmax."""
-
-    @abstractmethod
-    def write(self, build: Building, raw: str, squash: str, name: str) -> None:
-        """Adds the same to a graph, as a tensor of this name; `squash` is an operator."""
+    def write(self, build: Building, logits: str) -> str:
+        """Adds the same to a graph, and returns the tensor."""
 
 
 def calibrated(declared: Calibration | None) -> Calibrated | None:
@@ -78,24 +73,20 @@ class Scaled(Calibrated):
         )  # fmt: skip
         self.inverse.fill_(float(np.exp(best.x)))
 
-    def logits(self, raw: Tensor) -> Tensor:
+    def forward(self, logits: Tensor) -> Tensor:
         """Divided."""
-        return raw * self.inverse
+        return logits * self.inverse
 
-    def forward(self, raw: Tensor, squash: Squash) -> Tensor:
-        """Of the divided logits."""
-        return squash(raw * self.inverse)
-
-    def write(self, build: Building, raw: str, squash: str, name: str) -> None:
-        """A multiplication more."""
+    def write(self, build: Building, logits: str) -> str:
+        """A multiplication."""
         inverse = build.constant("calibration/inverse", self.inverse.numpy())
-        build.add(squash, [build.add("Mul", [raw, inverse], f"{name}/scaled")], name)
+        return build.add("Mul", [logits, inverse], "calibration/scaled")
 
 
 class Risen(Calibrated):
-    """A strictly rising map of the probability of a 1, by lines between points.
+    """A strictly rising map of the logit of a 1, by lines between points.
 
-    Line k begins at (starts[k], values[k]), with the slope slopes[k]; starts rise from 0, and spare lines are at 1.
+    Line k begins at (starts[k], values[k]), with the slope slopes[k]; the line before the first has the slope 1.
     """
 
     def __init__(self) -> None:
@@ -104,82 +95,86 @@ class Risen(Calibrated):
         self.values: Tensor
         self.slopes: Tensor
         for name in ("starts", "values", "slopes"):
-            self.register_buffer(name, torch.zeros(SEGMENTS + 1))
-        self._set(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+            self.register_buffer(name, torch.zeros(POINTS))
+        self._set(np.zeros(1), np.zeros(1))
 
     def learn(self, logits: Array, labels: Index) -> None:
-        """The points: of blocks of rows in the order of their probability, their mean and the share of ones."""
-        self._set(*points(sigmoid(logits), labels))
+        """The points: of blocks of rows in the order of their logits, their mean and the logit of the share of ones."""
+        self._set(*points(logits.astype(np.float64), labels))
 
     def _set(self, starts: Array, values: Array) -> None:
-        spare = SEGMENTS + 1 - len(starts)
-        slopes = np.append(np.diff(values) / np.diff(starts), [0.0] * (spare + 1))
-        for buffer, numbers in ((self.starts, starts), (self.values, values)):
-            buffer.copy_(torch.from_numpy(np.append(numbers, [numbers[-1]] * spare)))
-        self.slopes.copy_(torch.from_numpy(slopes))
+        spare = POINTS - len(starts)
+        slopes = [*np.diff(values) / np.diff(starts), 1.0]
+        for buffer, numbers, far in (
+            (self.starts, starts, _FAR), (self.values, values, _FAR), (self.slopes, slopes, 0.0),
+        ):  # fmt: skip
+            buffer.copy_(torch.tensor([*numbers, *[far] * spare]))
 
-    def _mapped(self, chances: Tensor) -> Tensor:
-        starts, slopes = (part.to(chances.dtype) for part in (self.starts, self.slopes))
-        # Of each line the part below a probability. All runtimes have these operators.
-        parts = torch.minimum((chances[:, None] - starts[:-1]).clamp(min=0), starts[1:] - starts[:-1])
-        return self.values[0] + (parts * slopes[:-1]).sum(1)
+    def forward(self, logits: Tensor) -> Tensor:
+        """The map. Of each line the part below a logit: all runtimes have these operators."""
+        ends = torch.cat([self.starts[1:], self.starts.new_full((1,), _FAR)])
+        parts = torch.minimum((logits[:, None] - self.starts).clamp(min=0), ends - self.starts)
+        below = (logits - self.starts[0]).clamp(max=0)
+        return self.values[0] + below + (parts * self.slopes).sum(1)
 
-    def logits(self, raw: Tensor) -> Tensor:
-        """In float64 in between: logits of probabilities near 0 and 1 need all their digits."""
-        return torch.logit(self._mapped(torch.sigmoid(raw.double())), eps=LEAST).float()
-
-    def forward(self, raw: Tensor, squash: Squash) -> Tensor:
-        """The map of the raw probabilities."""
-        return self._mapped(squash(raw))
-
-    def write(self, build: Building, raw: str, squash: str, name: str) -> None:
+    def write(self, build: Building, logits: str) -> str:
         """Looks up the line: comparisons, whole numbers, and a product and a sum, all of them exact or rounded once.
 
-        No answer is above the end of its line, so that rounding does not make the map fall.
+        Nothing is above the end of its line, so that rounding does not make the map fall.
         """
-        chance = build.add(squash, [raw], f"{name}/raw")
+        starts, values, slopes = (buffer.numpy() for buffer in (self.starts, self.values, self.slopes))
+        tables = {
+            "start": np.insert(starts, 0, starts[0]), "value": np.insert(values, 0, values[0]),
+            "slope": np.insert(slopes, 0, np.float32(1)), "end": np.append(values, np.float32(_FAR)),
+        }  # fmt: skip
         axis = build.constant("calibration/axis", np.array([1]))
-        column = build.add("Unsqueeze", [chance, axis], f"{name}/column")
-        limits = build.constant("calibration/limits", self.starts[1:-1].numpy())
-        passed = build.add("GreaterOrEqual", [column, limits], f"{name}/passed")
-        whole = build.add("Cast", [passed], f"{name}/whole", to=TensorProto.INT64)
-        line = build.add("ReduceSum", [whole, axis], f"{name}/line", keepdims=0)
-        starts, values, slopes, ends = (
-            build.add("Gather", [build.constant(f"calibration/{part}", numbers.numpy()), line], f"{name}/{part}")
-            for part, numbers in (
-                ("starts", self.starts), ("values", self.values), ("slopes", self.slopes), ("ends", self.values[1:]),
-            )
-        )  # fmt: skip
-        above = build.add("Sub", [chance, starts], f"{name}/above")
-        risen = build.add("Mul", [above, slopes], f"{name}/risen")
-        build.add("Min", [build.add("Add", [values, risen], f"{name}/mapped"), ends], name)
+        column = build.add("Unsqueeze", [logits, axis], "calibration/column")
+        passed = build.add(
+            "GreaterOrEqual", [column, build.constant("calibration/starts", starts)], "calibration/passed"
+        )
+        whole = build.add("Cast", [passed], "calibration/whole", to=TensorProto.INT64)
+        line = build.add("ReduceSum", [whole, axis], "calibration/line", keepdims=0)
+        start, value, slope, end = (
+            build.add("Gather", [build.constant(f"calibration/{name}s_of_lines", table), line], f"calibration/{name}")
+            for name, table in tables.items()
+        )
+        risen = build.add("Mul", [build.add("Sub", [logits, start], "calibration/above"), slope], "calibration/risen")
+        return build.add("Min", [build.add("Add", [value, risen], "calibration/mapped"), end], "calibration/bounded")
 
 
-def points(chances: Array, labels: Index) -> tuple[Array, Array]:
-    """The points of a rising map, from (n,) probabilities and their labels of 0 and 1: starts and values, both rising.
+def points(logits: Array, labels: Index) -> tuple[Array, Array]:
+    """The points of a rising map, from (n,) logits and their labels of 0 and 1: starts and values, both rising.
 
     Bins of at least 100 rows, at most 15 of them, are pooled until their shares of ones rise (Ayer et al., 1955, the
     "pool adjacent violators"), and where a line between two would be too steep. Half a one and half a zero are added to
-    each bin, for bins that have none. The first point is at 0, the last at 1.
+    each bin, for bins that have none.
     """
-    order = np.argsort(chances, kind="stable")
-    bins = max(1, min(SEGMENTS - 1, len(order) // BIN_ROWS))
-    blocks: list[tuple[float, float, float]] = []
+    order = np.argsort(logits, kind="stable")
+    bins = max(1, min(POINTS, len(order) // BIN_ROWS))
+    blocks: list[_Block] = []
     for part in np.array_split(order, bins):
-        # Rows, the sum of their probabilities, and of their labels.
-        block = (len(part) + 1.0, float(chances[part].sum() + chances[part].mean()), float(labels[part].sum() + 0.5))
-        while blocks and _falls(blocks[-1], block):
-            rows, sums, ones = blocks.pop()
-            block = (rows + block[0], sums + block[1], ones + block[2])
+        block = _Block(len(part) + 1.0, float(logits[part].mean()) * (len(part) + 1), float(labels[part].sum()) + 0.5)
+        while blocks and block.falls_from(blocks[-1]):
+            block = _Block(*map(sum, zip(blocks.pop(), block, strict=True)))
         blocks.append(block)
-    x, y = (np.array([block[part] / block[0] for block in blocks]) for part in (1, 2))
-    first, last = max(LEAST, y[0] - STEEPEST * x[0]), min(1 - LEAST, y[-1] + STEEPEST * (1 - x[-1]))
-    inside = (x > 0) & (x < 1)
-    return np.array([0.0, *x[inside], 1.0]), np.array([first, *y[inside], last])
+    return np.array([block.start for block in blocks]), np.array([block.value for block in blocks])
 
 
-def _falls(block: tuple[float, float, float], following: tuple[float, float, float]) -> bool:
-    """Whether the share of ones does not rise from a block to the next, or too steeply."""
-    across = following[1] / following[0] - block[1] / block[0]
-    up = following[2] / following[0] - block[2] / block[0]
-    return not 0 < up <= STEEPEST * across
+class _Block(NamedTuple):
+    """The number of rows, the sum of their logits, and that of their labels."""
+
+    rows: float
+    logits: float
+    ones: float
+
+    @property
+    def start(self) -> float:
+        return self.logits / self.rows
+
+    @property
+    def value(self) -> float:
+        return math.log(self.ones / (self.rows - self.ones))
+
+    def falls_from(self, before: "_Block") -> bool:
+        """Whether the share of ones does not rise from the block before, or too steeply."""
+        return not 0 < self.value - before.value <= STEEPEST * (self.start - before.start)

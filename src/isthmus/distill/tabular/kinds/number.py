@@ -40,7 +40,8 @@ class NumberLabels(Kind):
         assert isinstance(declared.label, Number)  # noqa: S101 - it selects this kind
         self.values, train = _numbers(table, label), parts.train
         known = self.values[train]
-        self._mean, self._scale = float(known.mean()), float(known.std())
+        with np.errstate(over="ignore"):  # beyond float32, which is refused
+            self._mean, self._scale = float(known.mean()), float(known.std())
         _require_scale(label, known, self._scale)
         largest = np.float32(np.abs(known).max())
         # Twice the step of float32 there: a product and a sum are rounded.
