@@ -228,7 +228,7 @@ def test_the_package_holds_all_that_a_device_needs(package: Path, folder: Path) 
     assert differing(package) == 0
     opened = open_package(package)
     with parity(project, project.definitions.distillations["docsearch"], opened) as beside:
-        compared = compare_runtimes(beside, opened, None, all_keys=True)
+        compared = compare_runtimes(beside, opened, all_keys=True)
     assert compared.skipped == {}
     assert {one.differing for one in compared.files.values()} == {0}
     assert {one.compared for one in compared.files.values()} == {256 + 16 + len(golden.cases) - 1}

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.tabular.tensors import columns
+from isthmus.distill.types import spread
 from isthmus.features.clock import MICROSECOND, Status
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.definition.spec import Snapshot
@@ -33,6 +34,9 @@ from isthmus.orchestration.device.snapshot import of_keys, shelf, signer
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.device import DeviceQuestions
 from isthmus.orchestration.verification.sides import ComparedRows, questions_at, sample_with_keys
+
+ROWS = 2000
+"""Rows of the training set whose questions a device answers, unless a sample is enough."""
 
 SNAPSHOT = "snapshot"
 """The name of the snapshot in a verdict."""
@@ -62,12 +66,14 @@ class DeviceRows:
     Attributes:
         questions: join keys and request fields, with the snapshot.
         rows: their names.
+        of: how many questions there are, of which these are a sample.
         offline: each input of the package by name, from the tables at the moment of the snapshot.
         stored: the same, with the stored features from the snapshot.
     """
 
     questions: DeviceQuestions
     rows: ComparedRows
+    of: int
     offline: Mapping[str, Values]
     stored: Mapping[str, Values]
 
@@ -117,9 +123,9 @@ def compare_snapshot(
 
 def device_rows(
     project: Project, declared: Distillation, package: Package, histories: Sequence[ViewHistory],
-    snapshot: ComparedSnapshot, count: int,
+    snapshot: ComparedSnapshot, count: int | None,
 ) -> DeviceRows | None:  # fmt: skip
-    """Up to `count` rows of the training set as questions to a device that has the snapshot.
+    """Rows of the training set as questions to a device that has the snapshot: `count` of all, or all if it is None.
 
     Rows whose keys it does not keep are left out; None if nothing is left, or if there is no snapshot or no device.
     """
@@ -132,16 +138,16 @@ def device_rows(
     request = [column for column in contract.raw_inputs(manifest.service) if column.available == "request"]
     types |= {column.name: column.dtype for column in request}
     examples = Artifacts(project, declared).training_set(manifest.training_set).table()
-    complete = sample_with_keys(examples, keys, count).select(list(dict.fromkeys((*keys, *types))))
+    complete = sample_with_keys(examples, keys, ROWS).select(list(dict.fromkeys((*keys, *types))))
     kept = np.logical_and.reduce([of_keys(view, device, complete) for view in views])
-    for view in views:
-        for column in view.keys:
-            if column.dtype == String:
-                # No device asks about an empty text.
-                kept &= pc.not_equal(complete[column.name], "").to_numpy(zero_copy_only=False)
-    questions = complete.filter(pa.array(kept))
-    if not len(questions):
+    for column in (column for view in views for column in view.keys):
+        if column.dtype == String:
+            # No device asks about an empty text.
+            kept &= pc.fill_null(pc.not_equal(complete[column.name], ""), False).to_numpy(zero_copy_only=False)
+    places = np.flatnonzero(kept)
+    if not len(places):
         return None
+    questions = complete.take(places[spread(len(places), len(places) if count is None else count)])
     read = {view.name for view in views}
     joined = point_in_time(questions_at(questions, at), [each for each in histories if each.view.name in read])
     offline = columns(joined, manifest.model_inputs)
@@ -152,7 +158,7 @@ def device_rows(
         stored |= {view.full_name(c.name): answered[c.name] for c in view.fields if view.full_name(c.name) in offline}
     asked = {name: (dtype, from_arrow(questions[name], dtype)) for name, dtype in types.items()}
     named = ComparedRows.of(questions, keys, [at] * len(questions))
-    return DeviceRows(DeviceQuestions(file.data, snapshot.key, at, asked), named, offline, stored)
+    return DeviceRows(DeviceQuestions(file.data, snapshot.key, at, asked), named, len(places), offline, stored)
 
 
 def _compare(

@@ -1,8 +1,9 @@
 """The package in every runtime that can run here, beside its student."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from isthmus.distill.export.parity import Parity, Questions
 from isthmus.distill.types import Index
@@ -12,7 +13,7 @@ from isthmus.features.package.inspect import Runtime
 from isthmus.features.package.manifest import Package, feeds
 from isthmus.features.package.replay import Answers
 from isthmus.features.verdict import ONNX_RUNTIME, FeatureVerdict, RuntimeVerdict, Sample, merged
-from isthmus.orchestration.runtimes.device import ask_device
+from isthmus.orchestration.runtimes.device import DeviceAnswers, ask_device
 from isthmus.orchestration.runtimes.products import RUNTIMES
 from isthmus.orchestration.runtimes.web import NAME as WEB
 from isthmus.orchestration.runtimes.web import NodeFailed, WebRuntime
@@ -21,12 +22,37 @@ from isthmus.orchestration.verification.modelinputs import input_values
 from isthmus.orchestration.verification.sides import ComparedPackage
 
 
-def compare_runtimes(parity: Parity, package: Package, device: DeviceRows | None, *, all_keys: bool) -> ComparedPackage:
+class Client(NamedTuple):
+    """What the reference client answered: model file to its answers, or why there are none; and what it took."""
+
+    answers: Mapping[str, DeviceAnswers] | NodeFailed | DependencyError
+    milliseconds: float
+
+
+def ask_client(package: Package, device: DeviceRows) -> Client:
+    """Asks the client in a process of its own: a thread may wait for it."""
+    began = time.perf_counter()
+    answers: Mapping[str, DeviceAnswers] | NodeFailed | DependencyError
+    try:
+        answers = ask_device(WebRuntime(install=False).node, package, device.questions)
+    except (DependencyError, NodeFailed) as error:
+        answers = error
+    return Client(answers, 1000 * (time.perf_counter() - began))
+
+
+def compare_runtimes(
+    parity: Parity,
+    package: Package,
+    device: DeviceRows | None = None,
+    client: Callable[[], Client] | None = None,
+    *,
+    all_keys: bool,
+) -> ComparedPackage:
     """Asks every runtime for which there are files, and compares what they answer.
 
     ONNX Runtime answers as many rows as a complete verdict asks; the others, each in a process of its own, a sample
     unless `all_keys`. `device` are rows whose stored features come from a snapshot: onnxruntime-web is asked these
-    alone, by the reference client.
+    alone, by the reference client, whose answers `client` has.
     """
     result = ComparedPackage()
     every = parity.sample(parity.rows)
@@ -40,21 +66,24 @@ def compare_runtimes(parity: Parity, package: Package, device: DeviceRows | None
             continue
         began, rows = time.perf_counter(), every if name == ONNX_RUNTIME else few
         try:
-            runtime = WebRuntime(install=False) if name == WEB else product()
-            if device is not None and kept is not None and isinstance(runtime, WebRuntime):
-                answered, fed = _ask_client(parity, package, runtime, device, *kept)
+            if name == WEB and device is not None and client is not None and kept is not None:
+                asked = client()
+                answered, fed = _by_client(parity, package, device, asked, *kept)
                 result.device.update(fed)
+                spent, sample = asked.milliseconds, Sample(len(device.rows), device.of)
             else:
+                runtime = WebRuntime(install=False) if name == WEB else product()
                 answered = _ask(parity, package, runtime, [rows] if kept is None else [rows, kept[0]])
-                if len(rows) < len(every):
-                    result.samples[f"rows in {name}"] = Sample(len(rows), len(every))
+                spent, sample = 1000 * (time.perf_counter() - began), Sample(len(rows), len(every))
         except DependencyError as error:
             result.skipped[name] = str(error)
             continue
+        if sample.rows < sample.of:
+            result.samples[f"rows in {name}"] = sample
         files = {f"{file} in {name}" if name == WEB else file: part for file, part in answered.items()}
         result.files.update(files)
-        asked, spent = max(part.compared for part in files.values()), 1000 * (time.perf_counter() - began)
-        result.runtimes[name] = RuntimeVerdict([*files], asked, round(spent, 1))
+        most = max(part.compared for part in files.values())
+        result.runtimes[name] = RuntimeVerdict([*files], most, round(spent, 1))
     return result
 
 
@@ -71,15 +100,16 @@ def _ask(
     return answered
 
 
-def _ask_client(
-    parity: Parity, package: Package, runtime: WebRuntime, device: DeviceRows, questions: Questions, places: Index
+def _by_client(
+    parity: Parity, package: Package, device: DeviceRows, client: Client, questions: Questions, places: Index
 ) -> tuple[dict[str, FeatureVerdict], dict[str, FeatureVerdict]]:
     """Each file in onnxruntime-web, as the reference client asks it, and each input that the client feeds."""
-    inputs, variants = package.manifest.model_inputs, runtime.files(package.manifest)
-    try:
-        answers = ask_device(runtime.node, package, device.questions)
-    except NodeFailed as error:
-        reason = f"{WEB} refuses it ({error})"
+    inputs, answers = package.manifest.model_inputs, client.answers
+    variants = [variant for variant in package.manifest.variants if variant.format in RUNTIMES[WEB].formats]
+    if isinstance(answers, DependencyError):
+        raise answers
+    if isinstance(answers, NodeFailed):
+        reason = f"{WEB} refuses it ({answers})"
         return {variant.file: parity.refused(variant, reason, questions) for variant in variants}, {}
     fed = [input_values(inputs, answer.fed) for answer in answers.values()]
     compared = {

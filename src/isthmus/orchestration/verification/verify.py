@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,6 +32,9 @@ from isthmus.serving.deployment.deployment import unapproved
 
 CHECKED_ROWS = 2000
 """Rows of the training set whose requests the API answers, unless a sample is enough."""
+
+DEVICE_SAMPLE = 200
+"""Rows of them that a device answers, which are a sample."""
 
 PREDICT = "/predict"
 """The name, among the package's files, of what a server predicts with it."""
@@ -131,15 +135,20 @@ class _Verification:
     def _package(self, histories: Sequence[ViewHistory], snapshot: ComparedSnapshot) -> ComparedPackage:
         if self.declared is None or self.package is None:
             return ComparedPackage()
+        self.progress("comparing the package with its student", 0.9)
         # Imported here: a project without a package may lack the libraries that run one.
         from isthmus.orchestration.verification.modelinputs import compare_package
-        from isthmus.orchestration.verification.runtimes import compare_runtimes
+        from isthmus.orchestration.verification.runtimes import ask_client, compare_runtimes
 
-        self.progress("comparing the package with its student", 0.9)
-        rows = CHECKED_ROWS if self.all_keys else SAMPLE
-        device = device_rows(self.project, self.declared, self.package, histories, snapshot, rows)
-        with parity(self.project, self.declared, self.package) as beside:
-            parts = compare_runtimes(beside, self.package, device, all_keys=self.all_keys)
+        rows, few = (CHECKED_ROWS, None) if self.all_keys else (SAMPLE, DEVICE_SAMPLE)
+        device = device_rows(self.project, self.declared, self.package, histories, snapshot, few)
+        with ThreadPoolExecutor(1) as pool:
+            # Node takes seconds, in which this process restores the student.
+            client = pool.submit(ask_client, self.package, device).result if device else None
+            with parity(self.project, self.declared, self.package) as beside:
+                parts = compare_runtimes(beside, self.package, device, client, all_keys=self.all_keys)
+        if snapshot.file is not None and device is None:
+            parts.skipped["what a device feeds"] = "no row of the training set has only keys that a device keeps"
         if not self.package.manifest.inputs:
             reason = "only its own task makes it of features, so that no server predicts"
             parts.skipped["what the package is fed"] = reason
