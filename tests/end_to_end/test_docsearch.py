@@ -208,7 +208,8 @@ def test_the_package_holds_all_that_a_device_needs(package: Path, folder: Path) 
         ("input_ids", "int64", ("N", "P")), ("attention_mask", "int64", ("N", "P")),
     ]  # fmt: skip
     assert [(one.name, one.element, one.shape) for one in manifest.outputs] == [("vector", "float", ("N", 32))]
-    assert set(manifest.files) == {"tokenizer.json", "tokens.json", "passages.json", "passages.i8"}
+    files = {"tokenizer.json", "tokens.json", "passages.json", "passages.i8"}
+    assert set(manifest.files) == files | {"CoreMLTests.swift"}
     passages = json.loads((package / "passages.json").read_bytes())
     assert len((package / "passages.i8").read_bytes()) == 32 * len(passages)
     # A tokenizer of another library, that reads the file alone, gives the very tokens of the golden cases.
@@ -227,6 +228,10 @@ def test_the_package_holds_all_that_a_device_needs(package: Path, folder: Path) 
         assert b"site-packages" not in file.read_bytes()
     assert differing(package) == 0
     opened = open_package(package)
+    formats = {variant.format: variant for variant in opened.manifest.variants}
+    assert formats.keys() == {"onnx", "ort", "pte", "tflite", "mlpackage"}
+    # LiteRT has no open sizes: zeros fill a text up, and the mask says so.
+    assert (formats["tflite"].most, formats["tflite"].padded) == ({"N": 1, "P": 48}, ("P",))
     with parity(project, project.definitions.distillations["docsearch"], opened) as beside:
         compared = compare_runtimes(beside, opened, all_keys=True)
     assert compared.skipped == {}

@@ -12,16 +12,22 @@ import numpy as np
 import pytest
 
 from isthmus import GateFailed
+from isthmus.distill.formats.conversions import CONVERSIONS
+from isthmus.distill.portable.libraries import require_installed
 from isthmus.features.files import read_pointer
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.golden import TensorBytes
+from isthmus.features.package.inspect import inspect
+from isthmus.features.package.manifest import read_package
 from isthmus.features.snapshot.client import BROWSER
 from isthmus.features.snapshot.file import SnapshotFile, read_snapshot
 from isthmus.features.snapshot.kept import kept_views
-from isthmus.features.verdict import ONNX_RUNTIME, Verdict
+from isthmus.features.verdict import ONNX_RUNTIME, Sample, Verdict
 from isthmus.orchestration.device.snapshot import shelf, signer, snapshot
+from isthmus.orchestration.models.models import export
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.runtimes.products import RUNTIMES
 from isthmus.orchestration.runtimes.web import NAME as WEB
 from isthmus.orchestration.verification.devices import compare_snapshot
 from isthmus.orchestration.verification.verify import PREDICT, require_passed, verify
@@ -125,17 +131,17 @@ def test_what_cannot_be_compared_is_said(project: Project) -> None:
 
 def test_every_runtime_answers_and_is_fed_what_the_tables_have(on_device: Shop, web: None) -> None:
     verdict = require_passed(verify(Project(on_device.root)))
-    assert verdict.samples[f"rows in {WEB}"].rows == 200
+    assert verdict.samples[f"rows in {WEB}"] == Sample(100, 500)
     assert verdict.skipped == {}
     files = {f"model.{precision}.ort in {WEB}" for precision in ("fp32", "int8")}
     assert verdict.runtimes.keys() == {ONNX_RUNTIME, WEB}
     assert set(verdict.runtimes[WEB].files) == files
     assert set(verdict.runtimes[ONNX_RUNTIME].files) == verdict.files.keys() - files - {PREDICT}
     rows = verdict.runtimes[WEB].rows
-    assert 50 < rows <= 200 < 2000 < verdict.runtimes[ONNX_RUNTIME].rows
+    assert 50 < rows <= 100 < 2000 < verdict.runtimes[ONNX_RUNTIME].rows
     assert verdict.device.keys() == verdict.inputs.keys()
     # Of two files, with the rows that a request transform refuses.
-    assert {part.compared for part in verdict.device.values()} == {2 * 200}
+    assert {part.compared for part in verdict.device.values()} == {2 * 100}
     assert verdict.files[f"model.fp32.ort in {WEB}"].worst <= 1e-5
     text = (on_device.state / "verdicts" / "late_order.html").read_text()
     assert f">{WEB}</" in text
@@ -195,3 +201,36 @@ def test_a_runtime_that_is_absent_is_named_by_the_verdict_and_by_the_deployment(
     released = deploy(opened)
     assert released.deployment.verdict.limits == (limit,)
     assert json.loads(opened.deployment_file.read_bytes())["verdict"]["limits"] == [limit]
+
+
+@pytest.mark.accept
+@pytest.mark.timeout(900)
+def test_every_format_is_asked_in_its_runtime_through_the_snapshot(
+    on_device: Shop, web: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_installed("make accept", [conversion.LIBRARIES for conversion in CONVERSIONS.values()])
+    monkeypatch.setenv("ISTHMUS_PACKAGES__RUNTIMES", json.dumps([*CONVERSIONS]))
+    opened = Project(on_device.root)
+    exported = export(opened)
+    manifest = read_package(exported.path)
+    assert {variant.format for variant in manifest.variants} == {"onnx", "ort", "pte", "tflite", "mlpackage"}
+    assert sum(file.stat().st_size for file in exported.path.iterdir()) <= 250_000
+    verdict = require_passed(verify(opened))
+    assert verdict.runtimes.keys() == RUNTIMES.keys()
+    assert verdict.skipped == {}
+    for name, runtime in verdict.runtimes.items():
+        rows = {verdict.files[file].compared for file in runtime.files}
+        assert rows == {runtime.rows}
+        # All rows of a small table, the golden cases, and those of the snapshot.
+        assert runtime.rows > (50 if name == WEB else 2000)
+    fp32 = {file: part.worst for file, part in verdict.files.items() if "fp32" in file}
+    assert len(fp32) == 6
+    assert max(fp32.values()) <= 1e-5
+    # The same without the project, by its golden cases.
+    for product in RUNTIMES.values():
+        inspect(exported.path, runtime=product()).require()
+    torn = exported.path / "core.fp32.tflite"
+    whole = torn.read_bytes()
+    torn.write_bytes(whole[: len(whole) // 2])
+    resum(exported.path)
+    assert {"file core.fp32.tflite in LiteRT"} == _differing(verify(opened))

@@ -117,7 +117,7 @@ def _material(artifacts: Artifacts, examples: TrainingSet) -> "Material":
     contract, profile = project.applied(), project.settings.profiles.training
     inputs = _inputs(contract, declared.student.name)
     material = Material(
-        declared,
+        replace(declared, runtimes=project.runtimes(declared)),
         examples.table(),
         teacher_inputs=_inputs(contract, declared.teacher.name),
         student_inputs=inputs,

@@ -35,7 +35,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.device import DeviceQuestions
 from isthmus.orchestration.verification.sides import ComparedRows, questions_at, sample_with_keys
 
-ROWS = 2000
+ROWS = 500
 """Rows of the training set whose questions a device answers, unless a sample is enough."""
 
 SNAPSHOT = "snapshot"

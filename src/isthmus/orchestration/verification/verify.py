@@ -33,7 +33,7 @@ from isthmus.serving.deployment.deployment import unapproved
 CHECKED_ROWS = 2000
 """Rows of the training set whose requests the API answers, unless a sample is enough."""
 
-DEVICE_SAMPLE = 200
+DEVICE_SAMPLE = 100
 """Rows of them that a device answers, which are a sample."""
 
 PREDICT = "/predict"
