@@ -62,6 +62,7 @@ class DocSearch(Task):
     golden, compared = 16, 256
     pipeline = "sentence-similarity"
     max_sizes: Mapping[str, int] = {"P": max(QUESTION, PASSAGE)}
+    padded = ("P",)
     shape: Mapping[str, Any] = {"rank": 128, "layers": (0,), "inner": 768}
     """Of the student: see `encoder.student`."""
 

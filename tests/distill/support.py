@@ -1,7 +1,8 @@
 """A small training set with every awkward column, and the declaration that learns from it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,17 @@ import pyarrow as pa
 
 from isthmus.distill.declaration import Distillation, Plan, Tabular
 from isthmus.distill.distillation import DistillationReport, distill
+from isthmus.distill.export.parity import Parity
 from isthmus.distill.settings import Settings
 from isthmus.distill.tabular.preparation import learned
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.task import Learn, Material
 from isthmus.features.definition.spec import FeatureService, Field, Spine
-from isthmus.features.package.manifest import ModelInput
+from isthmus.features.package.manifest import ModelInput, Package
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.types import Bool, Float32, Float64, Int64, String, UnixTimestamp
+from isthmus.features.verdict import FeatureVerdict
+from isthmus.orchestration.runtimes.products import RUNTIMES
 from isthmus.transforms import engine
 from isthmus.transforms.preparation.fit import Preparation
 
@@ -117,3 +121,17 @@ def run(folder: Path, table: pa.Table, profile: TrainingProfile = PROFILE, **cha
         again=again,
         progress=lambda text, _done: told(text),
     )
+
+
+def check_package(
+    material: Material, package: Package, model_folder: Path, keys: Sequence[str] = (), rows: int | None = None
+) -> dict[str, FeatureVerdict]:
+    """Each file of a package beside its student, in the runtime that it is for."""
+    parity = Parity(material, package, model_folder, keys)
+    questions, compared = parity.sample(parity.rows if rows is None else rows), {}
+    for product in RUNTIMES.values():
+        if product.option != "web" and any(variant.format in product.formats for variant in package.manifest.variants):
+            runtime = product()
+            for variant in runtime.files(package.manifest):
+                compared[variant.file] = parity.check(variant, partial(runtime.ask, package, variant), questions)
+    return compared

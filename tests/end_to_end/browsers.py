@@ -13,7 +13,7 @@ def differing(package: Path) -> int:
     """In how many values of the golden cases its bits are others."""
     opened = open_package(package)
     golden, variant = read_golden(opened), opened.manifest.variant("int8")
-    answers = WebRuntime().ask(opened, variant, golden)
+    answers = WebRuntime().ask(opened, variant, golden.cases)
     return sum(
         int(np.count_nonzero(theirs[name].view(np.int32) != kept.array.view(np.int32)))
         for case, theirs in zip(golden.cases, answers, strict=True)

@@ -23,6 +23,8 @@ from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.snapshot.client import CLIENTS
 from isthmus.orchestration.device.site import site
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.runtimes.products import RUNTIMES
+from isthmus.orchestration.runtimes.web import installed
 from isthmus.serving.state import State
 from tests.end_to_end.files import served
 from tests.features.support import join_naively
@@ -126,6 +128,29 @@ def test_feasts_default_request_is_answered_with_the_features_bare_names(
         service = lookup["request"]["feature_service"]
         full = state.service_lookup(service, True).names
         assert state.service_lookup(service, False).names == [name.partition("__")[2] for name in full]
+
+
+@pytest.mark.timeout(900)
+def test_the_package_in_every_format_is_small_and_passes_in_every_runtime(
+    outcome: dict[str, Any], flights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(flights, tmp_path / "flights"))
+    assert outcome["verdict"]["passed"]
+    installed()
+    monkeypatch.setenv("ISTHMUS_PACKAGES__RUNTIMES", json.dumps(["executorch", "litert", "coreml"]))
+    exported = json.loads(_isthmus(folder, "export", "--json"))
+    # In whole numbers ExecuTorch's answers are further off than allowed.
+    assert exported["left_out"].keys() <= {"core.int8.pte"}
+    files = {file.name: file.stat().st_size for file in Path(exported["path"]).iterdir() if file.name not in CLIENTS}
+    assert {"core.fp32.pte", "core.fp32.tflite", "core.fp32.mlpackage.zip"} <= files.keys()
+    assert exported["bytes"]["fp32"] <= 250_000
+    verdict = json.loads(_isthmus(folder, "verify", "--all", "--json"))
+    assert verdict["passed"]
+    assert verdict["runtimes"].keys() == RUNTIMES.keys()
+    assert verdict["samples"] == {}
+    assert verdict["device"].keys() == verdict["inputs"].keys()
+    fp32 = {file: part["worst"] for file, part in verdict["files"].items() if "fp32" in file}
+    assert max(fp32.values()) <= 1e-5
 
 
 def test_a_second_build_changes_no_byte(outcome: dict[str, Any], flights: Path) -> None:

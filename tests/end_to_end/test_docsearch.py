@@ -27,9 +27,10 @@ from isthmus.features.package.manifest import Feeds, open_package, package_diges
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.device.site import site
-from isthmus.orchestration.models.models import check_package, distill, export
+from isthmus.orchestration.models.models import distill, export, parity
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
+from isthmus.orchestration.verification.runtimes import compare_runtimes
 from tests.end_to_end.api import deployed
 from tests.end_to_end.browsers import differing
 from tests.end_to_end.files import served
@@ -211,7 +212,8 @@ def test_the_package_holds_all_that_a_device_needs(package: Path, folder: Path) 
         ("input_ids", "int64", ("N", "P")), ("attention_mask", "int64", ("N", "P")),
     ]  # fmt: skip
     assert [(one.name, one.element, one.shape) for one in manifest.outputs] == [("vector", "float", ("N", 32))]
-    assert set(manifest.files) == {"tokenizer.json", "tokens.json", "passages.json", "passages.i8"}
+    files = {"tokenizer.json", "tokens.json", "passages.json", "passages.i8"}
+    assert set(manifest.files) == files | {"CoreMLTests.swift"}
     passages = json.loads((package / "passages.json").read_bytes())
     assert len((package / "passages.i8").read_bytes()) == 32 * len(passages)
     # A tokenizer of another library, that reads the file alone, gives the very tokens of the golden cases.
@@ -229,9 +231,16 @@ def test_the_package_holds_all_that_a_device_needs(package: Path, folder: Path) 
         assert str(EXAMPLE).encode() not in file.read_bytes()
         assert b"site-packages" not in file.read_bytes()
     assert differing(package) == 0
-    compared = check_package(project, project.definitions.distillations["docsearch"], open_package(package))
-    assert {one.differing for one in compared.values()} == {0}
-    assert {one.compared for one in compared.values()} == {256 + 16 + len(golden.cases) - 1}
+    opened = open_package(package)
+    formats = {variant.format: variant for variant in opened.manifest.variants}
+    assert formats.keys() == {"onnx", "ort", "pte", "tflite", "mlpackage"}
+    # LiteRT has no open sizes: zeros fill a text up, and the mask says so.
+    assert (formats["tflite"].most, formats["tflite"].padded) == ({"N": 1, "P": 48}, ("P",))
+    with parity(project, project.definitions.distillations["docsearch"], opened) as beside:
+        compared = compare_runtimes(beside, opened, all_keys=True)
+    assert compared.skipped == {}
+    assert {one.differing for one in compared.files.values()} == {0}
+    assert {one.compared for one in compared.files.values()} == {256 + 16 + len(golden.cases) - 1}
     assert export(project).digest == package_digest(package)
 
 

@@ -120,9 +120,9 @@ def test_one_golden_frame_shows_a_photograph_and_noise(distilled: DistillationRe
     assert manifest.model == distilled.id
     (case,) = read_golden(open_package(package)).cases
     frame = case.feeds["frame"]
-    # What is fed, and what six files answer: base64 of the floats of a frame each.
-    assert len(case.outputs) == 6
-    assert (package / "golden.json").stat().st_size < 7 * (frame.nbytes * 4 / 3 + 100) + 1000
+    # What is fed, and what eight files answer: base64 of the floats of a frame each.
+    assert len(case.outputs) == 8
+    assert (package / "golden.json").stat().st_size < 9 * (frame.nbytes * 4 / 3 + 100) + 1000
     # Above a photograph, of 8 bits, and below noise.
     levels = 255 * frame.astype(np.float64)
     whole = np.abs(levels - np.rint(levels)).max((0, 1, 3)) < 1e-3

@@ -9,11 +9,12 @@ import pytest
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
+from isthmus.orchestration.device.snapshot import snapshot
 from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
 from tests.orchestration import shop as shops
-from tests.orchestration.shop import Shop, learnable, with_moment
+from tests.orchestration.shop import Shop, learnable, with_device, with_moment
 
 
 @pytest.fixture
@@ -55,6 +56,18 @@ def _export(folder: Path) -> None:
     shop.replace('.cast("float").alias("late_rate_7d")', '.alias("late_rate_7d")')
     for step in (apply, build, materialize, training_set, distill, export):
         step(Project(folder))
+
+
+def _on_device(folder: Path) -> None:
+    learnable(with_device(with_moment(shops.write(folder))))
+    for step in (apply, build, materialize, snapshot, training_set, distill, export):
+        step(Project(folder))
+
+
+@pytest.fixture
+def on_device(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Shop:
+    """A project whose student's stored features are kept by devices, with a package and a snapshot."""
+    return Shop(Path(shutil.copytree(once(tmp_path_factory, "on-device", _on_device), tmp_path / "shop")))
 
 
 @pytest.fixture

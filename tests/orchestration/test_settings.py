@@ -33,7 +33,7 @@ def test_the_smallest_file_has_every_default(tmp_path: Path) -> None:
     assert (read.project.definitions, read.project.now) == ("definitions", None)
     assert read.profiles.training.batch == 1024
     assert read.server.port == 6570
-    assert (read.packages.signing_key, read.packages.public_key) == (None, None)
+    assert (read.packages.runtimes, read.packages.signing_key, read.packages.public_key) == ((), None, None)
     assert (read.server.limits.rows, read.server.limits.requests_per_second) == (10_000, None)
 
 
@@ -287,3 +287,8 @@ def test_a_schedule_that_is_taken_is_one_of_dagster(schedule: str) -> None:
         assert schedule not in ("0 3 * * 0", "*/15 0-6,12 1 12 1-5", "@weekly")
     else:
         dg.AutomationCondition.cron_tick_passed(schedule)
+
+
+def test_a_runtime_that_there_is_not_is_named(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, SMALLEST + '[packages]\nruntimes = ["tensorrt"]\n')
+    assert problem == "packages.runtimes.0: 'tensorrt'; expected one of coreml, executorch, litert, onnxruntime"

@@ -14,6 +14,9 @@ from isthmus.features.errors import GateFailed
 from isthmus.features.types import DataType
 from isthmus.features.values.columns import Mask, Values
 
+ONNX_RUNTIME = "ONNX Runtime"
+"""Which runs a package behind the API."""
+
 EXAMPLES = 3
 _CANDIDATES = 1000
 """Differing rows from which a comparison picks examples."""
@@ -61,6 +64,29 @@ class FeatureVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """How many rows were compared, of how many that `isthmus verify --all` compares."""
+
+    rows: Annotated[int, msgspec.Meta(ge=0)]
+    of: Annotated[int, msgspec.Meta(ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeVerdict:
+    """What a runtime answered.
+
+    Attributes:
+        files: the names of its comparisons in `Verdict.files`.
+        rows: number of rows of which each file was asked, golden cases included.
+        milliseconds: for all of its files, with starting and opening them.
+    """
+
+    files: Sequence[str]
+    rows: Annotated[int, msgspec.Meta(ge=0)]
+    milliseconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The outcome of `isthmus verify`.
 
@@ -74,8 +100,13 @@ class Verdict:
             known, so there is nothing to compare them with until the table has caught up.
         package: digest of the package whose output was compared, or None.
         model: comparison of the package's output with the student's, all files together, or None.
-        files: model file of the package to its part in `model`; a server's predictions are `/predict`.
+        files: model file of the package to its part in `model`; a server's predictions are `/predict`, and what a
+            file answers in onnxruntime-web is `FILE in onnxruntime-web`.
         inputs: input of the package's graph to the comparison of its offline and served values.
+        device: likewise, of its offline value at the moment of the snapshot with what the reference client feeds the
+            graph, from the file of the snapshot.
+        runtimes: what each runtime that can run here was asked; a runtime that cannot is in `skipped`.
+        samples: whatever only a sample was compared of, in words: keys of views, rows in runtimes.
         skipped: whatever could not be compared to the reason: `deploy` refuses where a model needs it.
         singly: every comparison of rows that were asked for alone, or computed alone, by its name: no row may depend on
             others. Its rows are among those of the other comparisons.
@@ -92,6 +123,9 @@ class Verdict:
     inputs: Mapping[str, FeatureVerdict] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
     singly: Mapping[str, FeatureVerdict] = field(default_factory=dict)
+    device: Mapping[str, FeatureVerdict] = field(default_factory=dict)
+    runtimes: Mapping[str, RuntimeVerdict] = field(default_factory=dict)
+    samples: Mapping[str, Sample] = field(default_factory=dict)
 
     @property
     def compared(self) -> int:
@@ -110,16 +144,25 @@ class Verdict:
 
     def _all(self) -> list[FeatureVerdict]:
         features = [feature for view in self.views.values() for feature in view.values()]
-        return [*features, *self.inputs.values(), *self.singly.values(), *([self.model] if self.model else [])]
+        features += [part for group in (self.inputs, self.device, self.singly) for part in group.values()]
+        return [*features, *([self.model] if self.model else [])]
+
+    @property
+    def limits(self) -> list[str]:
+        """Whatever the verdict says nothing of, in sentences: samples, and what could not be compared."""
+        samples = (f"a sample: {part.rows:,} of {part.of:,} {name}" for name, part in self.samples.items())
+        return [*samples, *(f"not compared: {name}, because {why}" for name, why in self.skipped.items())]
 
     def named(self) -> dict[str, FeatureVerdict]:
-        """Every comparison by its name in messages: `view.feature`, `input x`, `file y`, `view.feature alone`.
+        """Every comparison by its name in messages: `view.feature`, `input x`, `file y in z`, `view.feature alone`.
 
         What differs among others has no second name for rows alone.
         """
         parts = flat(self.views)
         parts |= {f"input {name}": part for name, part in self.inputs.items()}
-        parts |= {f"file {name}": part for name, part in self.files.items()}
+        parts |= {f"input {name} on a device": part for name, part in self.device.items()}
+        runtimes = {file: name for name, runtime in self.runtimes.items() for file in runtime.files}
+        parts |= {f"file {in_runtime(name, runtimes.get(name, ''))}": part for name, part in self.files.items()}
         if self.model is not None and not self.files:
             parts["the package's output"] = self.model
         alone = {name: part for name, part in self.singly.items() if name not in parts or not parts[name].differing}
@@ -176,7 +219,8 @@ def _plain(value: Any) -> Any:
 
 def _comparisons(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """All comparisons in a verdict's JSON. Earlier verdicts had fewer groups."""
-    groups = [*data["views"].values(), data.get("files", {}), data.get("inputs", {}), data.get("singly", {})]
+    more = ("files", "inputs", "device", "singly")
+    groups = [*data["views"].values(), *(data.get(name, {}) for name in more)]
     return [feature for group in groups for feature in group.values()] + ([data["model"]] if data["model"] else [])
 
 
@@ -239,6 +283,11 @@ def _first(keys: Sequence[str], differing: np.ndarray[Any, Any]) -> np.ndarray[A
     rows = differing[:_CANDIDATES].tolist()
     by_key = {keys[row]: row for row in reversed(rows)}
     return np.array([*dict.fromkeys([*sorted(by_key.values()), *rows])][:EXAMPLES], np.int64)
+
+
+def in_runtime(file: str, runtime: str) -> str:
+    """The name of what a model file answers in a runtime: a file in ONNX Runtime has its own name."""
+    return file if runtime in ("", ONNX_RUNTIME) or file.endswith(runtime) else f"{file} in {runtime}"
 
 
 def flat(groups: Mapping[str, Mapping[str, FeatureVerdict]]) -> dict[str, FeatureVerdict]:

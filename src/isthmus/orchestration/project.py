@@ -163,6 +163,10 @@ class Project:
         with self._imported(self.settings.project.definitions) as module:
             return self._compiled(module)
 
+    def runtimes(self, declared: Distillation) -> tuple[str, ...]:
+        """Those for which the packages of a distillation have files: its own, and those of `[packages]`."""
+        return tuple(dict.fromkeys((*declared.runtimes, *self.settings.packages.runtimes)))
+
     def distillation(self, name: str | None = None) -> Distillation:
         """The distillation of this name, or the only distillation.
 

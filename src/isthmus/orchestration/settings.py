@@ -20,6 +20,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from isthmus.distill.declaration import RUNTIMES
 from isthmus.features.errors import ConfigurationError, Problem, nearest, one_of
 from isthmus.features.package.signature import PASSWORD
 from isthmus.features.profiles import ServingProfile, TrainingProfile
@@ -86,6 +87,7 @@ _ONLINE = _matching(
     lambda url: url == "embedded" or url.startswith(SCHEMES),
     f'"embedded", or a URL that begins with {", ".join(SCHEMES[:-1])} or {SCHEMES[-1]}',
 )
+_RUNTIME = _matching(RUNTIMES.__contains__, one_of(RUNTIMES))
 _CRON = _matching(_is_cron, "five fields like 0 3 * * 0, or @hourly, @daily, @weekly, @monthly or @yearly")
 _Count = Annotated[int, Field(ge=1)]
 
@@ -153,14 +155,16 @@ class PricesTable(_Table):
 
 
 class PackagesTable(_Table):
-    """`[packages]`: the key that signs packages, and the key whose signature they must have.
+    """`[packages]`: for which runtimes they have files, the key that signs them, and whose signature they must have.
 
     Attributes:
+        runtimes: those beside the runtimes of each distillation, for which this machine has the libraries.
         signing_key: file (relative to the project) of the private key with which `export` signs, in PEM. The password
             of an encrypted key is in the environment.
         public_key: file of the public key that the signature of every deployed or served package must match.
     """
 
+    runtimes: tuple[Annotated[str, _RUNTIME], ...] = ()
     signing_key: str | None = None
     public_key: str | None = None
 

@@ -25,7 +25,6 @@ from isthmus.distill.export.candidate import difference
 from isthmus.distill.export.conversion import in_precision
 from isthmus.distill.export.export import ExportReport
 from isthmus.distill.export.package import readme
-from isthmus.distill.export.parity import check_package
 from isthmus.distill.onnx.ortbytes import canonical
 from isthmus.distill.onnx.runtime import ask, ort_format, predict, session
 from isthmus.distill.restore import create_task
@@ -45,7 +44,7 @@ from isthmus.transforms.preparation.fit import FittedNumber, FittedText, Prepara
 from isthmus.transforms.preparation.steps import Embed, described
 from tests.distill.conftest import DEVICE, SERVING, make_package
 from tests.distill.packages import resum, rewritten
-from tests.distill.support import CONTRACT, STUDENT, material, run
+from tests.distill.support import CONTRACT, STUDENT, check_package, material, run
 
 
 def test_the_package_is_whole(exported: ExportReport, trained: DistillationReport) -> None:

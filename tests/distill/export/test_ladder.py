@@ -13,7 +13,7 @@ from isthmus.distill.export.export import ExportReport
 from isthmus.distill.export.ladder import climb
 from isthmus.distill.onnx.runtime import ort_format
 from isthmus.features.errors import DependencyError, GateFailed, PackageError
-from isthmus.features.package.golden import Golden
+from isthmus.features.package.golden import Inputs
 from isthmus.features.package.inspect import OnnxRuntime, Runtime
 from isthmus.features.package.manifest import Package, Variant, open_package, read_package
 from isthmus.features.package.replay import Answers
@@ -64,8 +64,8 @@ def test_the_first_rung_that_breaks_is_named(package: Path, trained: Distillatio
 class Lossy(OnnxRuntime):
     """Loses a number."""
 
-    def ask(self, package: Package, variant: Variant, golden: Golden) -> Sequence[Answers]:
-        found = super().ask(package, variant, golden)
+    def ask(self, package: Package, variant: Variant, cases: Sequence[Inputs]) -> Sequence[Answers]:
+        found = super().ask(package, variant, cases)
         return [{name: np.where(np.arange(len(array)) == 0, np.nan, array) for name, array in one.items()}
                 for one in found]  # fmt: skip
 

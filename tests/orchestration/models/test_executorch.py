@@ -24,7 +24,6 @@ from isthmus.distill.executorch.export import converted, running
 from isthmus.distill.executorch.process import LIBRARIES, Program
 from isthmus.distill.export.export import ExportReport, export
 from isthmus.distill.export.ladder import climb
-from isthmus.distill.export.parity import check_package
 from isthmus.distill.portable.network import portable
 from isthmus.distill.portable.process import Refused
 from isthmus.distill.restore import create_task, restored
@@ -38,7 +37,7 @@ from isthmus.orchestration.runtimes.web import WebRuntime
 from tests.distill import kinds
 from tests.distill.conftest import SERVING
 from tests.distill.packages import contract, resum
-from tests.distill.support import material, run, training_set
+from tests.distill.support import check_package, material, run, training_set
 from tests.orchestration.models.test_packages import HEAVY, verify
 from tests.serving.support import make_package as package_of_rows
 

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.export.export import ExportReport, export
-from isthmus.distill.export.parity import check_package
 from isthmus.distill.formats.conversions import CONVERSIONS
 from isthmus.distill.litert.process import LIBRARIES as LITERT
 from isthmus.distill.portable.network import portable
@@ -43,7 +42,7 @@ from isthmus.transforms.rowwise.core.types import FLOAT
 from tests.distill import kinds
 from tests.distill.conftest import SERVING
 from tests.distill.packages import contract, resum
-from tests.distill.support import PROFILE, STUDENT, material, run, training_set
+from tests.distill.support import PROFILE, STUDENT, check_package, material, run, training_set
 from tests.orchestration.models.test_packages import verify
 
 pytestmark = pytest.mark.timeout(900)

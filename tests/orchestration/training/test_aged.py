@@ -18,25 +18,20 @@ from isthmus.features.pointintime.aged import drawn, fixed
 from isthmus.features.values.columns import ARROW, Ints, micros
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts, TrainingSet
-from isthmus.orchestration.build.build import build
 from isthmus.orchestration.models import cards
 from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.aged import aged, seen
-from isthmus.orchestration.training.set import training_set
 from tests.features.support import join_naively
-from tests.orchestration.shop import HOUR, Shop, learnable, with_device, with_moment, write
+from tests.orchestration.shop import HOUR, Shop, with_device
 
 HOURS = 6
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+@pytest.fixture
+def project(on_device: Shop) -> Project:
     """The shop with a service that devices keep, and its training set."""
-    opened = Project(learnable(with_device(with_moment(write(tmp_path_factory.mktemp("aged") / "shop")))).root)
-    for step in (apply, build, training_set):
-        step(opened)
-    return opened
+    return Project(on_device.root)
 
 
 def _examples(project: Project) -> tuple[TrainingSet, Snapshot]:

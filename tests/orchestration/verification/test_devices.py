@@ -1,36 +1,51 @@
 """The snapshot in the verdict: every row that devices keep is the tables', and what is not is found."""
 
+import json
 import shutil
-from pathlib import Path
+from collections.abc import Mapping
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
+from isthmus import GateFailed
+from isthmus.distill.formats.conversions import CONVERSIONS
+from isthmus.distill.portable.libraries import require_installed
+from isthmus.features.files import read_pointer
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.package.golden import TensorBytes
+from isthmus.features.package.inspect import inspect
+from isthmus.features.package.manifest import read_package
+from isthmus.features.snapshot.client import BROWSER
 from isthmus.features.snapshot.file import SnapshotFile, read_snapshot
 from isthmus.features.snapshot.kept import kept_views
-from isthmus.features.verdict import Verdict
-from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
+from isthmus.features.verdict import ONNX_RUNTIME, Sample, Verdict
 from isthmus.orchestration.device.snapshot import shelf, signer, snapshot
+from isthmus.orchestration.models.models import export
+from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.verification.verify import verify
-from tests.orchestration.shop import with_device, write
+from isthmus.orchestration.runtimes.products import RUNTIMES
+from isthmus.orchestration.runtimes.web import NAME as WEB
+from isthmus.orchestration.verification.devices import compare_snapshot
+from isthmus.orchestration.verification.verify import PREDICT, require_passed, verify
+from tests.distill.packages import resum, rewritten
+from tests.orchestration.shop import HOUR, Shop
 
 SERVICE, VIEW = "late_order_device", "snapshot shelf_demand"
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("devices") / "shop"
-    with_device(write(root), '{"store": ["s1", "s2"]}')
-    for step in (apply, build, materialize, snapshot):
-        step(Project(root))
-    return root
+MINUTE = 60_000_000
 
 
 @pytest.fixture
-def project(made: Path, tmp_path: Path) -> Project:
-    return Project(shutil.copytree(made, tmp_path / "shop"))
+def project(on_device: Shop) -> Project:
+    """A shop of whose stores a device keeps two; without a package, which has tests of its own."""
+    shutil.rmtree(on_device.state / "packages")
+    on_device.replace("keys={}", 'keys={"store": ["s1", "s2"]}')
+    opened = Project(on_device.root)
+    snapshot(opened)
+    return opened
 
 
 def _replace(project: Project, changed: dict[bytes, bytes | None]) -> None:
@@ -88,8 +103,134 @@ def test_what_cannot_be_compared_is_said(project: Project) -> None:
     place = shelf(project, SERVICE)
     latest = place.latest()
     assert latest is not None
-    place.path(latest.snapshot).write_bytes(place.snapshot(latest.snapshot)[:-1] + b"x")
-    assert "not signed by the key of the project" in verify(project).skipped["the snapshot"]
-    (project.root / "data" / "orders.parquet").touch()
+    file = place.path(latest.snapshot)
+    whole = file.read_bytes()
+
+    def skipped(later: int = 0) -> str:
+        contract, declared = project.applied(), project.distillation()
+        histories = [OfflineStore(project.offline).history(view) for view in contract.views.values()]
+        compared = compare_snapshot(project, contract, declared, histories, project.now() + later)
+        assert (compared.views, compared.file) == ({}, None)
+        return compared.skipped
+
+    file.write_bytes(whole[:-1] + b"x")
+    assert "not signed by the key of the project" in skipped()
+    file.write_bytes(whole[: len(whole) // 2])
+    assert "ends within a row of shelf_demand" in skipped()
+    read = read_snapshot(whole, kept_views(project.applied(), SERVICE))
+    header = msgspec.structs.replace(read.header, hash="0" * 64)
+    file.write_bytes(signer(project).seal(SnapshotFile(header, read.rows)).data)
+    assert skipped().startswith(f"it is of contract 000000000000, and {SERVICE} has ")
+    file.write_bytes(whole)
+    assert skipped(6 * HOUR + MINUTE) == (
+        "it is 361 minutes old, and devices use one of at most 360: run `isthmus snapshot`"
+    )
     shutil.rmtree(place.folder)
-    assert verify(project).skipped["the snapshot"] == "none is written: run `isthmus snapshot`"
+    assert verify(project).skipped["the snapshot"] == skipped() == "none is written: run `isthmus snapshot`"
+
+
+def test_every_runtime_answers_and_is_fed_what_the_tables_have(on_device: Shop, web: None) -> None:
+    verdict = require_passed(verify(Project(on_device.root)))
+    assert verdict.samples[f"rows in {WEB}"] == Sample(100, 500)
+    assert verdict.skipped == {}
+    files = {f"model.{precision}.ort in {WEB}" for precision in ("fp32", "int8")}
+    assert verdict.runtimes.keys() == {ONNX_RUNTIME, WEB}
+    assert set(verdict.runtimes[WEB].files) == files
+    assert set(verdict.runtimes[ONNX_RUNTIME].files) == verdict.files.keys() - files - {PREDICT}
+    rows = verdict.runtimes[WEB].rows
+    assert 50 < rows <= 100 < 2000 < verdict.runtimes[ONNX_RUNTIME].rows
+    assert verdict.device.keys() == verdict.inputs.keys()
+    # Of two files, with the rows that a request transform refuses.
+    assert {part.compared for part in verdict.device.values()} == {2 * 100}
+    assert verdict.files[f"model.fp32.ort in {WEB}"].worst <= 1e-5
+    text = (on_device.state / "verdicts" / "late_order.html").read_text()
+    assert f">{WEB}</" in text
+    assert Verdict.loads(verdict.dumps()) == verdict
+
+
+def test_a_file_that_was_exchanged_or_torn_fails_by_the_name_of_its_runtime(on_device: Shop, web: None) -> None:
+    folder = read_pointer(on_device.state / "packages" / "late_order.latest")
+    # The student of INT8 under the name of fp32, and a client that reads other numbers than those in the snapshot.
+    (folder / "model.fp32.onnx").write_bytes((folder / "model.int8.onnx").read_bytes())
+    client = (folder / BROWSER).read_text()
+    (folder / BROWSER).write_text(client.replace("view.getFloat32(place, true)", "view.getFloat32(place, true) + 1"))
+    files = {"core.fp32.pte": "pte", "core.fp32.tflite": "tflite"}
+    for file in files:
+        (folder / file).write_bytes(b"torn")
+    rewritten("manifest.json", partial(_with_core, files))(folder)
+    rewritten("golden.json", partial(_with_core_answers, files))(folder)
+    resum(folder)
+    verdict = verify(Project(on_device.root))
+    differing = _differing(verdict)
+    assert {"file model.fp32.onnx", "file core.fp32.pte in ExecuTorch"} <= differing
+    assert "input shelf_demand__distance on a device" in differing
+    assert f"file model.fp32.ort in {WEB}" in differing
+    assert not {"file model.fp32.ort", "input store on a device", "input shelf_demand__distance"} & differing
+    assert "ExecuTorch refuses it" in verdict.files["core.fp32.pte"].examples[0].online
+    if find_spec("ai_edge_litert"):
+        assert "file core.fp32.tflite in LiteRT" in differing
+    else:
+        assert "pip install --no-deps" in verdict.skipped["LiteRT"]
+    with pytest.raises(GateFailed, match=r"core\.fp32\.pte in ExecuTorch"):
+        require_passed(verdict)
+
+
+def _with_core(files: Mapping[str, str], manifest: Any) -> None:
+    (first, *_) = manifest["variants"]
+    manifest["core"] = [{"name": "numbers", "element": "float", "shape": ["N", 2]}]
+    manifest["variants"] += [
+        {**first, "file": file, "format": kind, "core": True, "most": {"N": 1}} for file, kind in files.items()
+    ]
+
+
+def _with_core_answers(files: Mapping[str, str], golden: Any) -> None:
+    for case in golden["cases"]:
+        case["core"] = {"numbers": msgspec.to_builtins(TensorBytes.of(np.zeros((len(case["rows"]), 2), np.float32)))}
+        case["outputs"] |= dict.fromkeys(files, case["outputs"]["model.fp32.onnx"])
+
+
+def test_a_runtime_that_is_absent_is_named_by_the_verdict_and_by_the_deployment(on_device: Shop) -> None:
+    opened = Project(on_device.root)
+    verdict = require_passed(verify(opened))
+    (limit,) = verdict.limits
+    assert limit == (
+        f"not compared: {WEB}, because {WEB}: is not installed. Run `isthmus package verify PACKAGE --runtime web`, "
+        "which installs it"
+    )
+    assert verdict.device == {}
+    released = deploy(opened)
+    assert released.deployment.verdict.limits == (limit,)
+    assert json.loads(opened.deployment_file.read_bytes())["verdict"]["limits"] == [limit]
+
+
+@pytest.mark.accept
+@pytest.mark.timeout(900)
+def test_every_format_is_asked_in_its_runtime_through_the_snapshot(
+    on_device: Shop, web: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_installed("make accept", [conversion.LIBRARIES for conversion in CONVERSIONS.values()])
+    monkeypatch.setenv("ISTHMUS_PACKAGES__RUNTIMES", json.dumps([*CONVERSIONS]))
+    opened = Project(on_device.root)
+    exported = export(opened)
+    manifest = read_package(exported.path)
+    assert {variant.format for variant in manifest.variants} == {"onnx", "ort", "pte", "tflite", "mlpackage"}
+    assert sum(file.stat().st_size for file in exported.path.iterdir()) <= 250_000
+    verdict = require_passed(verify(opened))
+    assert verdict.runtimes.keys() == RUNTIMES.keys()
+    assert verdict.skipped == {}
+    for name, runtime in verdict.runtimes.items():
+        rows = {verdict.files[file].compared for file in runtime.files}
+        assert rows == {runtime.rows}
+        # All rows of a small table, the golden cases, and those of the snapshot.
+        assert runtime.rows > (50 if name == WEB else 2000)
+    fp32 = {file: part.worst for file, part in verdict.files.items() if "fp32" in file}
+    assert len(fp32) == 6
+    assert max(fp32.values()) <= 1e-5
+    # The same without the project, by its golden cases.
+    for product in RUNTIMES.values():
+        inspect(exported.path, runtime=product()).require()
+    torn = exported.path / "core.fp32.tflite"
+    whole = torn.read_bytes()
+    torn.write_bytes(whole[: len(whole) // 2])
+    resum(exported.path)
+    assert {"file core.fp32.tflite in LiteRT"} == _differing(verify(opened))

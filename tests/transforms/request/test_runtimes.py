@@ -1,8 +1,7 @@
 """What docs/row-functions.md promises of a function elsewhere, held against the runtime of a browser."""
 
-import json
-import subprocess
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from isthmus.features.package.golden import TensorBytes
 from isthmus.features.request.layout import MASKS, NOTES, Layout, output_name
-from isthmus.orchestration.runtimes.web import installed
+from isthmus.orchestration.runtimes.web import Node, installed
 from isthmus.transforms.rowwise.compiler import compile_columns
 from isthmus.transforms.rowwise.core.expressions import traced
 from tests.transforms.request.test_batches import drawn, everything, unlike
@@ -21,26 +20,17 @@ from tests.transforms.rowfunctions import EXACT, FAR, elsewhere
 ROWS = 2000
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the script that runs a model as a browser does."""
-    return installed(tmp_path_factory.mktemp("cache")) / "check.mjs"
-
-
 @pytest.mark.accept
-def test_a_browser_keeps_what_the_table_of_functions_promises(browser: Path, tmp_path: Path) -> None:
+def test_a_browser_keeps_what_the_table_of_functions_promises(tmp_path: Path) -> None:
     with traced():
         graph, expressions = everything()
         runtime, columns = session(graph), drawn(ROWS)
         layout = Layout.loads(runtime.get_modelmeta().custom_metadata_map[NOTES])
         names, feeds = [*map(output_name, layout.outputs), MASKS], layout.feeds(columns)
-        model, cases = tmp_path / "model.onnx", tmp_path / "cases.json"
-        model.write_bytes(graph)
         tensors = {name: TensorBytes.of(tensor) for name, tensor in feeds.items()}
-        cases.write_bytes(msgspec.json.encode({"cases": [{"tensors": tensors}]}))
-        command = ["node", str(browser), str(model), str(cases)]
-        done = subprocess.run(command, capture_output=True, check=True)
-        (answer,) = json.loads(done.stdout)["answers"]
+        files = {"model.onnx": graph, "cases.json": msgspec.json.encode([tensors])}
+        output = Node(installed(tmp_path)).run("check.mjs", files, "model.onnx", "cases.json", kind=dict[str, Any])
+        (answer,) = output["answers"]
         found = {name: msgspec.convert(tensor, TensorBytes).array for name, tensor in answer.items()}
         differing = unlike(layout, dict(zip(names, runtime.run(names, feeds), strict=True)), found)
         wrong, allowed = [], set()

@@ -191,7 +191,9 @@ class _Files:
                 try:
                     program = convert()
                     with runtime.running(program, of) as run:
-                        self.accepted.append(accept(self.reference, file, program.model, run, program.max_sizes))
+                        accepted = accept(self.reference, file, program.model, run, program.max_sizes)
+                    variant = msgspec.structs.replace(accepted.variant, padded=program.padded)
+                    self.accepted.append(accepted._replace(variant=variant))
                     self.progress(f"compared {file}", 0.8)
                 except GateFailed as error:
                     self.left_out[file] = error

@@ -106,7 +106,7 @@ def climb(
         # In the order of conversion: INT8 in ONNX comes before any file in another format.
         files = sorted(runtime.files(manifest), key=lambda file: (file.format != "onnx", file.precision))
         for file in files:
-            ask = partial(runtime.ask, package, file, golden)
+            ask = partial(runtime.ask, package, file, golden.cases)
             rungs.append(_rung(file.file, name, trained.task.tolerance[file.precision], cases, ask))
     return Ladder(package.files.folder, rungs)
 

@@ -1,80 +1,137 @@
 """Whether a package answers like its student: a part of the verdict."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from isthmus.distill.export.candidate import require_student
-from isthmus.distill.formats.programs import PROGRAMS
-from isthmus.distill.onnx.runtime import Run, ask
-from isthmus.distill.portable.process import opened
 from isthmus.distill.restore import restored
 from isthmus.distill.tabular.tensors import columns
-from isthmus.distill.tasks.task import Material
-from isthmus.distill.types import Answers, Array, in_batches, spread
-from isthmus.features.package import replay
+from isthmus.distill.tasks.samples import take
+from isthmus.distill.tasks.task import Case, Material
+from isthmus.distill.types import Answers, Array, Index, in_batches, spread
 from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import WHOLE, Package, Variant, feeds
+from isthmus.features.package.manifest import Package, Variant, feeds
 from isthmus.features.types import Float64
 from isthmus.features.values.columns import Values, micros
-from isthmus.features.verdict import FeatureVerdict, compare
+from isthmus.features.verdict import FeatureVerdict, ValueDifference, compare
+
+LEAST, BYTES = 16, 4 << 20
+"""Rows that a slow runtime is asked of a sample: at least so many, else as many as have so many bytes together."""
+
+Ask = Callable[[Sequence[Case]], Sequence[Answers]]
+"""A model file in a runtime: its outputs for each batch. Raises a PackageError if it does not answer."""
 
 
-def check_package(
-    material: Material, package: Package, model_folder: Path, keys: Sequence[str] = (), rows: int | None = None
-) -> dict[str, FeatureVerdict]:
-    """Compares each model file of a package with the student in torch, and with its own golden cases.
+@dataclass(frozen=True, eq=False)
+class Questions:
+    """Rows for model files, in batches, with the student's answers.
 
-    On rows spread over the training set it must answer like the student, for the golden cases as recorded, both within
-    the tolerance of the task, whatever the manifest says. A model of rows gets its columns as the manifest describes
-    them. Of an output with many numbers in a row, the comparison shows that which differs most. Examples name rows by
-    the columns in `keys`.
+    Attributes:
+        names: of each row, for examples.
+        times: event time of each row in microseconds, or None.
+    """
+
+    cases: Sequence[Case]
+    names: Sequence[str]
+    times: Sequence[int | None]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class Parity:
+    """A package beside its student in torch. Examples name rows by the columns in `keys`.
 
     Raises:
-        PackageError: the package is of another student, or a model file refers to files outside.
+        PackageError: the package is of another student.
         ContractMismatch: the student was trained with something else.
         DataError: the student cannot be read.
     """
-    manifest, trained = package.manifest, restored(material, model_folder)
-    require_student(package, trained.id)
-    task, golden, table = trained.task, read_golden(package), material.student_table
-    sample = spread(table.num_rows, task.compared if rows is None else rows)
-    labels = table.take(sample).select(list(keys)).to_pylist() if keys else [f"row {n}" for n in range(len(sample))]
-    names, times = [*map(str, labels)], micros(table["event_timestamp"].take(sample)).tolist()
-    inputs = manifest.model_inputs
-    cases = [
-        (case.expected, feeds(inputs, columns(table.take(batch), inputs)) if inputs else case.feeds, case.core)
-        for batch in in_batches(sample, task.at_once)
-        for case in (task.case(trained.student, batch),)
-    ]
-    recorded = [(case, feeds(inputs, golden.columns(case, inputs)) if inputs else case.feeds) for case in golden.cases]
-    verdicts = {}
-    for variant in manifest.variants:
-        places, moments = list(names), list(times)
-        with _running(package, variant) as run:
-            sides = [_worst(expected, run(core if variant.core else tensors)) for expected, tensors, core in cases]
-            replies = [run(case.fed(variant) if variant.core else tensors) for case, tensors in recorded]
-        for number, ((case, _), answer) in enumerate(zip(recorded, replies, strict=True)):
-            sides.append(_worst({name: tensor.array for name, tensor in case.outputs[variant.file].items()}, answer))
-            places += [f"golden case {number}, row {row}" for row in range(len(sides[-1][0]))]
-            moments += [None] * len(sides[-1][0])
+
+    def __init__(self, material: Material, package: Package, model_folder: Path, keys: Sequence[str] = ()) -> None:
+        manifest, trained = package.manifest, restored(material, model_folder)
+        require_student(package, trained.id)
+        self._task, self._student, self._inputs = trained.task, trained.student, manifest.model_inputs
+        self._table, self._keys = material.student_table, list(keys)
+        golden = read_golden(package)
+        self._recorded = [case.outputs for case in golden.cases]
+        # A model of rows gets its columns as the manifest describes them.
+        self._golden = [
+            Case(feeds(self._inputs, golden.columns(case, self._inputs)) if self._inputs else case.feeds, {},
+                 core={name: tensor.array for name, tensor in case.core.items()})
+            for case in golden.cases
+        ]  # fmt: skip
+
+    @property
+    def rows(self) -> int:
+        """Rows of the training set that a complete comparison asks of each file."""
+        return min(int(self._task.compared), int(self._table.num_rows))
+
+    @property
+    def sampled(self) -> int:
+        """Rows of them that are enough of a slow runtime."""
+        row = sum(tensor.nbytes for tensor in self._task.feeds(np.zeros(1, np.int64)).values())
+        return min(self.rows, max(LEAST, BYTES // max(row, 1)))
+
+    def sample(self, count: int) -> Questions:
+        """Rows spread over the training set."""
+        rows, inputs = spread(self._table.num_rows, count), self._inputs
+        labels = self._table.take(rows).select(self._keys).to_pylist() if self._keys else map("row {}".format, rows)
+        cases = []
+        for batch in in_batches(rows, self._task.at_once):
+            case = self._task.case(self._student, batch)
+            fed = feeds(inputs, columns(self._table.take(batch), inputs)) if inputs else case.feeds
+            cases.append(replace(case, feeds=fed))
+        times = micros(self._table["event_timestamp"].take(rows)).tolist()
+        return Questions(cases, [*map(str, labels)], times)
+
+    def on_device(
+        self, offline: Mapping[str, Values], fed: Mapping[str, Values], names: Sequence[str], at: int
+    ) -> tuple[Questions, Index]:
+        """Rows whose stored features a device has, and their places among these; of a model of rows.
+
+        Each column is an input of the package: `fed` has what the device feeds, `offline` what it must be. A row that a
+        request transform refuses has no answer, and is left out.
+        """
+        _, refused = self._task.material.request_inputs.complete(offline)
+        places = np.flatnonzero(~refused)
+        case = self._task.raw_case(self._student, take(fed, places))
+        expected = self._task.raw_case(self._student, take(offline, places)).expected
+        labels = [names[place] for place in places.tolist()]
+        return Questions([replace(case, expected=expected)], labels, [at] * len(places)), places
+
+    def check(self, variant: Variant, ask: Ask, *questions: Questions, golden: bool = True) -> FeatureVerdict:
+        """Compares a model file with the student, and with its own golden cases.
+
+        It must answer rows like the student and the golden cases as recorded, within the tolerance of the task,
+        whatever the manifest says. Of an output with many numbers in a row, the comparison shows that which differs
+        most.
+        """
+        cases = [case for part in questions for case in part.cases]
+        expected: list[Answers] = [case.expected for case in cases]
+        places = [name for part in questions for name in part.names]
+        times = [time for part in questions for time in part.times]
+        if golden:
+            cases += self._golden
+            recorded = [outputs[variant.file] for outputs in self._recorded]
+            expected += [{name: tensor.array for name, tensor in outputs.items()} for outputs in recorded]
+        answers = ask(cases)
+        sides = [_worst(ours, theirs) for ours, theirs in zip(expected, answers, strict=True)]
+        for number, (side, _) in enumerate(sides[sum(len(part.cases) for part in questions) :]):
+            places += [f"golden case {number}, row {row}" for row in range(len(side))]
+            times += [None] * len(side)
         both = [np.concatenate(side) for side in zip(*sides, strict=True)]
-        expected, answers = (Values(side, np.ones(len(places), bool)) for side in both)
-        tolerance = task.tolerance[variant.precision]
-        verdicts[variant.file] = compare(places, expected, answers, Float64, tolerance, moments)
-    return verdicts
+        left, right = (Values(side, np.ones(len(places), bool)) for side in both)
+        return compare(places, left, right, Float64, self._task.tolerance[variant.precision], times)
 
-
-@contextmanager
-def _running(package: Package, variant: Variant) -> Iterator[Run]:
-    if variant.format in WHOLE:
-        yield partial(ask, replay.open_session(package, variant, 1))
-    else:
-        with opened(PROGRAMS[variant.format], package, variant) as program:
-            yield program.ask
+    def refused(self, variant: Variant, problem: str, *questions: Questions) -> FeatureVerdict:
+        """The comparison of a file that does not answer: all rows differ, and the example says why."""
+        count = max(1, sum(map(len, questions)))
+        example = ValueDifference("every row", "an answer", problem)
+        return FeatureVerdict(count, count, np.inf, [example], self._task.tolerance[variant.precision])
 
 
 def _worst(expected: Answers, outputs: Answers) -> tuple[Array, Array]:

@@ -27,17 +27,21 @@ def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
 
 
 def converted(of: Portable) -> Converted:
-    """The model for a row at a time; the same student has the same bytes. Raises a GateFailed if there can be none."""
+    """The model for a row at a time; the same student has the same bytes. Raises a GateFailed if there can be none.
+
+    The converter refuses dimensions of torch.export: sizes that the graph leaves open are the maximum, and filled up.
+    """
     file = f"{of.part}.fp32.tflite"
-    sizes = of.max_sizes(file, LIBRARIES.name)
-    if unfixed := [size for size, largest in sizes.items() if largest > 1]:
+    opened = [size for size, largest in of.max_sizes(file, LIBRARIES.name).items() if largest > 1]
+    if unfixed := [size for size in opened if size not in of.padded]:
         raise GateFailed(
             file,
             f"{LIBRARIES.name} cannot convert the student: {unfixed[0]}, a size that the graph leaves open, may differ",
             expected="tensors whose sizes but the rows are the same in each call",
-            remedy="give the graph a fixed size and pad to it, or run the files in ONNX or ORT format",
-        )  # fmt: skip
-    return convert(of, file, LIBRARIES, "isthmus.distill.litert.export")
+            remedy=f"name it in the task, padded = [{unfixed[0]!r}], if zeros that fill it up change no answer; or run "
+            "the files in ONNX or ORT format",
+        )
+    return convert(of, file, LIBRARIES, "isthmus.distill.litert.export", tuple(opened))
 
 
 def running(program: Converted, of: Portable) -> AbstractContextManager[Run]:

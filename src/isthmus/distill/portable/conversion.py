@@ -41,11 +41,14 @@ class _Named(nn.Module):
         self.forward = forward
 
 
-def convert(of: Portable, file: str, libraries: Libraries, module: str) -> Converted:
-    """The file for a row at a time, as a module's process makes it. Raises a GateFailed if that is not possible."""
+def convert(of: Portable, file: str, libraries: Libraries, module: str, padded: tuple[str, ...] = ()) -> Converted:
+    """The file for a row at a time, as a module's process makes it. Raises a GateFailed if that is not possible.
+
+    The sizes in `padded` are the maximum in every call.
+    """
     network, max_sizes = of.require(file, libraries.name), of.max_sizes(file, libraries.name)
     names = [tensor.name for tensor in of.tensors]
-    sizes = of.open_sizes(max_sizes)
+    sizes = of.open_sizes({name: size for name, size in max_sizes.items() if name not in padded})
     buffer = io.BytesIO()
     try:
         named = _Named(network, names, [output.name for output in of.outputs]).eval()
@@ -67,7 +70,7 @@ def convert(of: Portable, file: str, libraries: Libraries, module: str) -> Conve
         if done.returncode != _FAILED:
             reason = f"its process ended with {done.returncode}: {reason}"
         raise unconvertible(file, libraries, reason)
-    return Converted(file, done.stdout, max_sizes)
+    return Converted(file, done.stdout, max_sizes, padded)
 
 
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0"}

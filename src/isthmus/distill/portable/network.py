@@ -26,11 +26,12 @@ _CHATTER = ("torch", "torchao", "torch.utils._pytree", "executorch", "root")
 
 
 class Converted(NamedTuple):
-    """A program: the name and content of its file, and the maximum of each named size."""
+    """A program: the name and content of its file, the maximum of each named size, and those that it is always fed."""
 
     file: str
     model: bytes
     max_sizes: Mapping[str, int]
+    padded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,7 @@ class Portable:
         outputs: those of the graph.
         feeds: the inputs for rows.
         limits: the maximum of each named size but the rows.
+        padded: those of them that zeros may fill up.
         row: any row, as an example.
         head: gives the content of `head.json`, which feeds a core, or raises a GateFailed; None where there is none.
     """
@@ -54,6 +56,7 @@ class Portable:
     outputs: Sequence[Described]
     feeds: Callable[[Index], Feeds]
     limits: Mapping[str, int]
+    padded: Sequence[str]
     row: Index
     head: Callable[[], bytes] | None = None
 
@@ -116,7 +119,7 @@ def portable(
         order, keys, network = [tensor.name for tensor in core.tensors], names, core.network
         feeds, tensors = task.core_feeds, core.tensors
     elif (whole := task.network(student)) is None:
-        return Portable(MODEL, None, tensors, outputs, task.feeds, task.max_sizes, row)
+        return Portable(MODEL, None, tensors, outputs, task.feeds, task.max_sizes, task.padded, row)
     else:
         network, feeds, order = whole, task.feeds, [*task.feeds(row)]
         keys = [*task.keys] if network is student else names
@@ -126,9 +129,8 @@ def portable(
         weights.data = weights.data.contiguous()
     places = [tensor.name for tensor in tensors]
     ordered = _Ordered(plain, [places.index(name) for name in order], keys, names).eval()
-    if core is None:
-        return Portable(MODEL, ordered, tensors, outputs, feeds, task.max_sizes, row)
-    return Portable(CORE, ordered, tensors, outputs, feeds, task.max_sizes, row, core.head)
+    part, head = (MODEL, None) if core is None else (CORE, core.head)
+    return Portable(part, ordered, tensors, outputs, feeds, task.max_sizes, task.padded, row, head)
 
 
 class _Ordered(nn.Module):

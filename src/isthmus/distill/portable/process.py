@@ -119,6 +119,7 @@ class Program(AbstractContextManager["Program"]):
             program = self._exchange(model)
             self._tensors = _require("has the inputs", tensors, program.inputs, max_sizes)
             self._outputs = _require("has the outputs", outputs, program.outputs, max_sizes)
+            self._max_sizes = max_sizes
         except BaseException:
             self.close()
             raise

@@ -235,12 +235,13 @@ class TabularTask(Task):
         """The extremes of all types. Where a request transform is not defined, the model has no answer."""
         material = self.material
         extremes = edges(self._raw(material.parts.train[:1]), {item.name: item.dtype for item in self._fed})
-        complete, refused = material.request_inputs.complete(extremes)
-        answered = ~refused
-        if not answered.any():
-            return []
-        data = seen(take(complete, answered), material.student_inputs, int(answered.sum()))
-        return [self._case(student, take(extremes, answered), data)]
+        _, refused = material.request_inputs.complete(extremes)
+        return [] if refused.all() else [self.raw_case(student, take(extremes, ~refused))]
+
+    def raw_case(self, student: nn.Module, raw: Columns) -> Case:
+        """A case of rows that the table may not have, by their raw values."""
+        complete, refused = self.material.request_inputs.complete(raw)
+        return self._case(student, raw, seen(complete, self.material.student_inputs, len(refused)))
 
     def _case(self, student: nn.Module, raw: Columns, data: Tensors) -> Case:
         assert isinstance(student, Student)  # noqa: S101 - from `student`

@@ -31,11 +31,12 @@ from isthmus.distill.teachers.teacher import Teacher, named
 from isthmus.distill.types import Answers, Array, Index, in_batches, spread
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.latency import Latency
-from isthmus.features.package.manifest import ROUNDING, Feeds, ModelInput
+from isthmus.features.package.manifest import ROUNDING, Feeds, ModelInput, Variant
 from isthmus.features.package.manifest import Tensor as Described
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.progress import Progress, silent
 from isthmus.features.types import UnixTimestamp
+from isthmus.features.values.columns import Values
 from isthmus.transforms.preparation.fit import Preparation
 
 Learn = Callable[[Plan, int], Preparation]
@@ -115,6 +116,10 @@ class Case:
     rows: Sequence[tuple[Any, ...]] = ()
     core: Feeds = field(default_factory=dict)
 
+    def fed(self, variant: Variant) -> Feeds:
+        """The inputs of a model file."""
+        return self.core if variant.core else self.feeds
+
 
 class Core(NamedTuple):
     """The numeric core of a graph: a module of torch from `tensors`, in their order, to the outputs of the graph.
@@ -151,6 +156,8 @@ class Task(ABC):
         shape: options of the student by name: `Distillation(shape=...)` overrides them, and a search varies them.
         max_sizes: the maximum of each named size of the graph but the rows, for servers, which refuse more, and for
             runtimes that plan memory ahead.
+        padded: those of them that zeros may fill up, as a mask says what counts: no answer changes. A runtime without
+            sizes that differ from call to call is fed tensors of the maximum.
     """
 
     metric: str
@@ -170,6 +177,7 @@ class Task(ABC):
     pipeline: str | None = None
     shape: Mapping[str, Any] = MappingProxyType({})
     max_sizes: Mapping[str, int] = {}
+    padded: Sequence[str] = ()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -322,6 +330,13 @@ class Task(ABC):
 
     def over(self, table: pa.Table, rows: Index) -> Self:
         """This task for some rows alone, numbered from 0, with the inputs of their student's graph in another table.
+
+        Only for a task whose rows a device can keep: a `Tabular`.
+        """
+        raise NotImplementedError
+
+    def raw_case(self, student: nn.Module, raw: Mapping[str, Values]) -> Case:
+        """A case of rows that the table may not have, by the raw values of the graph's inputs.
 
         Only for a task whose rows a device can keep: a `Tabular`.
         """

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -77,6 +77,13 @@ class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         if len(self.shape) != len(tensor.shape) or any(isinstance(size, int) and size != own for own, size in sizes):
             return f"tensor {tensor.name} has shape {list(self.shape)} and not {list(tensor.shape)}"
         return ""
+
+
+class Inputs(Protocol):
+    """A batch of inputs for the files of a package."""
+
+    def fed(self, variant: Variant) -> Feeds:
+        """The input tensors of a model file as arrays."""
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

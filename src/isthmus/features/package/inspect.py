@@ -15,9 +15,10 @@ from isthmus.features.errors import PackageError
 from isthmus.features.head.form import HEAD
 from isthmus.features.package import replay
 from isthmus.features.package.checksums import CONTRACT, GOLDEN, SIGNATURE, damaged
-from isthmus.features.package.golden import Golden, read_golden
+from isthmus.features.package.golden import Golden, Inputs, read_golden
 from isthmus.features.package.manifest import WHOLE, Manifest, Package, Variant, open_package, read_contract
 from isthmus.features.package.signature import key_name, require_signature
+from isthmus.features.verdict import ONNX_RUNTIME
 
 T = TypeVar("T")
 
@@ -31,8 +32,8 @@ class Runtime(Protocol):
     def files(self, manifest: Manifest) -> Sequence[Variant]:
         """The model files that it can run."""
 
-    def ask(self, package: Package, variant: Variant, golden: Golden) -> Sequence[replay.Answers]:
-        """A file's outputs for the golden cases.
+    def ask(self, package: Package, variant: Variant, cases: Sequence[Inputs]) -> Sequence[replay.Answers]:
+        """A file's outputs for each batch of inputs.
 
         Raises:
             PackageError: its graph is not that of the manifest, or it does not run.
@@ -43,17 +44,17 @@ class Runtime(Protocol):
 class OnnxRuntime:
     """ONNX Runtime in this process, on a single thread."""
 
-    name = "ONNX Runtime"
+    name = ONNX_RUNTIME
     tolerance = replay.GOLDEN_TOLERANCE
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
         """The files in ONNX and ORT format."""
         return [variant for variant in manifest.variants if variant.format in WHOLE]
 
-    def ask(self, package: Package, variant: Variant, golden: Golden) -> Sequence[replay.Answers]:
-        """A file's outputs for the golden cases."""
+    def ask(self, package: Package, variant: Variant, cases: Sequence[Inputs]) -> Sequence[replay.Answers]:
+        """A file's outputs for each batch of inputs."""
         session = replay.open_session(package, variant, 1)
-        return replay.answers(session, package.manifest, variant, [case.feeds for case in golden.cases])
+        return replay.answers(session, package.manifest, variant, [case.fed(variant) for case in cases])
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,6 @@ def _no_files(package: Package, runtime: Runtime) -> tuple[None, str]:
 
 
 def _model(package: Package, variant: Variant, golden: Golden, runtime: Runtime) -> tuple[float, str]:
-    outputs = runtime.ask(package, variant, golden)
+    outputs = runtime.ask(package, variant, golden.cases)
     worst = replay.require_reproduced(golden, package.manifest, variant, outputs, runtime.tolerance)
     return worst, f"answers within {worst:.3g} of what is recorded" if worst else "answers as recorded"

@@ -154,6 +154,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         quality: of the file's own outputs on the test part, by measure; None where undefined.
         most: the limit of each named size; sizes without a limit are left out.
         core: whether it computes the numeric core alone, and takes the manifest's `core`.
+        padded: the named sizes that are their limit in every call: zeros behind the values fill a tensor up.
     """
 
     file: str
@@ -166,6 +167,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     quality: dict[str, float | None]
     most: dict[str, int] = {}
     core: bool = False
+    padded: tuple[str, ...] = ()
 
 
 class KeptView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -388,6 +390,8 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
         named = {size for tensor in manifest.fed(variant) for size in tensor.shape if isinstance(size, str)}
         if wrong := [name for name, most in variant.most.items() if most < 1 or name not in named]:
             yield f"{variant.file} takes at most {variant.most[wrong[0]]} of {wrong[0]}", "a size of its tensors"
+        if unlimited := [name for name in variant.padded if name not in variant.most]:
+            yield f"{variant.file} is padded to {unlimited[0]}", "a size with a limit"
         if sums.get(variant.file) != variant.sha256:
             yield f"{variant.file} has {sums.get(variant.file, 'no sum')}", variant.sha256
         if sizes[variant.file] != variant.bytes:

@@ -67,8 +67,9 @@ def export(name: NameArgument = None, project: ProjectOption = None, as_json: Js
 @verbs.command()
 def ladder(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """Compare the last package, in each runtime, with its student in torch. Exit code 1 names the first that breaks."""
-    from isthmus.orchestration.cli.packages import RUNTIMES, ladder_blocks
+    from isthmus.orchestration.cli.packages import ladder_blocks
     from isthmus.orchestration.models.models import ladder as run
+    from isthmus.orchestration.runtimes.products import RUNTIMES
 
     rungs = run(open_project(project), name, runtimes=RUNTIMES)
     judge(rungs.as_dict(), partial(ladder_blocks, rungs), rungs.require, as_json=as_json)

@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,8 +17,7 @@ from isthmus.orchestration.cli.screens.terminal import judge
 if TYPE_CHECKING:
     from isthmus.distill.export.ladder import Ladder
     from isthmus.features.document.blocks import Block, Text
-    from isthmus.features.package.inspect import Inspection, Runtime
-    from isthmus.features.package.manifest import Format
+    from isthmus.features.package.inspect import Inspection
 
 verbs = typer.Typer(help="Check a package, wherever it came from.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -52,8 +51,10 @@ def verify(
         _confined(path)
     from isthmus.features.package.inspect import inspect
     from isthmus.features.package.signature import read_public_key
+    from isthmus.orchestration.runtimes import products
 
-    inspection = inspect(path, key=None if key is None else read_public_key(key), runtime=_runtime(runtime))
+    opened = products.by_option(runtime)
+    inspection = inspect(path, key=None if key is None else read_public_key(key), runtime=opened)
     judge(inspection.as_dict(), partial(_inspection_blocks, inspection), inspection.require, as_json=as_json)
 
 
@@ -75,31 +76,6 @@ def _confined(package: Path) -> None:
         name = signal.Signals(-ended).name
         reason = f"it took more than {SECONDS} seconds" if name == "SIGXCPU" else f"{name} ended ONNX Runtime"
         raise PackageError(str(package), reason, expected="model files that answer", remedy=REMEDY)
-
-
-def _runtime(name: str) -> "Runtime":
-    if name == "ort":
-        from isthmus.features.package.inspect import OnnxRuntime
-
-        return OnnxRuntime()
-    if name == "web":
-        from isthmus.orchestration.runtimes.web import WebRuntime
-
-        return WebRuntime()
-    from isthmus.orchestration.runtimes.programs import ProgramRuntime
-
-    return ProgramRuntime(_FORMATS[name])
-
-
-_FORMATS: "Mapping[str, Format]" = {"executorch": "pte", "litert": "tflite", "coreml": "mlpackage"}
-_PRODUCTS = {
-    "ONNX Runtime": "ort", "onnxruntime-web": "web", "ExecuTorch": "executorch", "LiteRT": "litert",
-    "Core ML's graph": "coreml",
-}  # fmt: skip
-RUNTIMES: Mapping[str, Callable[[], "Runtime"]] = {
-    product: partial(_runtime, name) for product, name in _PRODUCTS.items()
-}
-"""What runs model files, by product name."""
 
 
 def _inspection_blocks(inspection: "Inspection") -> "list[Block]":

@@ -138,6 +138,8 @@ def _released(report: dict[str, Any], *, as_json: bool) -> None:
         from isthmus.features.clock import moment
         from isthmus.features.status import short
 
+        if limits := report["verdict"].pop("limits", ()):
+            report["beyond the verdict"] = "; ".join(limits)
         report["seconds"] = ", ".join(f"{stage} {value:.3f}" for stage, value in report["seconds"].items())
         if probation := report["probation"]:
             until = moment(probation["until"]).isoformat(timespec="seconds")

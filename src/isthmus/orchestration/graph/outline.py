@@ -273,7 +273,7 @@ def _model(project: "Project", declared: "Distillation") -> Model:
         # A training set belongs to the complete contract.
         contract.hash,
         _hash(training),
-        _hash([training, list(declared.runtimes), profiles.serving.identity()]),
+        _hash([training, list(project.runtimes(declared)), profiles.serving.identity()]),
     )
 
 

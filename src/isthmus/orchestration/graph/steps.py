@@ -254,6 +254,7 @@ def _export(project: "Project", request: Request, progress: Progress) -> Iterato
 
 
 def _verify(project: "Project", request: Request, progress: Progress) -> Iterator[Checked]:
+    from isthmus.features.document.blocks import plain
     from isthmus.orchestration import status
     from isthmus.orchestration.artifacts import page_file
     from isthmus.orchestration.verification import page
@@ -276,6 +277,11 @@ def _verify(project: "Project", request: Request, progress: Progress) -> Iterato
                 rows.append([name, *counts, f"{feature.worst:.6g}", f"{feature.tolerance:g}", *sides])
         if rows:
             metadata["differs"] = table(rows, _DIFFERS)
+        if verdict.runtimes:
+            metadata["runtimes"] = table(
+                ([plain(cell) for cell in row] for row in page.runtimes(verdict).rows),
+                ["runtime", *page.RUNTIME_NUMBERS],
+            )
         message = "" if verdict.passed else f"{verdict.differing:,} of {verdict.compared:,} values differ"
         if not verdict.passed:
             # After a verdict that passes, the deployment updates the status.

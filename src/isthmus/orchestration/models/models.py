@@ -4,7 +4,8 @@ A step without a name works on the project's only distillation.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,6 @@ from isthmus.features.package.signature import require_signature
 from isthmus.features.progress import Progress, silent
 from isthmus.features.snapshot.kept import kept
 from isthmus.features.types import UnixTimestamp
-from isthmus.features.verdict import FeatureVerdict
 from isthmus.orchestration.artifacts import DATA, Artifacts, TrainingSet, serving_profile
 from isthmus.orchestration.models import cards
 from isthmus.orchestration.project import Project
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from isthmus.distill.distillation import DistillationReport
     from isthmus.distill.export.export import ExportReport
     from isthmus.distill.export.ladder import Ladder
+    from isthmus.distill.export.parity import Parity
     from isthmus.distill.search.search import SearchReport
     from isthmus.distill.tasks.task import Material
     from isthmus.features.package.inspect import Runtime
@@ -116,7 +117,7 @@ def _material(artifacts: Artifacts, examples: TrainingSet) -> "Material":
     contract, profile = project.applied(), project.settings.profiles.training
     inputs = _inputs(contract, declared.student.name)
     material = Material(
-        declared,
+        replace(declared, runtimes=project.runtimes(declared)),
         examples.table(),
         teacher_inputs=_inputs(contract, declared.teacher.name),
         student_inputs=inputs,
@@ -221,8 +222,9 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
     return report
 
 
-def check_package(project: Project, declared: Distillation, package: Package) -> dict[str, FeatureVerdict]:
-    """Model file of a package to the comparison of its outputs with the last student's.
+@contextmanager
+def parity(project: Project, declared: Distillation, package: Package) -> "Iterator[Parity]":
+    """A package beside the last student, within the context.
 
     The rows are those that the student learned from, whatever has been added to the contract since.
 
@@ -230,12 +232,12 @@ def check_package(project: Project, declared: Distillation, package: Package) ->
         DataError: there is no student, or the training set is gone.
     """
     with extra("distill"):
-        from isthmus.distill.export import parity
+        from isthmus.distill.export.parity import Parity
     artifacts = Artifacts(project, declared)
     material = _material(artifacts, artifacts.training_set(package.manifest.training_set))
     keys = [name for name, _ in project.applied().spines[declared.spine.name]["keys"]]
     with project.importing():
-        return parity.check_package(material, package, artifacts.last_model(), keys)
+        yield Parity(material, package, artifacts.last_model(), keys)
 
 
 def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str, Callable[[], Runtime]]") -> "Ladder":

@@ -1,10 +1,10 @@
-"""The runtimes of phones, to verify a package: whether they answer as recorded."""
+"""The runtimes of phones, to verify a package."""
 
 from collections.abc import Sequence
 
 from isthmus.distill.formats.programs import PROGRAMS
 from isthmus.distill.portable.process import opened
-from isthmus.features.package.golden import Golden
+from isthmus.features.package.golden import Inputs
 from isthmus.features.package.manifest import Format, Manifest, Package, Variant
 from isthmus.features.package.replay import GOLDEN_TOLERANCE, Answers
 
@@ -27,7 +27,7 @@ class ProgramRuntime:
         """The files in its format."""
         return [variant for variant in manifest.variants if variant.format == self._format]
 
-    def ask(self, package: Package, variant: Variant, golden: Golden) -> Sequence[Answers]:
-        """A file's answers in the golden cases."""
+    def ask(self, package: Package, variant: Variant, cases: Sequence[Inputs]) -> Sequence[Answers]:
+        """A file's outputs for each batch of inputs."""
         with opened(self._program, package, variant) as program:
-            return [program.ask(case.fed(variant)) for case in golden.cases]
+            return [program.ask(case.fed(variant)) for case in cases]

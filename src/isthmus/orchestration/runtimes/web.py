@@ -1,6 +1,6 @@
-"""onnxruntime-web in Node: whether a browser answers as recorded.
+"""onnxruntime-web in Node: what a browser answers.
 
-The first use installs what the lockfile beside the script pins, with npm, into a folder of the user's cache.
+The first use installs what the lockfile beside the scripts pins, with npm, into a folder of the user's cache.
 """
 
 import hashlib
@@ -9,16 +9,16 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from isthmus.features.errors import DependencyError, PackageError
 from isthmus.features.files import scratch_folder
-from isthmus.features.package.checksums import GOLDEN
-from isthmus.features.package.golden import Golden, TensorBytes
+from isthmus.features.package.golden import Inputs, TensorBytes
 from isthmus.features.package.manifest import Manifest, Package, Variant
 from isthmus.features.package.replay import SECONDS, Answers, refused
 
@@ -29,8 +29,12 @@ results, may differ in their last bits."""
 
 SOURCES = Path(__file__).parents[1] / "web"
 """The scripts that pages and Node run."""
-_FILES = ("package.json", "package-lock.json", "model.mjs", "check.mjs")
+_FILES = ("package.json", "package-lock.json", "ort.mjs")
+_MODULES = ("model.mjs", "predict.mjs", "tensors.mjs")
+_CASES = "cases.json"
 _INSTALL_TIMEOUT = 600
+
+T = TypeVar("T")
 
 
 class _Output(msgspec.Struct):
@@ -40,15 +44,18 @@ class _Output(msgspec.Struct):
 
 
 class WebRuntime:
-    """onnxruntime-web, in one process per model file, installed in `cache`.
+    """onnxruntime-web, in one process per model file, from `cache`; it is installed there, unless `install` is false.
 
     Raises:
-        DependencyError: Node or npm is missing, or the registry does not answer.
+        DependencyError: Node or npm is missing, the registry does not answer, or it is not installed.
     """
 
-    def __init__(self, cache: Path | None = None) -> None:
-        self._node = _program("node")
-        self._folder = installed(cache)
+    def __init__(self, cache: Path | None = None, *, install: bool = True) -> None:
+        folder = _folder(cache)
+        if not install and not folder.is_dir():
+            remedy = "run `isthmus package verify PACKAGE --runtime web`, which installs it"
+            raise DependencyError(NAME, "is not installed", remedy=remedy, passes=False)
+        self.node = Node(installed(cache) if install else folder)
 
     name = NAME
     tolerance = TOLERANCE
@@ -57,22 +64,15 @@ class WebRuntime:
         """The files in ORT format, which a browser receives."""
         return [variant for variant in manifest.variants if variant.format == "ort"]
 
-    def ask(self, package: Package, variant: Variant, golden: Golden) -> Sequence[Answers]:
-        """A file's answers in the golden cases."""
+    def ask(self, package: Package, variant: Variant, cases: Sequence[Inputs]) -> Sequence[Answers]:
+        """A file's outputs for each batch of inputs."""
         manifest = package.manifest
-        with tempfile.TemporaryDirectory() as folder:
-            # Node opens them by their paths, where nobody else can replace them.
-            model, cases = Path(folder) / variant.file, Path(folder) / GOLDEN
-            model.write_bytes(package.files.read(variant.file))
-            cases.write_bytes(msgspec.json.encode(golden))
-            command = [self._node, str(self._folder / "check.mjs"), str(model), str(cases)]
-            try:
-                done = subprocess.run(command, capture_output=True, check=False, timeout=SECONDS)  # noqa: S603 - ours
-            except subprocess.TimeoutExpired as error:
-                raise refused(manifest, variant, NAME, f"no answer in {SECONDS} seconds") from error
-        if done.returncode:
-            raise refused(manifest, variant, NAME, _reason(done.stderr.decode(errors="replace")))
-        output = msgspec.json.decode(done.stdout, type=_Output)
+        fed = [{name: TensorBytes.of(array) for name, array in case.fed(variant).items()} for case in cases]
+        files = {variant.file: package.files.read(variant.file), _CASES: msgspec.json.encode(fed)}
+        try:
+            output = self.node.run("check.mjs", files, variant.file, _CASES, kind=_Output)
+        except NodeFailed as error:
+            raise refused(manifest, variant, NAME, error) from error
         for what, names, tensors in (
             ("inputs", output.inputs, manifest.tensors),
             ("outputs", output.outputs, manifest.outputs),
@@ -83,32 +83,73 @@ class WebRuntime:
         return [{name: tensor.array for name, tensor in answer.items()} for answer in output.answers]
 
 
+class NodeFailed(Exception):
+    """Why a script in Node has not answered."""
+
+
+class Node:
+    """Runs scripts in Node, with onnxruntime-web from a folder of `installed`.
+
+    Raises:
+        DependencyError: Node is missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._program, self.folder = _program("node"), folder
+
+    def run(self, script: str, files: Mapping[str, bytes], *arguments: str, kind: type[T]) -> T:
+        """What a script answers, as JSON, of files in its own folder. Raises a NodeFailed if it does not answer.
+
+        Node opens them by their paths, where nobody else can replace them.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            for name, data in files.items():
+                Path(folder, name).write_bytes(data)
+            for name in (script, *_MODULES):
+                if name not in files:
+                    shutil.copy(SOURCES / name, folder)
+            command = [self._program, str(Path(folder, script)), str(self.folder / "ort.mjs")]
+            command += [str(Path(folder, name)) for name in arguments]
+            try:
+                done = subprocess.run(command, capture_output=True, check=False, timeout=SECONDS)  # noqa: S603 - ours
+            except subprocess.TimeoutExpired as error:
+                raise NodeFailed(f"no answer in {SECONDS} seconds") from error
+        if done.returncode:
+            raise NodeFailed(_reason(done.stderr.decode(errors="replace")))
+        return msgspec.json.decode(done.stdout, type=kind)
+
+
 def installed(cache: Path | None = None) -> Path:
-    """The folder with the script and its imports in `cache`, by default the user's; created if it is missing.
+    """The folder with the runtime in `cache`, by default the user's; created if it is missing.
 
     Raises:
         DependencyError: npm is missing, or its registry does not answer.
     """
-    home = os.environ.get("XDG_CACHE_HOME")
-    cache = cache or (Path(home) if home else Path.home() / ".cache") / "isthmus"
-    content = {name: (SOURCES / name).read_bytes() for name in _FILES}
-    version = json.loads(content["package.json"])["dependencies"][NAME]
-    # Another release of Isthmus has another script.
-    digest = hashlib.sha256(b"".join(content.values())).hexdigest()[:12]
-    target = cache / f"{NAME}-{version}-{digest}"
+    target = _folder(cache)
     if target.is_dir():
         return target
-    npm = _program("npm")
+    npm, cache = _program("npm"), target.parent
     cache.mkdir(parents=True, exist_ok=True)
     with scratch_folder(cache, f".{target.name}") as scratch:
         fresh = scratch / "new"
         fresh.mkdir()
-        for name, data in content.items():
-            (fresh / name).write_bytes(data)
-        _install(npm, fresh, version)
+        for name in _FILES:
+            shutil.copy(SOURCES / name, fresh)
+        _install(npm, fresh, _version())
         with suppress(OSError):  # another process was faster
             fresh.rename(target)
     return target
+
+
+def _folder(cache: Path | None) -> Path:
+    home = os.environ.get("XDG_CACHE_HOME")
+    cache = cache or (Path(home) if home else Path.home() / ".cache") / "isthmus"
+    digest = hashlib.sha256(b"".join((SOURCES / name).read_bytes() for name in _FILES)).hexdigest()[:12]
+    return cache / f"{NAME}-{_version()}-{digest}"
+
+
+def _version() -> str:
+    return str(json.loads((SOURCES / "package.json").read_bytes())["dependencies"][NAME])
 
 
 def _install(npm: str, folder: Path, version: str) -> None:

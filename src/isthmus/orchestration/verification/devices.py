@@ -1,13 +1,16 @@
-"""Devices in the verdict: the rows of the newest snapshot, and what the reference client feeds the package of them."""
+"""Devices in the verdict: the rows of the newest snapshot, and questions to a device that has it."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from isthmus.distill.declaration import Distillation
-from isthmus.features.clock import Status
+from isthmus.distill.tabular.tensors import columns
+from isthmus.distill.types import spread
+from isthmus.features.clock import MICROSECOND, Status
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.definition.spec import Snapshot
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
@@ -15,9 +18,10 @@ from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.offline.latest import LatestRows
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.plan import ViewAnswer, answer
+from isthmus.features.package.manifest import Package
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.publishing.publish import key_values
-from isthmus.features.snapshot.file import SnapshotFile, packed, read_snapshot
+from isthmus.features.snapshot.file import SnapshotFile, packed, read_header, read_snapshot
 from isthmus.features.snapshot.kept import kept_views, of_kept_keys
 from isthmus.features.snapshot.seal import require_sealed
 from isthmus.features.types import String
@@ -25,51 +29,136 @@ from isthmus.features.values.columns import Values, from_arrow
 from isthmus.features.values.entitykey import encode_keys
 from isthmus.features.values.rows import RowCodec
 from isthmus.features.verdict import FeatureVerdict
+from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.device.snapshot import shelf, signer
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.verification.sides import ComparedRows, questions_at
+from isthmus.orchestration.runtimes.device import DeviceQuestions
+from isthmus.orchestration.verification.sides import ComparedRows, questions_at, sample_with_keys
+
+ROWS = 500
+"""Rows of the training set whose questions a device answers, unless a sample is enough."""
 
 SNAPSHOT = "snapshot"
 """The name of the snapshot in a verdict."""
 
 
-class ComparedSnapshot(NamedTuple):
-    """View to feature to its comparison with the tables, or why there is none."""
+@dataclass(frozen=True)
+class ComparedSnapshot:
+    """A snapshot beside the tables.
 
-    views: Mapping[str, Mapping[str, FeatureVerdict]]
+    Attributes:
+        views: view to feature to its comparison.
+        skipped: why there is none; empty if there is one, or if no device keeps anything.
+        file: the snapshot.
+        key: whose owner has signed it, in PEM.
+    """
+
+    views: Mapping[str, Mapping[str, FeatureVerdict]] = field(default_factory=dict)
     skipped: str = ""
+    file: SnapshotFile | None = None
+    key: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceRows:
+    """Questions to a device, and the inputs of the package for them.
+
+    Attributes:
+        questions: join keys and request fields, with the snapshot.
+        rows: their names.
+        of: how many questions there are, of which these are a sample.
+        offline: each input of the package by name, from the tables at the moment of the snapshot.
+        stored: the same, with the stored features from the snapshot.
+    """
+
+    questions: DeviceQuestions
+    rows: ComparedRows
+    of: int
+    offline: Mapping[str, Values]
+    stored: Mapping[str, Values]
 
 
 def compare_snapshot(
-    project: Project, contract: Contract, declared: Distillation, histories: Sequence[ViewHistory]
+    project: Project, contract: Contract, declared: Distillation, histories: Sequence[ViewHistory], at: int
 ) -> ComparedSnapshot:
-    """Compares each row of the newest snapshot of the student's service with the tables, at its moment."""
+    """Compares each row of the newest snapshot of the student's service with the tables, at its moment.
+
+    One that no device uses any more at the moment `at` is not compared.
+    """
     service, device = declared.student.name, declared.student.device
     if device is None:
-        return ComparedSnapshot({})
+        return ComparedSnapshot()
     latest = shelf(project, service).latest()
     if latest is None:
-        return ComparedSnapshot({}, "none is written: run `isthmus snapshot`")
+        return ComparedSnapshot(skipped="none is written: run `isthmus snapshot`")
     fingerprints = {history.view.name: history.fingerprint for history in histories}
     if any(fingerprints.get(view) != fingerprint for view, fingerprint in latest.tables.items()):
-        return ComparedSnapshot({}, "it is of earlier tables: run `isthmus snapshot`")
+        return ComparedSnapshot(skipped="it is of earlier tables: run `isthmus snapshot`")
     views = kept_views(contract, service)
     try:
-        file = read_snapshot(shelf(project, service).snapshot(latest.snapshot), views)
-        require_sealed(file, signer(project).public_key)
+        data, key = shelf(project, service).snapshot(latest.snapshot), signer(project).public_key
+        header, _ = read_header(data, SNAPSHOT)
+        if header.hash != (current := contract.service(service).hash):
+            changed = f"it is of contract {header.hash[:12]}, and {service} has {current[:12]}: run `isthmus snapshot`"
+            return ComparedSnapshot(skipped=changed)
+        file = read_snapshot(data, views)
+        require_sealed(file, key)
     except DataError as error:
-        return ComparedSnapshot({}, f"it {error.found}: run `isthmus snapshot`")
+        return ComparedSnapshot(skipped=f"it {error.found}: run `isthmus snapshot`")
     except (ConfigurationError, DependencyError) as error:
-        return ComparedSnapshot({}, f"its signature cannot be checked here ({error})")
+        return ComparedSnapshot(skipped=f"its signature cannot be checked here ({error})")
     except FileNotFoundError:
-        return ComparedSnapshot({}, "a newer one has just taken its place: verify again")
+        return ComparedSnapshot(skipped="a newer one has just taken its place: verify again")
+    if (old := at - header.made) > (allowed := device.age // MICROSECOND):
+        minutes = f"{old / 60e6:,.0f} minutes old, and devices use one of at most {allowed / 60e6:,.0f}"
+        return ComparedSnapshot(skipped=f"it is {minutes}: run `isthmus snapshot`")
     by_name = {history.view.name: history for history in histories}
     offline = OfflineStore(project.offline)
     compared = {}
     for view in views:
         with offline.reading(view.table):
             compared[f"{SNAPSHOT} {view.name}"] = _compare(view, by_name[view.name], device, file)
-    return ComparedSnapshot(compared)
+    return ComparedSnapshot(compared, file=file, key=key)
+
+
+def device_rows(
+    project: Project, declared: Distillation, package: Package, histories: Sequence[ViewHistory],
+    snapshot: ComparedSnapshot, count: int | None,
+) -> DeviceRows | None:  # fmt: skip
+    """Rows of the training set as questions to a device that has the snapshot: `count` of all, or all if it is None.
+
+    Rows whose keys it does not keep are left out; None if nothing is left, or if there is no snapshot or no device.
+    """
+    manifest, contract, device, file = package.manifest, project.applied(), declared.student.device, snapshot.file
+    if device is None or file is None or manifest.device is None:
+        return None
+    views, at = kept_views(contract, manifest.service), file.header.made
+    types = {column.name: column.dtype for view in views for column in view.keys}
+    keys = [key for key, _ in contract.spines[declared.spine.name]["keys"]]
+    request = [column for column in contract.raw_inputs(manifest.service) if column.available == "request"]
+    types |= {column.name: column.dtype for column in request}
+    examples = Artifacts(project, declared).training_set(manifest.training_set).table()
+    complete = sample_with_keys(examples, keys, ROWS).select(list(dict.fromkeys((*keys, *types))))
+    kept = np.logical_and.reduce([of_kept_keys(view, complete, device) for view in views])
+    for column in (column for view in views for column in view.keys):
+        if column.dtype == String:
+            # No device asks about an empty text.
+            kept &= pc.fill_null(pc.not_equal(complete[column.name], ""), False).to_numpy(zero_copy_only=False)
+    places = np.flatnonzero(kept)
+    if not len(places):
+        return None
+    questions = complete.take(places[spread(len(places), len(places) if count is None else count)])
+    read = {view.name for view in views}
+    joined = point_in_time(questions_at(questions, at), [each for each in histories if each.view.name in read])
+    offline = columns(joined, manifest.model_inputs)
+    stored = dict(offline)
+    for view in views:
+        rows = [file.rows[view.name].get(key) for key in encode_keys(view.keys, key_values(view, questions))]
+        answered = _answered(view, rows, at).columns
+        stored |= {view.full_name(c.name): answered[c.name] for c in view.fields if view.full_name(c.name) in offline}
+    asked = {name: (dtype, from_arrow(questions[name], dtype)) for name, dtype in types.items()}
+    named = ComparedRows.of(questions, keys, [at] * len(questions))
+    return DeviceRows(DeviceQuestions(file.data, snapshot.key, at, asked), named, len(places), offline, stored)
 
 
 def _compare(

@@ -63,10 +63,10 @@ def compare_package(
                 served = served.append_column(name, answer[name])
     offline_feeds, online_feeds = (feeds(inputs, columns(side, inputs)) for side in (offline, served))
     rows = ComparedRows.of(questions, keys, [online.at] * len(questions))
-    online_tensors = _tensors(inputs, online_feeds)
+    online_tensors = input_values(inputs, online_feeds)
     compared = {
         name: rows.compare(values, online_tensors[name][1], dtype)
-        for name, (dtype, values) in _tensors(inputs, offline_feeds).items()
+        for name, (dtype, values) in input_values(inputs, offline_feeds).items()
     }
     expected = np.empty(0, np.float32)
     if len(rows):
@@ -122,7 +122,7 @@ def _typed(table: pa.Table, columns: Iterable[Column]) -> dict[str, TypedValues]
     return {column.name: (column.dtype, from_arrow(table[column.name], column.dtype)) for column in columns}
 
 
-def _tensors(inputs: Sequence[ModelInput], fed: Feeds) -> dict[str, TypedValues]:
+def input_values(inputs: Sequence[ModelInput], fed: Feeds) -> dict[str, TypedValues]:
     """The values of each input as its graph is fed them, in the type of its tensor."""
     masks = iter(fed.get(input_name(VALID), ()))
     tensors: dict[str, TypedValues] = {}

@@ -36,6 +36,7 @@ _SIDE, _EDGE = 200, 8
 _BARS = 25
 _SHOWN = 160
 """Characters of a value on the terminal; where a server refused, the value is the refusal."""
+RUNTIME_NUMBERS = ("files", "rows", "differing", "worst", "ms")
 _NUMBERS = ("compared", "equal", "differing", "worst", "tolerance")
 
 
@@ -54,6 +55,8 @@ def page(verdict: Verdict, project: str) -> str:
     if not verdict.compared:
         blocks.append(Paragraph("Nothing was compared: that is no verdict that passes."))
     blocks += [*_limits(verdict), _overview(verdict)]
+    if verdict.runtimes:
+        blocks += [Heading("Runtimes"), runtimes(verdict)]
     if differing:
         blocks += [Heading("What differs"), *(_card(name, differing[name]) for name in list(differing)[:MOST])]
         if len(differing) > MOST:
@@ -66,6 +69,8 @@ def page(verdict: Verdict, project: str) -> str:
 def screen(verdict: Verdict, file: Path) -> Iterator[Block]:
     """What the terminal shows: a row per view, what differs with its first values, and where the page is."""
     yield _overview(verdict)
+    if verdict.runtimes:
+        yield runtimes(verdict)
     differing = _differing(verdict)
     if differing:
         yield _table("differs", differing)
@@ -93,8 +98,8 @@ def _limits(verdict: Verdict) -> Iterator[Block]:
     left_out = ", ".join(f"{keys:,} of {view}" for view, keys in verdict.ahead.items() if keys)
     if left_out:
         yield Paragraph(f"Left out, because they were pushed after everything the tables hold: {left_out}.")
-    for name, why in verdict.skipped.items():
-        yield Paragraph(f"Not compared: {name}, because {why}.")
+    for limit in verdict.limits:
+        yield Paragraph(f"{limit[0].upper()}{limit[1:]}.")
 
 
 def _overview(verdict: Verdict) -> Table:
@@ -109,9 +114,23 @@ def _overview(verdict: Verdict) -> Table:
     return Table(["", *numbers, "share"], rows, numbers=numbers)
 
 
+def runtimes(verdict: Verdict) -> Table:
+    """A line for each runtime: the rows of each file, and how they differ from the student's."""
+    rows: list[list[Text]] = []
+    for name, runtime in verdict.runtimes.items():
+        total = merged([verdict.files[file] for file in runtime.files])
+        differing: Text = bad(f"{total.differing:,}") if total.differing else "0"
+        rows.append([
+            name, f"{len(runtime.files)}", f"{runtime.rows:,}", differing, _number(total.worst),
+            f"{runtime.milliseconds:,.0f}",
+        ])  # fmt: skip
+    return Table(["runtime", *RUNTIME_NUMBERS], rows, numbers=RUNTIME_NUMBERS)
+
+
 def _groups(verdict: Verdict) -> dict[str, Mapping[str, FeatureVerdict]]:
     groups: dict[str, Mapping[str, FeatureVerdict]] = dict(verdict.views)
-    groups |= {"package, inputs": verdict.inputs, "package, outputs": verdict.files, "asked singly": verdict.singly}
+    groups |= {"package, inputs": verdict.inputs, "package, inputs on a device": verdict.device}
+    groups |= {"package, outputs": verdict.files, "asked singly": verdict.singly}
     return {name: features for name, features in groups.items() if features}
 
 

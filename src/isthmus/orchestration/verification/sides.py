@@ -1,7 +1,7 @@
 """What the parts of a verdict share: the rows they compare, and the online side at the project's present."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from isthmus.features.redis.connection import answering
 from isthmus.features.types import DataType
 from isthmus.features.values.columns import Mask, Values, objects
 from isthmus.features.values.entitykey import KeyValue
-from isthmus.features.verdict import FeatureVerdict, compare
+from isthmus.features.verdict import FeatureVerdict, RuntimeVerdict, Sample, compare
 from isthmus.orchestration.verification.client import Client
 
 SINGLES = 256
@@ -49,6 +49,19 @@ class ComparedRows:
     def compare(self, offline: Values, online: Values, dtype: DataType, tolerance: float = 0.0) -> FeatureVerdict:
         """Compares a column of both sides."""
         return compare(self.keys.tolist(), offline, online, dtype, tolerance, self.times.tolist())
+
+
+@dataclass(frozen=True)
+class ComparedPackage:
+    """The parts of a verdict that are about the package: see `Verdict`."""
+
+    files: dict[str, FeatureVerdict] = field(default_factory=dict)
+    inputs: dict[str, FeatureVerdict] = field(default_factory=dict)
+    device: dict[str, FeatureVerdict] = field(default_factory=dict)
+    runtimes: dict[str, RuntimeVerdict] = field(default_factory=dict)
+    samples: dict[str, Sample] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    singly: dict[str, FeatureVerdict] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

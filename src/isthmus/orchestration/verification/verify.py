@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,18 +20,21 @@ from isthmus.features.progress import Progress, silent
 from isthmus.features.redis.connection import answering, connect
 from isthmus.features.verdict import FeatureVerdict, Verdict, flat, merged
 from isthmus.orchestration.artifacts import Artifacts, page_file, serving_profile, verdict_file
-from isthmus.orchestration.models.models import check_package
+from isthmus.orchestration.models.models import parity
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.client import private_api
-from isthmus.orchestration.verification.devices import compare_snapshot
+from isthmus.orchestration.verification.devices import ComparedSnapshot, compare_snapshot, device_rows
 from isthmus.orchestration.verification.page import page
 from isthmus.orchestration.verification.recomputation import recompute
-from isthmus.orchestration.verification.sides import OnlineSide
+from isthmus.orchestration.verification.sides import ComparedPackage, OnlineSide
 from isthmus.orchestration.verification.views import SAMPLE, compare_view
 from isthmus.serving.deployment.deployment import unapproved
 
 CHECKED_ROWS = 2000
 """Rows of the training set whose requests the API answers, unless a sample is enough."""
+
+DEVICE_SAMPLE = 100
+"""Rows of them that a device answers, which are a sample."""
 
 PREDICT = "/predict"
 """The name, among the package's files, of what a server predicts with it."""
@@ -45,8 +49,8 @@ def verify(
     The offline side is the point-in-time join at the project's present; the online side is what a server of the project
     answers. What the engine computed by request transforms for the last training set is compared with what their graphs
     compute, here and behind that server. Once a package of the distillation is exported: what each of its model files
-    answers, with its student; its graph's inputs from offline values, with those from served values; and what a server
-    predicts with it.
+    answers, in every runtime that can run here, with its student; its graph's inputs from offline values, with those
+    from served values, and with what a device feeds it from a snapshot; and what a server predicts with it.
 
     `name` of the distillation may be left out if there is only one, or none. `all_keys` compares all keys that either
     side has, and all rows of the training set, not a sample, and the offline rows with their content hashes; `every` is
@@ -98,12 +102,14 @@ class _Verification:
     def verdict(self, offline: OfflineStore, histories: Sequence[ViewHistory]) -> Verdict:
         views: dict[str, Mapping[str, FeatureVerdict]] = {}
         singly: dict[str, Mapping[str, FeatureVerdict]] = {}
-        ahead = {}
+        ahead, samples = {}, {}
         for n, history in enumerate(histories):
             view = history.view.name
             self.progress(f"comparing {view}", n / len(histories))
             compared = compare_view(offline, history, self.online, all_keys=self.all_keys)
             views[view], singly[view], ahead[view] = compared.features, compared.singly, compared.ahead
+            if compared.sample is not None:
+                samples[f"keys of {view}"] = compared.sample
         self.progress("comparing request transforms", 0.85)
         sample, requests = (None, CHECKED_ROWS) if self.all_keys else (SAMPLE, SAMPLE)
         computed, alone, skipped = recompute(
@@ -112,38 +118,48 @@ class _Verification:
         if self.declared and not self.package:
             no_package = "none is exported that can run under this contract: run `isthmus export`"
             skipped = {"the package": no_package} | skipped
-        files, inputs, predicted, not_fed = self._package(histories)
+        snapshot = ComparedSnapshot()
         if self.declared is not None:
-            kept = compare_snapshot(self.project, self.contract, self.declared, histories)
-            views |= kept.views
-            skipped = {**skipped, **({"the snapshot": kept.skipped} if kept.skipped else {})}
+            snapshot = compare_snapshot(self.project, self.contract, self.declared, histories, self.online.at)
+            skipped = {**skipped, **({"the snapshot": snapshot.skipped} if snapshot.skipped else {})}
+        parts = self._package(histories, snapshot)
         tables = {history.view.name: history.fingerprint for history in histories}
-        digest, model = (self.package.files.digest, merged(list(files.values()))) if self.package else (None, None)
+        model = merged(list(parts.files.values())) if self.package else None
         return Verdict(
-            self.contract.hash, self.online.at, views | computed, tables, ahead, digest, model, files, inputs,
-            skipped | not_fed, flat(singly | alone) | predicted,
+            self.contract.hash, self.online.at, {**views, **snapshot.views, **computed}, tables, ahead,
+            self.package.files.digest if self.package else None, model, parts.files, parts.inputs,
+            {**skipped, **parts.skipped},
+            flat(singly | alone) | parts.singly, parts.device, parts.runtimes, samples | parts.samples,
         )  # fmt: skip
 
-    def _package(
-        self, histories: Sequence[ViewHistory]
-    ) -> tuple[dict[str, FeatureVerdict], dict[str, FeatureVerdict], dict[str, FeatureVerdict], dict[str, str]]:
-        """The files, the inputs, the predictions of rows alone, and what cannot be compared to why."""
+    def _package(self, histories: Sequence[ViewHistory], snapshot: ComparedSnapshot) -> ComparedPackage:
         if self.declared is None or self.package is None:
-            return {}, {}, {}, {}
+            return ComparedPackage()
         self.progress("comparing the package with its student", 0.9)
-        files = check_package(self.project, self.declared, self.package)
-        if not self.package.manifest.inputs:
-            reason = "only its own task makes it of features: whoever asks a server brings it"
-            return files, {}, {}, {"what the package is fed": reason}
-        self.progress("comparing what the package is fed", 0.95)
         # Imported here: a project without a package may lack the libraries that run one.
         from isthmus.orchestration.verification.modelinputs import compare_package
+        from isthmus.orchestration.verification.runtimes import ask_client, compare_runtimes
 
-        rows = CHECKED_ROWS if self.all_keys else SAMPLE
+        rows, few = (CHECKED_ROWS, None) if self.all_keys else (SAMPLE, DEVICE_SAMPLE)
+        device = device_rows(self.project, self.declared, self.package, histories, snapshot, few)
+        with ThreadPoolExecutor(1) as pool:
+            # Node takes seconds, in which this process restores the student.
+            client = pool.submit(ask_client, self.package, device).result if device else None
+            with parity(self.project, self.declared, self.package) as beside:
+                parts = compare_runtimes(beside, self.package, device, client, all_keys=self.all_keys)
+        if snapshot.file is not None and device is None:
+            parts.skipped["what a device feeds"] = "no row of the training set has only keys that a device keeps"
+        if not self.package.manifest.inputs:
+            reason = "only its own task makes it of features: whoever asks a server brings it"
+            parts.skipped["what the package is fed"] = reason
+            return parts
+        self.progress("comparing what the package is fed", 0.95)
         inputs, predicted, alone = compare_package(
             self.project, self.declared, self.package, histories, self.online, rows
         )
-        return {**files, PREDICT: predicted}, inputs, {f"file {PREDICT}": alone}, {}
+        parts.files[PREDICT], parts.singly[f"file {PREDICT}"] = predicted, alone
+        parts.inputs.update(inputs)
+        return parts
 
 
 def require_passed(verdict: Verdict) -> Verdict:

@@ -19,7 +19,7 @@ from isthmus.features.publishing.publish import key_values
 from isthmus.features.types import Int64, String, UnixTimestamp
 from isthmus.features.values.columns import Values, from_arrow
 from isthmus.features.values.entitykey import KeyValue
-from isthmus.features.verdict import FeatureVerdict
+from isthmus.features.verdict import FeatureVerdict, Sample
 from isthmus.orchestration.verification.client import Client
 from isthmus.orchestration.verification.sides import SINGLES, ComparedRows, OnlineSide, questions_at
 from isthmus.serving.wire.encode import LABELS
@@ -39,11 +39,13 @@ class ViewVerdict:
         features: feature to its comparison, status, times and content hash included.
         singly: the same for keys that were asked for alone, without what no lookup shows.
         ahead: how many keys were left out as pushed later.
+        sample: how many keys were compared of how many; None if all were.
     """
 
     features: Mapping[str, FeatureVerdict]
     singly: Mapping[str, FeatureVerdict]
     ahead: int
+    sample: Sample | None
 
 
 def compare_view(offline: OfflineStore, history: ViewHistory, online: OnlineSide, *, all_keys: bool) -> ViewVerdict:
@@ -56,7 +58,7 @@ def compare_view(offline: OfflineStore, history: ViewHistory, online: OnlineSide
     if all_keys:
         offline.check(history)
     with offline.reading(view.table):
-        keys = _keys(history, online.at, served_keys)
+        keys, count = _keys(history, online.at, served_keys)
         trained = _trained(keys, history)
     served = _served(online.api, keys, history)
     singles = spread(len(keys), SINGLES)
@@ -80,11 +82,15 @@ def compare_view(offline: OfflineStore, history: ViewHistory, online: OnlineSide
         {name: compared(name, there, served[name].take(there)) for name in types},
         {name: compared(name, first, values.take(settled)) for name, values in alone.items()},
         int(np.count_nonzero(ahead)),
+        Sample(len(keys), count) if len(keys) < count else None,
     )
 
 
-def _keys(history: ViewHistory, at: int, served: Mapping[str, Sequence[KeyValue]] | None) -> pa.Table:
-    """Questions about the keys of a view at a moment: all of them and those served, or the same sample every time."""
+def _keys(history: ViewHistory, at: int, served: Mapping[str, Sequence[KeyValue]] | None) -> tuple[pa.Table, int]:
+    """Questions about the keys of a view at a moment: all of them and those served, or the same sample every time.
+
+    With the number of all keys.
+    """
     names = [column.name for column in history.view.keys]
     data = history.data if isinstance(history.data, pa.Table) else history.data.to_table(columns=names)
     keys = data.select(names)
@@ -92,10 +98,11 @@ def _keys(history: ViewHistory, at: int, served: Mapping[str, Sequence[KeyValue]
         served_keys = pa.table([pa.array(served[name], keys[name].type) for name in names], keys.schema)
         keys = pa.concat_tables([keys, served_keys])
     keys = keys.group_by(names).aggregate([]).sort_by([(name, "ascending") for name in names])
-    if served is None and len(keys) > SAMPLE:
+    count = len(keys)
+    if served is None and count > SAMPLE:
         seed = int.from_bytes(hashlib.sha256(history.view.name.encode()).digest()[:8], "little")
-        keys = keys.take(pa.array(np.sort(np.random.default_rng(seed).choice(len(keys), SAMPLE, replace=False))))
-    return questions_at(keys, at)
+        keys = keys.take(pa.array(np.sort(np.random.default_rng(seed).choice(count, SAMPLE, replace=False))))
+    return questions_at(keys, at), count
 
 
 def _trained(keys: pa.Table, history: ViewHistory) -> dict[str, Values]:

@@ -21,11 +21,18 @@ CACHE = "deployments"
 _VERIFY = "run `isthmus verify` and deploy again"
 
 
-class Approval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The verdict a deployment rests on: when it was reached, and how many values it compared."""
+class Approval(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The verdict a deployment rests on.
+
+    Attributes:
+        at: when it was reached, microseconds since 1970 UTC.
+        compared: how many values it compared.
+        limits: what it says nothing of, in sentences: samples, and runtimes that were not there.
+    """
 
     at: int
     compared: int
+    limits: tuple[str, ...] = ()
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -174,7 +181,7 @@ def approve(  # noqa: PLR0913 - what a deployment rests on, all of it checked
         require_rows(manifest)
     verdict = _require_passed(where, deployment.digest, contract, verdict)
     _require_coverage(where, contract, manifest.service, verdict, tables)
-    return msgspec.structs.replace(deployment, verdict=Approval(verdict.at, verdict.compared))
+    return msgspec.structs.replace(deployment, verdict=Approval(verdict.at, verdict.compared, tuple(verdict.limits)))
 
 
 def unapproved(package: Package, profile: ServingProfile, at: int, public_key: str | None) -> Deployment:

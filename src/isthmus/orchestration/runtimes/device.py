@@ -1,0 +1,106 @@
+"""The reference client of devices, in Node: from the file of a snapshot and questions to predictions."""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from isthmus.features.package.checksums import GOLDEN, MANIFEST, SUMS
+from isthmus.features.package.golden import TensorBytes
+from isthmus.features.package.manifest import Feeds, Manifest, Package
+from isthmus.features.package.replay import Answers
+from isthmus.features.snapshot.client import BROWSER
+from isthmus.features.types import DataType
+from isthmus.features.values.columns import Values
+from isthmus.orchestration.runtimes.web import Node
+
+_SNAPSHOT, _QUESTIONS = "snapshot", "questions.json"
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceQuestions:
+    """Questions to a device that has a snapshot.
+
+    Attributes:
+        snapshot: the file.
+        key: whose owner must have signed it, in PEM.
+        at: the time on the device, microseconds since 1970 UTC.
+        columns: join keys and request fields by name, each with its type.
+    """
+
+    snapshot: bytes
+    key: str
+    at: int
+    columns: Mapping[str, tuple[DataType, Values]]
+
+
+class DeviceAnswers(NamedTuple):
+    """What a device fed a model file, and what that answered: the rows of all questions."""
+
+    fed: Feeds
+    outputs: Answers
+
+
+class _Run(msgspec.Struct):
+    fed: dict[str, TensorBytes]
+    answers: dict[str, TensorBytes]
+
+
+def ask_device(node: Node, package: Package, questions: DeviceQuestions) -> dict[str, DeviceAnswers]:
+    """Model file in ORT format to its answers, by the client in the package.
+
+    The client opens the package as a page does: it checks sums, contract and golden cases.
+
+    Raises:
+        NodeFailed: the client refuses the package, the snapshot or a question, or the file does not run.
+    """
+    manifest = package.manifest
+    variants = [variant for variant in manifest.variants if variant.format == "ort"]
+    names = (MANIFEST, GOLDEN, BROWSER, *(variant.file for variant in variants))
+    files = {name: package.files.read(name) for name in names}
+    files[SUMS] = "".join(f"{digest}  {name}\n" for name, digest in package.files.sums.items()).encode()
+    asked = {
+        "contract": manifest.contract,
+        "precisions": [variant.precision for variant in variants],
+        "types": {name: dtype.name for name, (dtype, _) in questions.columns.items()},
+        "rows": _rows(questions.columns),
+        "snapshot": _SNAPSHOT,
+        "key": questions.key,
+        "now": str(questions.at),
+    }
+    files |= {_SNAPSHOT: questions.snapshot, _QUESTIONS: msgspec.json.encode(asked)}
+    runs = node.run("device.mjs", files, _QUESTIONS, kind=dict[str, list[_Run]])
+    return {file: _together(manifest, answered) for file, answered in runs.items()}
+
+
+def _rows(columns: Mapping[str, tuple[DataType, Values]]) -> list[dict[str, str | None]]:
+    """Each row by name, as texts: JavaScript's numbers are doubles."""
+    texts = [[_text(value) for value in values.tolist(dtype)] for dtype, values in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*texts, strict=True)]
+
+
+def _text(value: Any) -> str | None:
+    match value:
+        case None | str():
+            return value
+        case bytes():
+            return base64.b64encode(value).decode()
+        case bool() | int():
+            return str(int(value))
+    return {np.inf: "Infinity", -np.inf: "-Infinity"}.get(value, "NaN" if np.isnan(value) else repr(float(value)))
+
+
+def _together(manifest: Manifest, runs: list[_Run]) -> DeviceAnswers:
+    """A row of each run along the axis of the rows."""
+    axes = {
+        tensor.name: next(axis for axis, size in enumerate(tensor.shape) if isinstance(size, str))
+        for tensor in (*manifest.tensors, *manifest.outputs)
+    }
+    parts = ([run.fed for run in runs], [run.answers for run in runs])
+    fed, outputs = (
+        {name: np.concatenate([row[name].array for row in rows], axes[name]) for name in rows[0]} for rows in parts
+    )
+    return DeviceAnswers(fed, outputs)

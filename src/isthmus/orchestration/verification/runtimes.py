@@ -1,0 +1,127 @@
+"""The package in every runtime that can run here, beside its student."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from isthmus.distill.export.parity import Parity, Questions
+from isthmus.distill.types import Index
+from isthmus.features.errors import DependencyError, PackageError
+from isthmus.features.package.golden import Inputs
+from isthmus.features.package.inspect import Runtime
+from isthmus.features.package.manifest import Package, feeds
+from isthmus.features.package.replay import Answers
+from isthmus.features.verdict import ONNX_RUNTIME, FeatureVerdict, RuntimeVerdict, Sample, merged
+from isthmus.orchestration.runtimes.device import DeviceAnswers, ask_device
+from isthmus.orchestration.runtimes.products import RUNTIMES
+from isthmus.orchestration.runtimes.web import NAME as WEB
+from isthmus.orchestration.runtimes.web import NodeFailed, WebRuntime
+from isthmus.orchestration.verification.devices import DeviceRows
+from isthmus.orchestration.verification.modelinputs import input_values
+from isthmus.orchestration.verification.sides import ComparedPackage
+
+
+class Client(NamedTuple):
+    """What the reference client answered: model file to its answers, or why there are none; and what it took."""
+
+    answers: Mapping[str, DeviceAnswers] | NodeFailed | DependencyError
+    milliseconds: float
+
+
+def ask_client(package: Package, device: DeviceRows) -> Client:
+    """Asks the client in a process of its own: a thread may wait for it."""
+    began = time.perf_counter()
+    answers: Mapping[str, DeviceAnswers] | NodeFailed | DependencyError
+    try:
+        answers = ask_device(WebRuntime(install=False).node, package, device.questions)
+    except (DependencyError, NodeFailed) as error:
+        answers = error
+    return Client(answers, 1000 * (time.perf_counter() - began))
+
+
+def compare_runtimes(
+    parity: Parity,
+    package: Package,
+    device: DeviceRows | None = None,
+    client: Callable[[], Client] | None = None,
+    *,
+    all_keys: bool,
+) -> ComparedPackage:
+    """Asks every runtime for which there are files, and compares what they answer.
+
+    ONNX Runtime answers as many rows as a complete verdict asks; the others, each in a process of its own, a sample
+    unless `all_keys`. `device` are rows whose stored features come from a snapshot: onnxruntime-web is asked these
+    alone, by the reference client, whose answers `client` has.
+    """
+    result = ComparedPackage()
+    every = parity.sample(parity.rows)
+    few = every if all_keys or parity.sampled == parity.rows else parity.sample(parity.sampled)
+    kept = None
+    if device is not None:
+        names, at = device.rows.keys.tolist(), device.questions.at
+        kept = parity.on_device(device.offline, device.stored, names, at)
+    for name, product in RUNTIMES.items():
+        if not any(variant.format in product.formats for variant in package.manifest.variants):
+            continue
+        began, rows = time.perf_counter(), every if name == ONNX_RUNTIME else few
+        try:
+            if name == WEB and device is not None and client is not None and kept is not None:
+                asked = client()
+                answered, fed = _by_client(parity, package, device, asked, *kept)
+                result.device.update(fed)
+                spent, sample = asked.milliseconds, Sample(len(device.rows), device.of)
+            else:
+                runtime = WebRuntime(install=False) if name == WEB else product()
+                answered = _ask(parity, package, runtime, [rows] if kept is None else [rows, kept[0]])
+                spent, sample = 1000 * (time.perf_counter() - began), Sample(len(rows), len(every))
+        except DependencyError as error:
+            result.skipped[name] = str(error)
+            continue
+        if sample.rows < sample.of:
+            result.samples[f"rows in {name}"] = sample
+        files = {f"{file} in {name}" if name == WEB else file: part for file, part in answered.items()}
+        result.files.update(files)
+        most = max(part.compared for part in files.values())
+        result.runtimes[name] = RuntimeVerdict([*files], most, round(spent, 1))
+    return result
+
+
+def _ask(
+    parity: Parity, package: Package, runtime: Runtime, questions: Sequence[Questions]
+) -> dict[str, FeatureVerdict]:
+    """Each file in a runtime, golden cases included; a file that the runtime refuses differs in all rows."""
+    answered = {}
+    for variant in runtime.files(package.manifest):
+        try:
+            answered[variant.file] = parity.check(variant, partial(runtime.ask, package, variant), *questions)
+        except PackageError as error:
+            answered[variant.file] = parity.refused(variant, error.found, *questions)
+    return answered
+
+
+def _by_client(
+    parity: Parity, package: Package, device: DeviceRows, client: Client, questions: Questions, places: Index
+) -> tuple[dict[str, FeatureVerdict], dict[str, FeatureVerdict]]:
+    """Each file in onnxruntime-web, as the reference client asks it, and each input that the client feeds."""
+    inputs, answers = package.manifest.model_inputs, client.answers
+    variants = [variant for variant in package.manifest.variants if variant.format in RUNTIMES[WEB].formats]
+    if isinstance(answers, DependencyError):
+        raise answers
+    if isinstance(answers, NodeFailed):
+        reason = f"{WEB} refuses it ({answers})"
+        return {variant.file: parity.refused(variant, reason, questions) for variant in variants}, {}
+    fed = [input_values(inputs, answer.fed) for answer in answers.values()]
+    compared = {
+        name: merged([device.rows.compare(offline, values[name][1], dtype) for values in fed])
+        for name, (dtype, offline) in input_values(inputs, feeds(inputs, device.offline)).items()
+    }
+    files = {}
+    for variant in variants:
+        outputs = {name: values[places] for name, values in answers[variant.file].outputs.items()}
+        files[variant.file] = parity.check(variant, partial(_recorded, [outputs]), questions, golden=False)
+    return files, compared
+
+
+def _recorded(outputs: Sequence[Answers], _cases: Sequence[Inputs]) -> Sequence[Answers]:
+    return outputs
