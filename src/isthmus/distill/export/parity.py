@@ -12,6 +12,8 @@ from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.tasks.samples import take
 from isthmus.distill.tasks.task import Case, Material
 from isthmus.distill.types import Answers, Array, Index, in_batches, spread
+from isthmus.features.head.form import HEAD
+from isthmus.features.head.interpreter import Head
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.manifest import Package, Variant, feeds
 from isthmus.features.types import Float64
@@ -56,6 +58,8 @@ class Parity:
         require_student(package, trained.id)
         self._task, self._student, self._inputs = trained.task, trained.student, manifest.model_inputs
         self._table, self._keys = material.student_table, list(keys)
+        # What feeds a core on a device feeds it here.
+        self._head = Head.loads(package.files.read(HEAD)) if HEAD in manifest.files else None
         golden = read_golden(package)
         self._recorded = [case.outputs for case in golden.cases]
         # A model of rows gets its columns as the manifest describes them.
@@ -83,8 +87,7 @@ class Parity:
         cases = []
         for batch in in_batches(rows, self._task.at_once):
             case = self._task.case(self._student, batch)
-            fed = feeds(inputs, columns(self._table.take(batch), inputs)) if inputs else case.feeds
-            cases.append(replace(case, feeds=fed))
+            cases.append(self._fed(case, columns(self._table.take(batch), inputs)) if inputs else case)
         times = micros(self._table["event_timestamp"].take(rows)).tolist()
         return Questions(cases, [*map(str, labels)], times)
 
@@ -98,10 +101,16 @@ class Parity:
         """
         _, refused = self._task.material.request_inputs.complete(offline)
         places = np.flatnonzero(~refused)
-        case = self._task.raw_case(self._student, take(fed, places))
+        raw = take(fed, places)
+        case = self._fed(self._task.raw_case(self._student, raw), raw)
         expected = self._task.raw_case(self._student, take(offline, places)).expected
         labels = [names[place] for place in places.tolist()]
         return Questions([replace(case, expected=expected)], labels, [at] * len(places)), places
+
+    def _fed(self, case: Case, raw: Mapping[str, Values]) -> Case:
+        """A case with what the package makes of raw values."""
+        core = case.core if self._head is None else self._head.feeds(raw).tensors
+        return replace(case, feeds=feeds(self._inputs, raw), core=core)
 
     def check(self, variant: Variant, ask: Ask, *questions: Questions, golden: bool = True) -> FeatureVerdict:
         """Compares a model file with the student, and with its own golden cases.
