@@ -360,7 +360,7 @@ private func matcher(_ parts: [[String]]) throws -> ([UInt8]) -> Bool {
 /// The function that fills the slot of a raw value, and the type of the slot.
 private func input(_ name: String, _ dtype: String, _ role: String) throws -> (([String: HeadValue?]) throws -> HeadValue, String) {
     guard let element = feast[dtype] else { throw HeadError(description: "input \(name) has type \(dtype)") }
-    func held(_ value: HeadValue) throws -> HeadValue {
+    func typed(_ value: HeadValue) throws -> HeadValue {
         switch (element, value) {
         case ("float", .float), ("double", .double), ("int32", .int32), ("int64", .int64), ("bool", .bool), ("string", .text):
             return value
@@ -375,10 +375,10 @@ private func input(_ name: String, _ dtype: String, _ role: String) throws -> ((
     case "valid": return ({ row in .bool((row[name] ?? nil) != nil) }, "bool")
     case "number":
         guard let number else { break }
-        return ({ row in try (row[name] ?? nil).map { number(try held($0)) } ?? .float(.nan) }, "float")
+        return ({ row in try (row[name] ?? nil).map { number(try typed($0)) } ?? .float(.nan) }, "float")
     case "value", "text":
         if role == "text" && element != "string" { break }
-        return ({ row in try (row[name] ?? nil).map(held) ?? empty }, element)
+        return ({ row in try (row[name] ?? nil).map(typed) ?? empty }, element)
     default: break
     }
     throw HeadError(description: "input \(name) is a \(role) of \(dtype)")

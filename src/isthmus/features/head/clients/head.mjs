@@ -184,8 +184,8 @@ const real = (value) => {
   check(["number", "bigint", "boolean"].includes(typeof value), "no number");
   return Number(value);
 };
-/** A raw value as its slot holds it. */
-const HELD = {
+/** A raw value in the type of its slot. */
+const TYPED = {
   float: (value) => Math.fround(real(value)),
   double: real,
   int32: (value) => Number(BigInt.asIntN(32, BigInt(value))),
@@ -201,18 +201,18 @@ function input([name, dtype, role]) {
   check(element && ["number", "text", "value", "valid"].includes(role), `input ${name} is a ${role} of ${dtype}`);
   check(!(role === "number" && isText) && !(role === "text" && !isText), `input ${name} is a ${role} of ${dtype}`);
   const is = (row) => row[name] !== null && row[name] !== undefined;
-  const held = (value) => {
+  const typed = (value) => {
     try {
-      return HELD[element](value);
+      return TYPED[element](value);
     } catch {
       throw new HeadError(`input ${name} is ${value}; expected a ${dtype}`);
     }
   };
   const number = CASTS[element]?.float ?? same;
-  const null_ = { bool: false, int64: 0n, string: "" }[element] ?? 0;
+  const empty = { bool: false, int64: 0n, string: "" }[element] ?? 0;
   if (role === "valid") return [is, "bool"];
-  if (role === "number") return [(row) => (is(row) ? number(held(row[name])) : NaN), "float"];
-  return [(row) => (is(row) ? held(row[name]) : null_), element];
+  if (role === "number") return [(row) => (is(row) ? number(typed(row[name])) : NaN), "float"];
+  return [(row) => (is(row) ? typed(row[name]) : empty), element];
 }
 
 /** The head in `head.json`. */
@@ -236,8 +236,8 @@ export class Head {
       check(types[slot] === element, `slot ${slot} holds ${types[slot]}; expected ${element}`);
       return slot;
     });
-    this.inputs = form.inputs.map((one) => {
-      const [fill, element] = input(one);
+    this.inputs = form.inputs.map((parts) => {
+      const [fill, element] = input(parts);
       types.push(element);
       return fill;
     });
