@@ -212,15 +212,15 @@ private fun truncatedLong(a: Double): Long = if (a >= -TWO_63 && a < TWO_63) a.t
 private fun valueOf(text: String, element: String): Any = when (element) {
     "float" -> Float.fromBits(bits(text, 8).toInt())
     "double" -> Double.fromBits(bits(text, 16).toLong())
-    "int32" -> text.toInt()
-    "int64" -> text.toLong()
+    "int32" -> text.toInt().also { check("$it" == text) { "$text is no int32" } }
+    "int64" -> text.toLong().also { check("$it" == text) { "$text is no int64" } }
     "bool" -> (text == "1").also { check(it || text == "0") { "$text is no bool" } }
     "string" -> text
     else -> throw HeadError("no values of $element")
 }
 
 private fun bits(text: String, digits: Int): ULong {
-    check(text.length == digits) { "$text has no $digits digits" }
+    check(text.length == digits && text.all { it in "0123456789abcdef" }) { "$text has no $digits digits" }
     return text.toULong(16)
 }
 

@@ -315,10 +315,10 @@ private func values(_ texts: [String], _ element: String) throws -> [HeadValue] 
     try texts.map { text in
         let value: HeadValue?
         switch element {
-        case "float": value = text.utf8.count == 8 ? UInt32(text, radix: 16).map { .float(Float(bitPattern: $0)) } : nil
-        case "double": value = text.utf8.count == 16 ? UInt64(text, radix: 16).map { .double(Double(bitPattern: $0)) } : nil
-        case "int32": value = Int32(text).map(HeadValue.int32)
-        case "int64": value = Int64(text).map(HeadValue.int64)
+        case "float": value = hasDigits(text, 8) ? UInt32(text, radix: 16).map { .float(Float(bitPattern: $0)) } : nil
+        case "double": value = hasDigits(text, 16) ? UInt64(text, radix: 16).map { .double(Double(bitPattern: $0)) } : nil
+        case "int32": value = Int32(text).flatMap { String($0) == text ? .int32($0) : nil }
+        case "int64": value = Int64(text).flatMap { String($0) == text ? .int64($0) : nil }
         case "bool": value = text == "1" ? .bool(true) : text == "0" ? .bool(false) : nil
         case "string": value = .string(text)
         default: value = nil
@@ -326,6 +326,10 @@ private func values(_ texts: [String], _ element: String) throws -> [HeadValue] 
         guard let value else { throw HeadError(description: "\(text) is no \(element)") }
         return value
     }
+}
+
+private func hasDigits(_ text: String, _ count: Int) -> Bool {
+    text.utf8.count == count && text.utf8.allSatisfy { (48...57).contains($0) || (97...102).contains($0) }
 }
 
 /// Whether a text consists of parts with anything between them: each as far to the left as it can be.

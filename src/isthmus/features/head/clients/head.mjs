@@ -106,14 +106,15 @@ const VALUES = {
     check(text === "0" || text === "1", `${text} is no bool`);
     return text === "1";
   },
-  string: (text) => {
-    check(typeof text === "string", `${text} is no text`);
-    return text;
-  },
+  string: same,
+};
+const textOf = (text) => {
+  check(typeof text === "string", `${text} is no text`);
+  return text;
 };
 const valuesOf = (texts, element) => {
   check(Array.isArray(texts) && Object.hasOwn(VALUES, element), `no values of ${element}`);
-  return texts.map(VALUES[element]);
+  return texts.map((text) => VALUES[element](textOf(text)));
 };
 
 /** Whether a text consists of parts with anything between them: each as far to the left as it can be. */
@@ -191,14 +192,14 @@ const TYPED = {
   int32: (value) => Number(BigInt.asIntN(32, BigInt(value))),
   int64: (value) => int64(BigInt(value)),
   bool: (value) => Boolean(real(value)),
-  string: VALUES.string,
+  string: textOf,
 };
 
 /** The function that fills the slot of a raw value, and the type of the slot. */
 function input([name, dtype, role]) {
-  const element = Object.hasOwn(FEAST, dtype) ? FEAST[dtype] : null;
+  const element = Object.hasOwn(FEAST, textOf(dtype)) ? FEAST[dtype] : null;
   const isText = dtype === "String";
-  check(element && ["number", "text", "value", "valid"].includes(role), `input ${name} is a ${role} of ${dtype}`);
+  check(typeof name === "string" && element && ["number", "text", "value", "valid"].includes(role), `input ${name} is a ${role} of ${dtype}`);
   check(!(role === "number" && isText) && !(role === "text" && !isText), `input ${name} is a ${role} of ${dtype}`);
   const is = (row) => row[name] !== null && row[name] !== undefined;
   const typed = (value) => {
@@ -261,7 +262,7 @@ export class Head {
     }
     this.outputs = form.outputs.map(([name, element, slots]) => {
       check(Object.hasOwn(ARRAYS, element), `no tensor of ${element}`);
-      return { name, array: ARRAYS[element], slots: places(slots, [element]) };
+      return { name: textOf(name), array: ARRAYS[element], slots: places(slots, [element]) };
     });
     check(new Set(this.outputs.map(({ name }) => name)).size === this.outputs.length, "two outputs have the same name");
     this.refused = form.refused === null ? null : places([form.refused], ["bool"])[0];
