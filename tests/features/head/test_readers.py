@@ -1,11 +1,17 @@
 """The cases that all readers of heads are held to, and Python and JavaScript by them. Others: tests/end_to_end."""
 
 import base64
+import copy
+import json
 import re
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,6 +86,28 @@ def test_what_is_no_head_is_refused(name: str) -> None:
     with pytest.raises(PackageError, match=r"^head\.json: ") as caught:
         Head.loads(TORN[name])
     assert caught.value.expected
+
+
+SOUND = json.loads(base64.b64decode(LINES[0].split(" ")[1]))
+ANYTHING = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 300), st.lists(st.sampled_from([0, "1", "a"]), max_size=3),
+    st.sampled_from([2**64, 0.5, "", "1", "float", "bool", "Cast", "ascii"]),
+)  # fmt: skip
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each part of some JSON."""
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
+        yield (*path, key)
+        yield from _places(part, (*path, key))
+
+
+@given(path=st.sampled_from([*_places(SOUND)]), value=ANYTHING)
+def test_whatever_stands_in_a_head_it_is_taken_or_refused(path: tuple[Any, ...], value: Any) -> None:
+    form = copy.deepcopy(SOUND)
+    reduce(getitem, path[:-1], form)[path[-1]] = value
+    with suppress(PackageError):
+        Head.loads(json.dumps(form).encode())
 
 
 @pytest.mark.parametrize(("operator", "operands"), [("Div", [0, 1]), ("Mod", [0, 1]), ("Gather", [0])])

@@ -48,6 +48,8 @@ CASTS: Mapping[str, tuple[str, ...]] = {
 """Element type to those that it is cast to."""
 _PREDICATES = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "IsNaN", "IsInf", "RegexFullMatch")
 
+_DIGITS = frozenset("0123456789abcdef")
+
 Role = Literal["number", "text", "value", "valid"]
 
 
@@ -152,7 +154,7 @@ def value_of(text: str, element: str) -> Any:
     if element == "string":
         return text
     if element in REALS:
-        value = struct.unpack(f">{element[0]}", bytes.fromhex(text) if text.isalnum() else b"")[0]
+        value = struct.unpack(f">{element[0]}", bytes.fromhex(text) if _DIGITS.issuperset(text) else b"")[0]
     else:
         value = int(text)
         bits = {"bool": 1, "int32": 31, "int64": 63}[element]

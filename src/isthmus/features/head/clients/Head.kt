@@ -38,8 +38,8 @@ class Head(bytes: ByteArray) {
                 check(types[number] == element) { "slot $slot holds ${types[number]}; expected $element" }
                 return number
             }
-            inputs = form.list("inputs").map { one ->
-                val (name, dtype, role) = (one as List<*>).map { it as String }
+            inputs = form.list("inputs").map { input ->
+                val (name, dtype, role) = (input as List<*>).map { it as String }
                 val (fill, element) = input(name, dtype, role)
                 fill.also { types += element }
             }
@@ -62,8 +62,8 @@ class Head(bytes: ByteArray) {
                     types += of.output
                 }
             }
-            outputs = form.list("outputs").map { one ->
-                val (name, element, slots) = one as List<*>
+            outputs = form.list("outputs").map { output ->
+                val (name, element, slots) = output as List<*>
                 HeadOutput(name as String, element as String, (slots as List<*>).map { place(it, element) })
             }
             check(outputs.distinctBy { it.name }.size == outputs.size) { "two outputs have the same name" }
@@ -212,15 +212,15 @@ private fun truncatedLong(a: Double): Long = if (a >= -TWO_63 && a < TWO_63) a.t
 private fun valueOf(text: String, element: String): Any = when (element) {
     "float" -> Float.fromBits(bits(text, 8).toInt())
     "double" -> Double.fromBits(bits(text, 16).toLong())
-    "int32" -> text.toInt()
-    "int64" -> text.toLong()
+    "int32" -> text.toInt().also { check("$it" == text) { "$text is no int32" } }
+    "int64" -> text.toLong().also { check("$it" == text) { "$text is no int64" } }
     "bool" -> (text == "1").also { check(it || text == "0") { "$text is no bool" } }
     "string" -> text
     else -> throw HeadError("no values of $element")
 }
 
 private fun bits(text: String, digits: Int): ULong {
-    check(text.length == digits) { "$text has no $digits digits" }
+    check(text.length == digits && text.all { it in "0123456789abcdef" }) { "$text has no $digits digits" }
     return text.toULong(16)
 }
 
@@ -286,7 +286,7 @@ private fun matcher(parts: List<List<Any>>): (String) -> Boolean {
 /** The function that fills the slot of a raw value, and the type of the slot. */
 private fun input(name: String, dtype: String, role: String): Pair<(Map<String, Any?>) -> Any, String> {
     val element = FEAST[dtype] ?: throw HeadError("input $name has type $dtype")
-    fun held(value: Any): Any = when (element) {
+    fun typed(value: Any): Any = when (element) {
         "float" -> (value as? Number)?.toFloat()
         "double" -> (value as? Number)?.toDouble()
         "int32" -> (value as? Number)?.toInt()
@@ -305,8 +305,8 @@ private fun input(name: String, dtype: String, role: String): Pair<(Map<String, 
     }
     return when {
         role == "valid" -> Pair({ row -> row[name] != null }, "bool")
-        role == "number" && number != null -> Pair({ row -> row[name]?.let { number(held(it)) } ?: Float.NaN }, "float")
-        role == "value" || (role == "text" && element == "string") -> Pair({ row -> row[name]?.let { held(it) } ?: empty }, element)
+        role == "number" && number != null -> Pair({ row -> row[name]?.let { number(typed(it)) } ?: Float.NaN }, "float")
+        role == "value" || (role == "text" && element == "string") -> Pair({ row -> row[name]?.let { typed(it) } ?: empty }, element)
         else -> throw HeadError("input $name is a $role of $dtype")
     }
 }

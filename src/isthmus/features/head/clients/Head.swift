@@ -315,10 +315,10 @@ private func values(_ texts: [String], _ element: String) throws -> [HeadValue] 
     try texts.map { text in
         let value: HeadValue?
         switch element {
-        case "float": value = text.utf8.count == 8 ? UInt32(text, radix: 16).map { .float(Float(bitPattern: $0)) } : nil
-        case "double": value = text.utf8.count == 16 ? UInt64(text, radix: 16).map { .double(Double(bitPattern: $0)) } : nil
-        case "int32": value = Int32(text).map(HeadValue.int32)
-        case "int64": value = Int64(text).map(HeadValue.int64)
+        case "float": value = hasDigits(text, 8) ? UInt32(text, radix: 16).map { .float(Float(bitPattern: $0)) } : nil
+        case "double": value = hasDigits(text, 16) ? UInt64(text, radix: 16).map { .double(Double(bitPattern: $0)) } : nil
+        case "int32": value = Int32(text).flatMap { String($0) == text ? .int32($0) : nil }
+        case "int64": value = Int64(text).flatMap { String($0) == text ? .int64($0) : nil }
         case "bool": value = text == "1" ? .bool(true) : text == "0" ? .bool(false) : nil
         case "string": value = .string(text)
         default: value = nil
@@ -326,6 +326,10 @@ private func values(_ texts: [String], _ element: String) throws -> [HeadValue] 
         guard let value else { throw HeadError(description: "\(text) is no \(element)") }
         return value
     }
+}
+
+private func hasDigits(_ text: String, _ count: Int) -> Bool {
+    text.utf8.count == count && text.utf8.allSatisfy { (48...57).contains($0) || (97...102).contains($0) }
 }
 
 /// Whether a text consists of parts with anything between them: each as far to the left as it can be.
@@ -360,7 +364,7 @@ private func matcher(_ parts: [[String]]) throws -> ([UInt8]) -> Bool {
 /// The function that fills the slot of a raw value, and the type of the slot.
 private func input(_ name: String, _ dtype: String, _ role: String) throws -> (([String: HeadValue?]) throws -> HeadValue, String) {
     guard let element = feast[dtype] else { throw HeadError(description: "input \(name) has type \(dtype)") }
-    func held(_ value: HeadValue) throws -> HeadValue {
+    func typed(_ value: HeadValue) throws -> HeadValue {
         switch (element, value) {
         case ("float", .float), ("double", .double), ("int32", .int32), ("int64", .int64), ("bool", .bool), ("string", .text):
             return value
@@ -375,10 +379,10 @@ private func input(_ name: String, _ dtype: String, _ role: String) throws -> ((
     case "valid": return ({ row in .bool((row[name] ?? nil) != nil) }, "bool")
     case "number":
         guard let number else { break }
-        return ({ row in try (row[name] ?? nil).map { number(try held($0)) } ?? .float(.nan) }, "float")
+        return ({ row in try (row[name] ?? nil).map { number(try typed($0)) } ?? .float(.nan) }, "float")
     case "value", "text":
         if role == "text" && element != "string" { break }
-        return ({ row in try (row[name] ?? nil).map(held) ?? empty }, element)
+        return ({ row in try (row[name] ?? nil).map(typed) ?? empty }, element)
     default: break
     }
     throw HeadError(description: "input \(name) is a \(role) of \(dtype)")

@@ -106,14 +106,15 @@ const VALUES = {
     check(text === "0" || text === "1", `${text} is no bool`);
     return text === "1";
   },
-  string: (text) => {
-    check(typeof text === "string", `${text} is no text`);
-    return text;
-  },
+  string: same,
+};
+const textOf = (text) => {
+  check(typeof text === "string", `${text} is no text`);
+  return text;
 };
 const valuesOf = (texts, element) => {
   check(Array.isArray(texts) && Object.hasOwn(VALUES, element), `no values of ${element}`);
-  return texts.map(VALUES[element]);
+  return texts.map((text) => VALUES[element](textOf(text)));
 };
 
 /** Whether a text consists of parts with anything between them: each as far to the left as it can be. */
@@ -184,35 +185,35 @@ const real = (value) => {
   check(["number", "bigint", "boolean"].includes(typeof value), "no number");
   return Number(value);
 };
-/** A raw value as its slot holds it. */
-const HELD = {
+/** A raw value in the type of its slot. */
+const TYPED = {
   float: (value) => Math.fround(real(value)),
   double: real,
   int32: (value) => Number(BigInt.asIntN(32, BigInt(value))),
   int64: (value) => int64(BigInt(value)),
   bool: (value) => Boolean(real(value)),
-  string: VALUES.string,
+  string: textOf,
 };
 
 /** The function that fills the slot of a raw value, and the type of the slot. */
 function input([name, dtype, role]) {
-  const element = Object.hasOwn(FEAST, dtype) ? FEAST[dtype] : null;
+  const element = Object.hasOwn(FEAST, textOf(dtype)) ? FEAST[dtype] : null;
   const isText = dtype === "String";
-  check(element && ["number", "text", "value", "valid"].includes(role), `input ${name} is a ${role} of ${dtype}`);
+  check(typeof name === "string" && element && ["number", "text", "value", "valid"].includes(role), `input ${name} is a ${role} of ${dtype}`);
   check(!(role === "number" && isText) && !(role === "text" && !isText), `input ${name} is a ${role} of ${dtype}`);
   const is = (row) => row[name] !== null && row[name] !== undefined;
-  const held = (value) => {
+  const typed = (value) => {
     try {
-      return HELD[element](value);
+      return TYPED[element](value);
     } catch {
       throw new HeadError(`input ${name} is ${value}; expected a ${dtype}`);
     }
   };
   const number = CASTS[element]?.float ?? same;
-  const null_ = { bool: false, int64: 0n, string: "" }[element] ?? 0;
+  const empty = { bool: false, int64: 0n, string: "" }[element] ?? 0;
   if (role === "valid") return [is, "bool"];
-  if (role === "number") return [(row) => (is(row) ? number(held(row[name])) : NaN), "float"];
-  return [(row) => (is(row) ? held(row[name]) : null_), element];
+  if (role === "number") return [(row) => (is(row) ? number(typed(row[name])) : NaN), "float"];
+  return [(row) => (is(row) ? typed(row[name]) : empty), element];
 }
 
 /** The head in `head.json`. */
@@ -236,8 +237,8 @@ export class Head {
       check(types[slot] === element, `slot ${slot} holds ${types[slot]}; expected ${element}`);
       return slot;
     });
-    this.inputs = form.inputs.map((one) => {
-      const [fill, element] = input(one);
+    this.inputs = form.inputs.map((parts) => {
+      const [fill, element] = input(parts);
       types.push(element);
       return fill;
     });
@@ -261,7 +262,7 @@ export class Head {
     }
     this.outputs = form.outputs.map(([name, element, slots]) => {
       check(Object.hasOwn(ARRAYS, element), `no tensor of ${element}`);
-      return { name, array: ARRAYS[element], slots: places(slots, [element]) };
+      return { name: textOf(name), array: ARRAYS[element], slots: places(slots, [element]) };
     });
     check(new Set(this.outputs.map(({ name }) => name)).size === this.outputs.length, "two outputs have the same name");
     this.refused = form.refused === null ? null : places([form.refused], ["bool"])[0];
