@@ -20,7 +20,7 @@ DEPLOYED = Path(__file__).parent / ".isthmus" / "deployments"
 SHOWN = 5
 
 
-def asked(url: str, message: object = None) -> Any:
+def fetch(url: str, message: object = None) -> Any:
     """The API's answer."""
     body = None if message is None else json.dumps(message).encode()
     with urlopen(Request(url, body)) as response:  # noqa: S310 - the address is ours
@@ -29,7 +29,7 @@ def asked(url: str, message: object = None) -> Any:
 
 def main(question: str) -> None:
     """A line for each of the nearest passages, the nearest first."""
-    version = asked(MODEL)["versions"][0]
+    version = fetch(MODEL)["versions"][0]
     package = DEPLOYED / version
     tokenizer = Tokenizer.from_file(str(package / "tokenizer.json"))
     tokenizer.enable_truncation(json.loads((package / "tokens.json").read_bytes())["most"])
@@ -39,7 +39,7 @@ def main(question: str) -> None:
         {"name": name, "datatype": "INT64", "shape": [1, len(tokens)], "data": data}
         for name, data in (("input_ids", tokens), ("attention_mask", [1] * len(tokens)))
     ]
-    (output,) = asked(f"{MODEL}/versions/{version}/infer", {"inputs": inputs})["outputs"]
+    (output,) = fetch(f"{MODEL}/versions/{version}/infer", {"inputs": inputs})["outputs"]
     passages = json.loads((package / "passages.json").read_bytes())
     vectors = np.frombuffer((package / "passages.i8").read_bytes(), np.int8).reshape(len(passages), -1)
     for place in np.argsort(-(vectors @ np.array(output["data"], np.float32)), kind="stable")[:SHOWN]:

@@ -178,11 +178,11 @@ class State:
 
     def versions(self) -> dict[str, AnyPredictor]:
         """The predictors that can be asked for by the digest of their package, the deployed model's first."""
-        found: dict[str, AnyPredictor] = {}
+        versions: dict[str, AnyPredictor] = {}
         for predictor in (self.predictor(), self.candidate, self.former):
             if predictor is not None:
-                found.setdefault(predictor.model.deployment.digest, predictor)
-        return found
+                versions.setdefault(predictor.model.deployment.digest, predictor)
+        return versions
 
     @property
     def deployment_state(self) -> str:

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from isthmus.features.package.manifest import package_digest
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.serving.wire.formats import Format
 from tests.serving.support import CONTRACT, EVERYTHING, Server, fill, make_package, serving, wait
+from tests.serving.tensors import make_drawing_package
 
 EXAMPLES = 25
 TYPES: dict[str, dict[str, Any]] = {
@@ -102,6 +104,33 @@ def test_nothing_that_the_document_allows_or_forbids_breaks_the_server(server: S
     answers = fuzz(server, document, "--phases", "examples,coverage,fuzzing")
     for path in ("/get-online-features", "/push", "/predict"):
         assert answers[path, 422] > 10
+
+
+@pytest.mark.accept
+def test_no_tensors_that_the_document_allows_or_forbids_break_the_server(tmp_path: Path, redis_url: str) -> None:
+    folder = tmp_path / "server"
+    folder.mkdir()
+    (folder / "contract.json").write_bytes(CONTRACT.dumps())
+    package = make_drawing_package(folder / "package")
+    with serving(folder, redis_url) as running:
+        running.deploy(package)
+        wait(lambda: running.http.get("/v2/models/draws/ready").status_code == 200, "the model")
+        written = running.http.get("/openapi.json").json()
+        names = {"model": "draws", "version": package_digest(package)}
+        for path in written["paths"].values():
+            for operation in path.values():
+                for parameter in operation.get("parameters", []):
+                    if parameter["name"] in names:
+                        parameter["schema"]["enum"] = [names[parameter["name"]]]
+        tensor = written["components"]["schemas"]["RequestInput"]["properties"]
+        tensor["name"]["enum"] = ["frame", "ids"]
+        tensor["datatype"]["enum"] = ["FP32", "INT64"]
+        document = tmp_path / "openapi.json"
+        document.write_text(json.dumps(written))
+        answers = fuzz(running, document, "--phases", "examples,coverage,fuzzing", "--include-path-regex", "^/v2")
+    infer = "/v2/models/draws/infer"
+    assert answers[infer, 422] > 10
+    assert answers["/v2/models/draws", 200] > 0
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from openapi_schema_validator import OAS31Validator
 
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.manifest import Feeds, open_package, package_digest
 from isthmus.serving.limits import Limits
 from isthmus.serving.wire.inference import HEADER
+from tests.serving.http.test_openapi import resolved
 from tests.serving.support import CONTRACT, Server, serving, wait
 from tests.serving.tensors import (
     answered,
@@ -178,6 +180,37 @@ def test_the_server_and_the_model_say_what_they_are(drawing: tuple[Server, Path]
         assert (refused.status_code, refused.json()["found"]) == (422, "takes rows of features, and no tensors")
     rows = drawing[0].predict(entities={"carrier": ["UA"]})
     assert (rows.status_code, rows.json()["remedy"]) == (422, "ask /v2/models/draws/infer")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("get", "/v2", None, 200),
+        ("get", "/v2/health/live", None, 200),
+        ("get", "/v2/health/ready", None, 200),
+        ("get", "/v2/models/{model}", None, 200),
+        ("get", "/v2/models/{model}/ready", None, 200),
+        ("get", "/v2/models/{model}/versions/{version}", None, 404),
+        ("get", "/models", None, 200),
+        ("post", "/v2/models/{model}/infer", as_json(frames(2), id="7", outputs=[{"name": "image"}]), 200),
+        ("post", "/v2/models/{model}/infer", as_json({}), 422),
+    ],
+)
+def test_answers_are_what_the_document_says(
+    drawing: tuple[Server, Path], method: str, path: str, body: object, status: int
+) -> None:
+    http = drawing[0].http
+    document = http.get("/openapi.json").json()
+    operation = document["paths"][path][method]
+    answer = http.request(method, path.format(model="draws", version="1"), json=body)
+    assert answer.status_code == status, answer.text
+    described = operation["responses"][str(status)]
+    schema = resolved(document, described["content"]["application/json"]["schema"])
+    OAS31Validator(schema).validate(answer.json())
+    assert {name.lower() for name in described["headers"]} <= set(answer.headers)
+    if body is not None:
+        asked = operation["requestBody"]["content"]["application/json"]["schema"]
+        OAS31Validator(resolved(document, asked)).validate(body)
 
 
 def changed(place: int, **fields: Any) -> Callable[[dict[str, Any]], None]:

@@ -25,7 +25,7 @@ from isthmus.features.latency import WRITE_SECONDS, LatencyWriter
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.serving import log
 from isthmus.serving.http import push, snapshots, status, statuspage
-from isthmus.serving.http.exchange import body_of, decoded, reply
+from isthmus.serving.http.exchange import body_of, message_of, reply
 from isthmus.serving.http.guard import Guarded, Limited, granted, refused
 from isthmus.serving.http.inference import Inference
 from isthmus.serving.http.middleware import Observed
@@ -121,7 +121,7 @@ class Handlers:
         """Feast's online lookup."""
         answer_format = negotiate(request.headers.get("accept", ""))
         body = await body_of(request)
-        wanted = decoded(body, _LOOKUP)
+        wanted = message_of(body, _LOOKUP)
         granted(request).require_lookup(wanted.feature_service, wanted.features)
         state = self._watch.state
         lookup = _compiled(state, wanted)
@@ -157,11 +157,11 @@ class Handlers:
 
     async def push(self, request: Request) -> Response:
         """Feast's push of rows to the online store."""
-        return await self._push(request, decoded(await body_of(request), _PUSH))
+        return await self._push(request, message_of(await body_of(request), _PUSH))
 
     async def write(self, request: Request) -> Response:
         """A push as Feast's remote online store sends it."""
-        return await self._push(request, decoded(await body_of(request), _WRITE))
+        return await self._push(request, message_of(await body_of(request), _WRITE))
 
     async def _push(self, request: Request, rows: messages.PushRequest | messages.WriteRequest) -> Response:
         granted(request).require("push", push.view_of(rows)[0])
@@ -174,7 +174,7 @@ class Handlers:
         body = await body_of(request)
         state = self._watch.state
         try:
-            wanted = decoded(body, _PREDICT)
+            wanted = message_of(body, _PREDICT)
             granted(request).require("predict", state.deployed(wanted.model).deployment.model)
             return reply(*await self._predictions.answer(PredictCall(state, wanted, body)))
         except RequestError as error:

@@ -27,7 +27,7 @@ async def body_of(request: Request) -> bytes:
     raise ClientDisconnect
 
 
-def decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def message_of(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """The message in a body.
 
     Raises:

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from isthmus.features.errors import RequestError, one_of
 from isthmus.features.package.manifest import Tensor
-from isthmus.serving.http.exchange import body_of, decoded, reply
+from isthmus.serving.http.exchange import body_of, message_of, reply
 from isthmus.serving.http.guard import granted
 from isthmus.serving.http.predict import PredictCall, Predictions
 from isthmus.serving.predict.tensors import TensorPredictor
@@ -63,7 +63,7 @@ class Inference:
 
     async def model(self, request: Request) -> Response:
         """The tensors of a model."""
-        predictor = _chosen(self._state(), request)
+        predictor = _predictor_of(self._state(), request)
         if not isinstance(predictor, TensorPredictor):
             name = predictor.model.deployment.model
             raise RequestError(f"model {name}", "takes rows of features, and no tensors",
@@ -79,18 +79,18 @@ class Inference:
 
     async def model_ready(self, request: Request) -> Response:
         """Whether a model can answer."""
-        predictor = _chosen(self._state(), request)
+        predictor = _predictor_of(self._state(), request)
         return _encoded(wire.ModelReady(predictor.model.deployment.model, ready=True), predictor.contract.hash)
 
     async def infer(self, request: Request) -> Response:
         """The outputs of a model for the tensors of a request."""
         state = self._state()
         granted(request).require("predict", state.deployed(request.path_params["model"]).deployment.model)
-        _chosen(state, request)
+        _predictor_of(state, request)
         body = await body_of(request)
         length = _json_length(request.headers.get(wire.HEADER), len(body))
         text = body[:length]
-        message = await offload(length > BYTES, decoded, text, _REQUEST)
+        message = await offload(length > BYTES, message_of, text, _REQUEST)
         tensors = wire.TensorRequest(message, memoryview(body)[length:])
         call = PredictCall(state, tensors, body, request.path_params.get("version"))
         predictor, predicted = await self._predictions.predict(call)
@@ -103,7 +103,7 @@ class Inference:
         return reply(content, predictor.contract.hash, _BINARY, more)
 
 
-def _chosen(state: State, request: Request) -> AnyPredictor:
+def _predictor_of(state: State, request: Request) -> AnyPredictor:
     """The predictor of the model and the version in a path; the deployed one without a version."""
     state.deployed(request.path_params["model"])
     wanted = request.path_params.get("version")

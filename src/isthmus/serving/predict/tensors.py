@@ -65,8 +65,8 @@ class TensorPredictor:
             raise RequestError(f"model {name}", "takes tensors, and no rows of features",
                                expected=", ".join(map(described, self.tensors.values())),
                                remedy=f"ask /v2/models/{name}/infer")  # fmt: skip
-        request, names = message.message, self._asked(message.message)
-        inputs = self._named(request)
+        request, names = message.message, self._output_names(message.message)
+        inputs = self._inputs(request)
         sizes = self._sizes(inputs)
         rows = sizes.get(self._rows, 1) if isinstance(self._rows, str) else 1
         if rows > limits.rows:
@@ -96,8 +96,8 @@ class TensorPredictor:
             entry: dict[str, Any] = {
                 "name": name, "datatype": DATATYPES[self.outputs[name].element], "shape": list(array.shape)
             }  # fmt: skip
-            chosen = binary.get(name)
-            if chosen if isinstance(chosen, bool) else request.parameters.binary_data_output:
+            own = binary.get(name)
+            if own if isinstance(own, bool) else request.parameters.binary_data_output:
                 parts.append(tensors.to_bytes(array))
                 entry["parameters"] = {"binary_data_size": len(parts[-1])}
             else:
@@ -110,7 +110,7 @@ class TensorPredictor:
         text = orjson.dumps({**answer, "outputs": described}, option=OPTIONS)
         return b"".join((text, *parts)), len(text) if parts else None
 
-    def _asked(self, request: InferRequest) -> tuple[str, ...]:
+    def _output_names(self, request: InferRequest) -> tuple[str, ...]:
         """The outputs that are asked for, in the order of the request; all of them if none is named."""
         if request.model_name not in (None, name := self.model.deployment.model):
             raise RequestError("model_name", f"is {request.model_name!r:.80}", expected=f"{name}, as in the path")
@@ -122,25 +122,25 @@ class TensorPredictor:
                 raise RequestError(f"outputs.{name}", "is asked for twice", expected="each output once")
         return names or tuple(self.outputs)
 
-    def _named(self, request: InferRequest) -> dict[str, RequestInput]:
+    def _inputs(self, request: InferRequest) -> dict[str, RequestInput]:
         """The inputs of a request, by name and in the order of the graph."""
         expected = ", ".join(map(described, self.tensors.values()))
-        given: dict[str, RequestInput] = {}
+        inputs: dict[str, RequestInput] = {}
         for item in request.inputs:
             if item.name not in self.tensors:
                 raise RequestError(f"inputs.{item.name:.80}", "is no input of the model", expected=expected)
-            if item.name in given:
+            if item.name in inputs:
                 raise RequestError(f"inputs.{item.name}", "is there twice", expected="each input once")
-            given[item.name] = item
+            inputs[item.name] = item
         for name, tensor in self.tensors.items():
-            if name not in given:
+            if name not in inputs:
                 raise RequestError(f"inputs.{name}", "is missing", expected=described(tensor))
             datatype = DATATYPES[tensor.element]
-            if given[name].datatype != datatype:
+            if inputs[name].datatype != datatype:
                 raise RequestError(
-                    f"inputs.{name}", f"has the datatype {given[name].datatype!r:.40}", expected=datatype
+                    f"inputs.{name}", f"has the datatype {inputs[name].datatype!r:.40}", expected=datatype
                 )
-        return {name: given[name] for name in self.tensors}
+        return {name: inputs[name] for name in self.tensors}
 
     def _sizes(self, inputs: Mapping[str, RequestInput]) -> dict[str, int]:
         """The named sizes of a request."""
