@@ -26,6 +26,7 @@ from tests.orchestration.shop import Shop, learnable, write
 pytestmark = pytest.mark.accept
 
 CLASSES = 'F.when(F.col("late") == 1, "late").when(F.col("cents") > 4500, "early").otherwise("on time").alias("late")'
+DAY = 'F.date_trunc("day", "ordered_at")'
 GRADES = '(F.col("late") + (F.col("cents") > 4500).cast("bigint")).alias("late")'
 KINDS: dict[str, tuple[str, str, str, str, str]] = {
     # The task's label and calibration, its type, its column, the metric, and what is answered.
@@ -53,9 +54,8 @@ def shop_of(root: Path, kind: str) -> Shop:
     shop.replace('label=Field("late", Int64)', f'label=Field("late", {dtype})')
     shop.replace('        "weight",\n        "late",\n', f'        "weight",\n        {column},\n')
     if kind == "rank":
-        shop.replace('        "product",\n        F.col("ordered_at").alias("event_timestamp"),\n        F.col("delivered_at")',
-                     '        "product",\n        F.date_trunc("day", "ordered_at").alias("event_timestamp"),\n        '
-                     'F.col("delivered_at")')  # fmt: skip
+        before, moment = '        "product",\n', 'F.col("ordered_at").alias("event_timestamp"),\n        F.col('
+        shop.replace(f"{before}        {moment}", f"{before}        {moment}".replace('F.col("ordered_at")', DAY))
     return shop
 
 
