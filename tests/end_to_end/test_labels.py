@@ -1,11 +1,13 @@
-"""A label of each kind, from a spine to the answer of the API: trained, exported, verified, deployed, served."""
+"""A label of each kind, from a spine to answers: trained, exported, verified, deployed, served, and run by a page."""
 
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from playwright.sync_api import Page, expect
 
 from isthmus.distill.reports import boundary_card, model_card, page
 from isthmus.features.package.inspect import OnnxRuntime, inspect
@@ -15,15 +17,17 @@ from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
+from isthmus.orchestration.device.site import site
 from isthmus.orchestration.models.models import distill, export, ladder
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.client import Client
 from isthmus.orchestration.verification.verify import require_passed, verify
+from tests.end_to_end.files import served
 from tests.orchestration.shop import Shop, learnable, write
 
-pytestmark = pytest.mark.accept
+pytestmark = [pytest.mark.browser, pytest.mark.accept]
 
 CLASSES = 'F.when(F.col("late") == 1, "late").when(F.col("cents") > 4500, "early").otherwise("on time").alias("late")'
 DAY = 'F.date_trunc("day", "ordered_at")'
@@ -60,7 +64,9 @@ def shop_of(root: Path, kind: str) -> Shop:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_label_of_each_kind_is_learned_verified_and_served(kind: str, tmp_path: Path) -> None:
+def test_a_label_of_each_kind_is_learned_verified_and_served(
+    kind: str, tmp_path: Path, phone: Callable[[str], Page]
+) -> None:
     project = Project(shop_of(tmp_path / "shop", kind).root)
     for step in (apply, build, materialize, training_set, distill, export):
         step(project)
@@ -93,6 +99,15 @@ def test_a_label_of_each_kind_is_learned_verified_and_served(kind: str, tmp_path
     else:
         assert np.isfinite(answer["predictions"][0])
         assert "classes" not in answer
+
+    with served(site(project, None, tmp_path / "page")) as address:
+        page_of_package = phone(address)
+        page_of_package.get_by_role("button", name="Predict").click()
+        line = page_of_package.locator("#answer")
+        expect(line).to_contain_text("in this browser")
+        expect(line).to_contain_text("early 0." if kind == "classes" else output)
+        shown = line.get_attribute("data-value") or ""
+        assert shown in package.manifest.classes if kind == "classes" else np.isfinite(float(shown))
 
 
 def predicted(project: Project, row: dict[str, Any]) -> dict[str, Any]:

@@ -270,7 +270,7 @@ def _save_model(
             helper.make_node("Sub", ["certain", "second"], ["first"]),
             helper.make_node("Concat", ["first", "second"], ["probability"], axis=1),
         ]
-    shape = ["n", classes] if classes else ["n"]
+    shape: list[str | int | None] = ["n", classes] if classes else ["n"]
     graph = helper.make_graph(
         nodes, "late", tensors, [helper.make_tensor_value_info("probability", TensorProto.FLOAT, shape)],
         [helper.make_tensor("zero", TensorProto.FLOAT, [], [0.0]),
