@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from isthmus.distill.reports import boundary_card, model_card, page
+from isthmus.features.errors import RequestError
 from isthmus.features.package.inspect import OnnxRuntime, inspect
 from isthmus.features.package.manifest import open_package
 from isthmus.orchestration.api.server import serving
@@ -25,7 +26,7 @@ from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.client import Client
 from isthmus.orchestration.verification.verify import require_passed, verify
 from tests.end_to_end.files import served
-from tests.orchestration.shop import Shop, learnable, write
+from tests.orchestration.shop import Shop, learnable, with_moment, write
 
 pytestmark = [pytest.mark.browser, pytest.mark.accept]
 
@@ -48,8 +49,12 @@ KINDS: dict[str, tuple[str, str, str, str, str]] = {
 
 
 def shop_of(root: Path, kind: str) -> Shop:
-    """The shop whose label is of a kind. Of a rank, all orders of a day are asked at once."""
-    shop = learnable(write(root))
+    """The shop whose label is of a kind. Of a rank, all orders of a day are asked at once.
+
+    A feature of the request is not defined in the 25th hour.
+    """
+    shop = learnable(with_moment(write(root)))
+    shop.replace("F.coalesce(shelf_demand__sold_1d, F.lit(1))", "(hour - 25)")
     task, dtype, column, *_ = KINDS[kind]
     shop.replace(
         "    Tabular,\n", "    Tabular,\n    Classes,\n    Isotonic,\n    Number,\n    Rank,\n    Temperature,\n"
@@ -99,6 +104,8 @@ def test_a_label_of_each_kind_is_learned_verified_and_served(
     else:
         assert np.isfinite(answer["predictions"][0])
         assert "classes" not in answer
+    with pytest.raises(RequestError, match="per_sold"):
+        predicted(project, {**row, "hour": [25]})
 
     with served(site(project, None, tmp_path / "page")) as address:
         page_of_package = phone(address)
