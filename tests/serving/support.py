@@ -142,18 +142,19 @@ def make_package(
     ballast: int = 0,
     program: bytes = b"",
     service: str = "late",
+    classes: tuple[str, ...] = (),
 ) -> Path:
     """A package whose model is sigmoid(weight * the sum of the numbers, null as 0), + 1 inside for carrier UA.
 
     A picky one cannot be run over an infinite number, and a blank one answers it with NaN. One with ballast multiplies
     by that many square matrices of zeros on its way, and adds the result. A program is what it has for ExecuTorch,
-    which a server never opens.
+    which a server never opens. With two classes, that is the probability of the second.
     """
     folder.mkdir(parents=True)
     numbers = [name for name, dtype in inputs if dtype is not String]
     texts = [name for name, dtype in inputs if dtype is String]
     file = folder / "model.int8.ort"
-    _save_model(file, len(numbers), len(texts), weight, picky=picky, blank=blank, ballast=ballast)
+    _save_model(file, len(numbers), len(texts), weight, picky=picky, blank=blank, ballast=ballast, classes=len(classes))
     files: list[tuple[Path, Literal["fp32", "int8"], Literal["ort", "pte"]]] = [(file, "int8", "ort")]
     if program:
         (folder / "model.fp32.pte").write_bytes(program)
@@ -166,6 +167,8 @@ def make_package(
         weight * sum(x for x in row if isinstance(x, int | float)) + sum(1.0 for x in row if x == "UA") for row in rows
     ]
     answers = np.array([1 / (1 + np.exp(-x)) + shift for x in golden], np.float32)
+    if classes:
+        answers = np.stack([1 - answers, answers], 1)
     positions = {name: position for group in (numbers, texts) for position, name in enumerate(group)}
     manifest = Manifest(
         format_version=2,
@@ -184,7 +187,8 @@ def make_package(
             *((Tensor("numeric", "float", ("N", len(numbers))),) if numbers else ()),
             *((Tensor("categories", "string", ("N", len(texts))),) if texts else ()),
         ),
-        outputs=(Tensor("probability", "float", ("N",)),),
+        outputs=(Tensor("probability", "float", ("N", len(classes)) if classes else ("N",)),),
+        classes=classes,
         files={},
         variants=tuple(
             Variant(one.name, precision, form, one.stat().st_size, _sum(one), 1e-5, 0.0, {"auc": 0.5})
@@ -208,7 +212,9 @@ def _sum(file: Path) -> str:
     return sha256(file.read_bytes()).hexdigest()
 
 
-def _save_model(file: Path, numbers: int, texts: int, weight: float, *, picky: bool, blank: bool, ballast: int) -> None:
+def _save_model(
+    file: Path, numbers: int, texts: int, weight: float, *, picky: bool, blank: bool, ballast: int, classes: int
+) -> None:
     tensors = [helper.make_tensor_value_info("numeric", TensorProto.FLOAT, ["n", numbers])]
     nodes = [
         helper.make_node("IsNaN", ["numeric"], ["missing"]),
@@ -256,9 +262,17 @@ def _save_model(file: Path, numbers: int, texts: int, weight: float, *, picky: b
         nodes.append(helper.make_node("ReduceSum", [f"layer{ballast}", "axes"], ["ballast"], keepdims=0))
         nodes.append(helper.make_node("Add", [total, "ballast"], ["heavy"]))
         total = "heavy"
-    nodes.append(helper.make_node("Sigmoid", [total], ["probability"]))
+    nodes.append(helper.make_node("Sigmoid", [total], ["chance" if classes else "probability"]))
+    if classes:
+        nodes += [
+            helper.make_node("Unsqueeze", ["chance", "axes"], ["second"]),
+            helper.make_node("Constant", [], ["certain"], value_float=1.0),
+            helper.make_node("Sub", ["certain", "second"], ["first"]),
+            helper.make_node("Concat", ["first", "second"], ["probability"], axis=1),
+        ]
+    shape: list[str | int | None] = ["n", classes] if classes else ["n"]
     graph = helper.make_graph(
-        nodes, "late", tensors, [helper.make_tensor_value_info("probability", TensorProto.FLOAT, ["n"])],
+        nodes, "late", tensors, [helper.make_tensor_value_info("probability", TensorProto.FLOAT, shape)],
         [helper.make_tensor("zero", TensorProto.FLOAT, [], [0.0]),
          helper.make_tensor("axes", TensorProto.INT64, [1], [1]),
          helper.make_tensor("weight", TensorProto.FLOAT, [], [weight]), *weights],

@@ -16,6 +16,7 @@ from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tasks.task import Task, answers, student_answers
 from isthmus.distill.teachers.compatibility import compatible, differing_tokens
 from isthmus.distill.teachers.teacher import Teacher
+from isthmus.distill.training.groups import cuts
 from isthmus.distill.training.studentrun import TeacherBatches
 from isthmus.distill.training.teacheroutputs import TeacherCost
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem, one_of
@@ -31,14 +32,17 @@ def rehearse(
 
     Raises:
         ConfigurationError: a gate is about a figure that no report has, the student is no smaller than its teacher, a
-            step has no loss, or student, teacher and objective do not fit each other: outputs, labels, tokenizers,
-            shared parameters.
+            step has no loss, a batch would part a group of rows, or student, teacher and objective do not fit each
+            other: outputs, labels, tokenizers, shared parameters.
         DataError: an input of the student leaks the label.
         GateFailed: the loss of the first batch is not finite.
     """
     declared = task.material.declaration
     where = declared.where
     if problems := declared.misnamed(task.measured):
+        raise ConfigurationError(where, problems)
+    groups = task.groups(task.material.parts.train)
+    if groups is not None and (problems := cuts(torch.from_numpy(groups), settings, 1, where)):
         raise ConfigurationError(where, problems)
     with torch.random.fork_rng(devices=[]):
         student, objective = task.student(), task.objective()

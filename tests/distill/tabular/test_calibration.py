@@ -122,7 +122,7 @@ def test_the_graph_of_a_map_never_falls_and_is_what_numpy_says_to_the_bit() -> N
     Probabilities(3, calibrated(Temperature())), Line("value", -1.5, 2.0, 250.0, 1e4), Line("score", -16.0, 16.0),
 ], ids=lambda answer: f"{answer.name} {type(answer.calibration).__name__}")  # fmt: skip
 def test_an_answer_is_the_same_in_torch_in_numpy_and_as_a_graph(answer: Answer) -> None:
-    last = np.random.default_rng(0).normal(0, 2, (200, answer.width)).astype(np.float32)
+    last = np.random.default_rng(0).normal(0, 9, (200, answer.width)).astype(np.float32)
     found = predict(session(graph(answer).SerializeToString(), 1), {"last": last})
     with torch.inference_mode():
         scores = answer.scores(torch.from_numpy(last))
@@ -131,6 +131,9 @@ def test_an_answer_is_the_same_in_torch_in_numpy_and_as_a_graph(answer: Answer) 
     for other in (in_torch, answer.computed(final)):
         np.testing.assert_allclose(found, other, atol=1e-6 * scale)
     np.testing.assert_allclose(answer.computed(answer.replied(found)), found, atol=1e-6 * scale)
+    if isinstance(answer, Line):
+        low, high = answer.computed(np.array([answer.low, answer.high]))
+        assert (found.min(), found.max()) == pytest.approx((low, high))
 
 
 def test_before_it_has_learned_a_calibration_changes_nothing() -> None:

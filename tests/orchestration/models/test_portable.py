@@ -18,7 +18,7 @@ import torch
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 from torch import Tensor, nn
 
-from isthmus.distill.distillation import DistillationReport
+from isthmus.distill.distillation import DistillationReport, distill
 from isthmus.distill.export.export import ExportReport, export
 from isthmus.distill.formats.conversions import CONVERSIONS
 from isthmus.distill.litert.process import LIBRARIES as LITERT
@@ -41,6 +41,7 @@ from isthmus.transforms.rowwise.core.expressions import traced
 from isthmus.transforms.rowwise.core.types import FLOAT
 from tests.distill import kinds
 from tests.distill.conftest import SERVING
+from tests.distill.labelled import labelled, material_of
 from tests.distill.packages import contract, resum
 from tests.distill.support import PROFILE, STUDENT, check_package, material, run, training_set
 from tests.orchestration.models.test_packages import verify
@@ -116,6 +117,27 @@ def test_a_missing_library_is_said_before_the_first_step(tmp_path: Path, monkeyp
     with pytest.raises(ConfigurationError, match=words + r'nothing-such==7, or leave "litert" out of the runtimes'):
         run(tmp_path, training_set(ROWS), **TABLE, runtimes=("onnxruntime", "litert"))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize(("kind", "output"), [("classes", "probabilities"), ("number", "value"), ("rank", "score")])
+def test_a_label_of_each_kind_has_a_core_for_each_runtime(
+    installed: None, kind: str, output: str, tmp_path: Path
+) -> None:
+    rows = material_of(kind, labelled(kind, ROWS), **TABLE, runtimes=RUNTIMES, gates=[])
+    folders = {name: tmp_path / name for name in ("models", "cache", "runs")}
+    trained = distill(rows, folder=folders["models"], cache=folders["cache"], runs=folders["runs"])
+    report = export(
+        rows, trained.path, tmp_path / "packages", contract=json.loads(CONTRACT.dumps()),
+        profile=replace(SERVING, precision="fp32"), cache=folders["cache"],
+    )  # fmt: skip
+    # In INT8 ExecuTorch may be too far from the student; then the package says so.
+    assert report.left_out.keys() <= {"core.int8.pte"}
+    package = open_package(report.path)
+    assert {variant.file for variant in package.manifest.variants if variant.core} >= FILES - {"core.int8.pte"}
+    assert [tensor.name for tensor in package.manifest.outputs] == [output]
+    compared = check_package(rows, package, trained.path, rows=50)
+    assert {verdict.differing for verdict in compared.values()} == {0}
 
 
 @pytest.mark.accept

@@ -1,6 +1,8 @@
 import math
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from isthmus.features.errors import PackageError
@@ -156,3 +158,33 @@ def test_threads_come_from_the_deployment(tmp_path: Path) -> None:
 def test_a_program_of_another_runtime_is_never_opened(tmp_path: Path) -> None:
     package = make_package(tmp_path / "package", program=b"no program at all")
     assert Model(deployment_of(package)).threads == 1
+
+
+def test_a_model_of_classes_names_the_likeliest_and_the_probabilities_of_all(tmp_path: Path) -> None:
+    inputs = [("distance", Float64), ("carrier", String)]
+    package = make_package(tmp_path / "package", inputs=inputs, classes=("on time", "late"), blank=True)
+    shared = {"contract": CONTRACT, "profile": ServingProfile(), "file": tmp_path / "deployment.json", "tables": TABLES}
+    deploy(package, verdict_of(package), at=NOW, **shared)  # type: ignore[arg-type]
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(tmp_path, "redis://127.0.0.1:1") as server:
+        asked = {"carrier": ["OO"] * 4, "distance": [-2.0, 3.0, 0.0, "Infinity"]}
+        answer = server.predict(request=asked)
+        assert answer.status_code == 200, answer.text
+        body = answer.json()
+        assert body["predictions"] == ["on time", "late", "on time", None]
+        assert body["classes"] == ["on time", "late"]
+        expected = [[1 - sigmoid(x), sigmoid(x)] for x in (-2, 3, 0)]
+        assert np.array(body["probabilities"][:3]) == pytest.approx(np.array(expected), abs=1e-6)
+        assert body["probabilities"][3] == ["NaN", "NaN"]
+        # A candidate that answers with a number differs in every row.
+        other = make_package(tmp_path / "other", inputs=inputs)
+        deploy(other, verdict_of(other), at=NOW + 1, share=0.0, **shared)  # type: ignore[arg-type]
+
+        def candidate() -> dict[str, Any]:
+            found: dict[str, Any] = server.http.get("/models").json()["models"][0].get("candidate", {})
+            return found
+
+        wait(candidate, "the server to have taken it up")
+        server.predict(request={"carrier": ["OO"], "distance": [1.0]})
+        wait(lambda: candidate()["compared"] == 1, "the shadow to be compared")
+        assert (candidate()["differing"], candidate()["worst"]) == (1, "Infinity")

@@ -155,8 +155,8 @@ class Line(Answer):
         low, high, scale, mean = (
             build.constant(f"{name}/{key}", getattr(self, key).numpy()) for key in ("low", "high", "scale", "mean")
         )
-        score = _flat(build, last, "score")
-        bounded = build.add("Clip", [score, low, high], f"{name}/bounded")
+        flat = _flat(build, last, f"{name}/flat")
+        bounded = build.add("Clip", [flat, low, high], f"{name}/bounded")
         build.add("Add", [build.add("Mul", [bounded, scale], f"{name}/scaled"), mean], name)
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-from accelerate import Accelerator
 
 from isthmus.distill.settings import TrainingSettings
 from isthmus.features.errors import Problem
@@ -25,12 +24,12 @@ def whole_groups(groups: torch.Tensor, batch: int, generator: torch.Generator) -
     return torch.split(rows, parts.bincount().tolist())
 
 
-def cuts(groups: torch.Tensor, settings: TrainingSettings, accelerator: Accelerator, where: str) -> list[Problem]:
+def cuts(groups: torch.Tensor, settings: TrainingSettings, processes: int, where: str) -> list[Problem]:
     """What of a training would part the rows of a group, each with what would not."""
     largest, together = int(groups.bincount().max()), "1: a group of rows stays together"
     checks = [
         ("batch", settings.batch, settings.batch >= largest, f"at least {largest}, the rows of the largest group"),
         ("accumulation", settings.accumulation, settings.accumulation == 1, together),
-        ("processes", accelerator.num_processes, accelerator.num_processes == 1, together),
+        ("processes", processes, processes == 1, together),
     ]
     return [Problem(f"{where}: {name}", f"{value}", expected) for name, value, holds, expected in checks if not holds]

@@ -132,7 +132,9 @@ class Training:
         return Outcome(self.module, run.state, run.paused)
 
     def _cuts(self) -> list[Problem]:
-        return [] if self.groups is None else cuts(self.groups, self.settings, self.accelerator, self.where)
+        return (
+            [] if self.groups is None else cuts(self.groups, self.settings, self.accelerator.num_processes, self.where)
+        )
 
 
 class _Run:

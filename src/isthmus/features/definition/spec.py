@@ -249,7 +249,7 @@ class Spine:
     Attributes:
         name: unique within the project.
         entities: their join keys are columns of the rows.
-        label: what the model predicts; Int64 with values 0 and 1 for a binary label.
+        label: what the model predicts; Int64 with values 0 and 1 for a binary label. A `Tabular` says what else.
         sources: the parameters of the function.
         request: the request source whose fields are columns of the rows.
         function: a PySpark function; its parameters are a DataFrame per source, named like the source.

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from isthmus.distill.declaration import Distillation, Tabular
+from isthmus.distill.distillation import distill
 from isthmus.distill.labels import Binary, Classes, Isotonic, Label, Number, Rank, Temperature
 from isthmus.distill.restore import create_task, origins
 from isthmus.distill.tabular.kinds.classes import ClassLabels
@@ -17,7 +19,7 @@ from isthmus.distill.tabular.kinds.rank import RankLabels
 from isthmus.distill.tasks.split import split_table
 from isthmus.distill.tasks.task import Material
 from isthmus.features.definition.spec import FeatureService, Field, Snapshot
-from isthmus.features.errors import DataError
+from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.features.types import Float64, Int64, String
 from tests.distill.labelled import KINDS, labelled, material_of
 from tests.distill.support import declaration
@@ -197,6 +199,25 @@ def test_a_label_of_0_and_1_keeps_the_identity_of_its_student() -> None:
     teachers = {create_task(each).teacher().fingerprint() for each in (usual, *others[2:])}
     assert len(teachers) == 5
     assert create_task(others[0]).teacher().fingerprint() == create_task(usual).teacher().fingerprint()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_some_rows_are_measured_alike_by_themselves(kind: str) -> None:
+    task: Any = create_task(material_of(kind, labelled(kind, ROWS)))
+    rows, width = np.arange(40, 200, 3), len(task.classes or ())
+    shape = (len(rows), width) if width else (len(rows),)
+    answers = {task.keys[0]: np.random.default_rng(0).normal(size=shape).astype(np.float32)}
+    some, every = task._kind.take(rows), np.arange(len(rows))
+    assert some.quality(answers, every) == task._kind.quality(answers, rows)
+    assert some.score(answers, every) == task._kind.score(answers, rows) == some.quality(answers, every)[task.metric]
+    assert some.chance(every) == task._kind.chance(rows)
+
+
+def test_a_batch_that_cuts_a_group_is_said_before_the_teacher_is_asked(tmp_path: Path) -> None:
+    rows = material_of("rank", labelled("rank", ROWS), batch=5)
+    with pytest.raises(ConfigurationError, match="distillation late: batch: 5; expected at least 8, the rows of the"):
+        distill(rows, folder=tmp_path / "models", cache=tmp_path / "cache", runs=tmp_path / "runs")
+    assert not [*tmp_path.glob("cache/*/*.npy")]
 
 
 def test_a_search_says_the_label_too() -> None:

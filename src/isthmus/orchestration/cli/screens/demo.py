@@ -46,7 +46,9 @@ def _views(outcome: Mapping[str, Any]) -> Table:
 def _answer(lookup: Mapping[str, Any], prediction: Mapping[str, Any]) -> Iterator[Block]:
     names, results = lookup["answer"]["metadata"]["feature_names"], lookup["answer"]["results"]
     keys = ", ".join(f"{key}={values[0]}" for key, values in lookup["request"]["entities"].items())
-    yield Heading(f"{keys}: probability {prediction['answer']['predictions'][0]:.3f}")
+    (value,) = prediction["answer"]["predictions"]
+    # A model of classes answers with a name.
+    yield Heading(f"{keys}: {f'{value:.3f}' if isinstance(value, float) else value}")
     features = [i for i, name in enumerate(names) if "__" in name]
     shown = features[:: max(1, len(features) // _FEATURES)][:_FEATURES]
     rows = [[names[i], cell(results[i]["values"][0]), results[i]["statuses"][0]] for i in shown]

@@ -1,0 +1,127 @@
+"""A label of each kind, from a spine to answers: trained, exported, verified, deployed, served, and run by a page."""
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Page, expect
+
+from isthmus.distill.reports import boundary_card, model_card, page
+from isthmus.features.errors import RequestError
+from isthmus.features.package.inspect import OnnxRuntime, inspect
+from isthmus.features.package.manifest import open_package
+from isthmus.orchestration.api.server import serving
+from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.artifacts import Artifacts
+from isthmus.orchestration.build.build import build
+from isthmus.orchestration.build.materialize import materialize
+from isthmus.orchestration.device.site import site
+from isthmus.orchestration.models.models import distill, export, ladder
+from isthmus.orchestration.models.release import deploy
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.training.set import training_set
+from isthmus.orchestration.verification.client import Client
+from isthmus.orchestration.verification.verify import require_passed, verify
+from tests.end_to_end.files import served
+from tests.orchestration.shop import Shop, learnable, with_moment, write
+
+pytestmark = [pytest.mark.browser, pytest.mark.accept]
+
+CLASSES = 'F.when(F.col("late") == 1, "late").when(F.col("cents") > 4500, "early").otherwise("on time").alias("late")'
+DAY = 'F.date_trunc("day", "ordered_at")'
+GRADES = '(F.col("late") + (F.col("cents") > 4500).cast("bigint")).alias("late")'
+KINDS: dict[str, tuple[str, str, str, str, str]] = {
+    # The task's label and calibration, its type, its column, the metric, and what is answered.
+    "binary": ("calibration=Isotonic()", "Int64", '"late"', "auc", "probability"),
+    "classes": ("label=Classes(), calibration=Temperature()", "String", CLASSES, "log_loss", "probabilities"),
+    "number": (
+        "label=Number()",
+        "Float64",
+        '(60 * F.col("late") + F.col("cents") / 200).alias("late")',
+        "rmse",
+        "value",
+    ),
+    "rank": ('label=Rank(within="event_timestamp", at=5)', "Int64", GRADES, "ndcg", "score"),
+}
+
+
+def shop_of(root: Path, kind: str) -> Shop:
+    """The shop whose label is of a kind. Of a rank, all orders of a day are asked at once.
+
+    A feature of the request is not defined in the 25th hour.
+    """
+    shop = learnable(with_moment(write(root)))
+    shop.replace("F.coalesce(shelf_demand__sold_1d, F.lit(1))", "(hour - 25)")
+    task, dtype, column, *_ = KINDS[kind]
+    shop.replace(
+        "    Tabular,\n", "    Tabular,\n    Classes,\n    Isotonic,\n    Number,\n    Rank,\n    Temperature,\n"
+    )
+    shop.replace("task=Tabular(", f"task=Tabular({task}, ")
+    shop.replace('label=Field("late", Int64)', f'label=Field("late", {dtype})')
+    shop.replace('        "weight",\n        "late",\n', f'        "weight",\n        {column},\n')
+    if kind == "rank":
+        before, moment = '        "product",\n', 'F.col("ordered_at").alias("event_timestamp"),\n        F.col('
+        shop.replace(f"{before}        {moment}", f"{before}        {moment}".replace('F.col("ordered_at")', DAY))
+    return shop
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_label_of_each_kind_is_learned_verified_and_served(
+    kind: str, tmp_path: Path, phone: Callable[[str], Page]
+) -> None:
+    project = Project(shop_of(tmp_path / "shop", kind).root)
+    for step in (apply, build, materialize, training_set, distill, export):
+        step(project)
+    artifacts, metric, output = Artifacts.of(project, None), *KINDS[kind][3:]
+    report = artifacts.last_report()
+    assert report["metric"] == metric
+    assert report["measures"]["lift_kept"] is not None
+    assert {"teacher", "reference", "student", "control"} == report["models"].keys()
+    if kind in ("binary", "classes"):
+        assert {"ece", "ece_uncalibrated"} <= report["models"]["student"]["quality"].keys()
+        assert "ece_uncalibrated" in page(artifacts.packaged_report())
+    for paper in (page, model_card, boundary_card):
+        assert metric in paper(artifacts.packaged_report()) or paper is boundary_card
+
+    package = open_package(artifacts.last_package())
+    (described,) = package.manifest.outputs
+    assert (described.name, described.element) == (output, "float")
+    assert package.manifest.classes == (("early", "late", "on time") if kind == "classes" else ())
+    assert not [check.error for check in inspect(artifacts.last_package(), runtime=OnnxRuntime()).checks if check.error]
+    ladder(project, runtimes={"onnxruntime": OnnxRuntime}).require()
+
+    verdict = require_passed(verify(project))
+    assert verdict.compared > 0
+    deploy(project)
+    row = {"hour": [17], "weight": [4.5], "store": ["s1"], "product": [3]}
+    answer = predicted(project, row)
+    if kind == "classes":
+        assert answer["predictions"][0] in answer["classes"] == ["early", "late", "on time"]
+        assert np.sum(answer["probabilities"][0]) == pytest.approx(1)
+    else:
+        assert np.isfinite(answer["predictions"][0])
+        assert "classes" not in answer
+    with pytest.raises(RequestError, match="per_sold"):
+        predicted(project, {**row, "hour": [25]})
+
+    with served(site(project, None, tmp_path / "page")) as address:
+        page_of_package = phone(address)
+        page_of_package.get_by_role("button", name="Predict").click()
+        line = page_of_package.locator("#answer")
+        expect(line).to_contain_text("in this browser")
+        expect(line).to_contain_text("early 0." if kind == "classes" else output)
+        shown = line.get_attribute("data-value") or ""
+        assert shown in package.manifest.classes if kind == "classes" else np.isfinite(float(shown))
+
+
+def predicted(project: Project, row: dict[str, Any]) -> dict[str, Any]:
+    log = project.state / "server.log"
+    with (
+        log.open("wb") as file,
+        serving(project, port=0, log=file, private=True) as server,
+        closing(Client(project.applied(), project.settings.server.limits, server, log)) as client,
+    ):
+        return client.answer("/predict", {"model": "late_order", "request": row})
