@@ -26,7 +26,8 @@ def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelP
 
     Its inputs are `numeric`, float32 (N, numbers) with NaN for null, and `categories`, string (N, categories) with ""
     for null, each only if the student has such inputs that are not computed, and the inputs of request transforms,
-    whose fields are the network's last numbers and last categories. Its output is that of the student's
+    whose fields are the network's last numbers and last categories. Truth values are uint8: not every runtime of phones
+    takes bool (ONNX Runtime's Swift package does not). Its output is that of the student's
     `answer`, float32; NaN where a request transform refuses a row.
     """
     build, request = Building(), request or RequestInputs()
@@ -63,7 +64,7 @@ def head_graph(student: Student, request: RequestInputs) -> onnx.ModelProto:
     """
     build = Building()
     inputs: list[onnx.ValueInfoProto] = []
-    prepared = _prepared(build, student, request, inputs)
+    prepared = _prepared(build, student, request, inputs, truth=TensorProto.BOOL)
     build.add("Identity", [prepared.numbers], NUMBERS)
     axis = build.constant("last_axis", np.array([1], np.int64))
     columns = [build.add("Unsqueeze", [place, axis], f"{place}/column") for place in prepared.places]
@@ -89,10 +90,11 @@ class _Prepared(NamedTuple):
 
 
 def _prepared(
-    build: Building, student: Student, request: RequestInputs, inputs: list[onnx.ValueInfoProto]
-) -> _Prepared:
-    """Adds the inputs of the graph to `inputs`."""
-    computed = _computed(build, request, inputs)
+    build: Building, student: Student, request: RequestInputs, inputs: list[onnx.ValueInfoProto],
+    truth: int = TensorProto.UINT8,
+) -> _Prepared:  # fmt: skip
+    """Adds the inputs of the graph to `inputs`; `truth` is the type of truth values among them."""
+    computed = _computed(build, request, inputs, truth)
     preparation = student.prepare.preparation
     prepare = onnx.load_model_from_string(student.prepare.graph)
     fed = {}
@@ -125,18 +127,22 @@ class _Computed(NamedTuple):
     refused: str | None
 
 
-def _computed(build: Building, request: RequestInputs, inputs: list[onnx.ValueInfoProto]) -> _Computed:
+def _computed(build: Building, request: RequestInputs, inputs: list[onnx.ValueInfoProto], truth: int) -> _Computed:
     if not request.transforms:
         return _Computed([], [], None)
     fed_layout = Layout.of({column.name: column.dtype for column in request.taken})
     inputs += [
-        _rows(input_name(kind), TensorProto.DataType.Value(kind.upper()), len(names))
+        _rows(input_name(kind), truth if kind == "bool" else TensorProto.DataType.Value(kind.upper()), len(names))
         for kind, names in fed_layout.inputs.items()
     ]
-    inputs.append(_rows(input_name(VALID), TensorProto.BOOL, len(fed_layout.masks)))
+    inputs.append(_rows(input_name(VALID), truth, len(fed_layout.masks)))
     parts = {**fed_layout.inputs, VALID: fed_layout.masks}
-    row = {(kind, name): tensor for kind, names in parts.items()
-           for name, tensor in zip(names, build.rows(input_name(kind), len(names)), strict=True)}  # fmt: skip
+    row: dict[tuple[str, str], str] = {}
+    for kind, names in parts.items():
+        tensor = input_name(kind)
+        if kind in ("bool", VALID) and truth != TensorProto.BOOL:
+            tensor = build.add("Cast", [tensor], f"{tensor}/true", to=TensorProto.BOOL)
+        row |= zip([(kind, name) for name in names], build.rows(tensor, len(names)), strict=True)
     values: dict[tuple[str, str], tuple[str, str]] = {}
     refused = None
     for transform in request.transforms:

@@ -28,7 +28,7 @@ from isthmus.features.package.checksums import (
     require_unique_keys,
     summed,
 )
-from isthmus.features.request.layout import Layout, input_name
+from isthmus.features.request.layout import VALID, Layout, input_name
 from isthmus.features.types import INPUTS, TYPES, DataType, String
 from isthmus.features.values.columns import Values
 
@@ -50,17 +50,22 @@ Element = Literal["bool", "uint8", "int32", "int64", "float", "double", "string"
 """The element types of a model's inputs and outputs, by ONNX's names."""
 
 
+Truth = Literal["uint8", "bool"]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInput:
     """A raw input of a model: String inputs are categories, all others numbers.
 
     Attributes:
         row: whether a request transform in the graph reads it, unchanged and in its own type.
+        truth: the element type of truth values and masks in the tensors of such inputs: bool in earlier packages.
     """
 
     name: str
     dtype: DataType
     row: bool = False
+    truth: Truth = "uint8"
 
     @property
     def is_category(self) -> bool:
@@ -111,7 +116,13 @@ def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
             texts[~values.valid, position] = ""
         tensors["categories"] = texts
     rows = {item.name: item.dtype for item in inputs if item.row}
-    return tensors | Layout.of(rows).feeds(columns) if rows else tensors
+    if rows:
+        tensors |= Layout.of(rows).feeds(columns)
+        if any(item.truth == "uint8" for item in inputs if item.row):
+            for name in (input_name(VALID), input_name("bool")):
+                if name in tensors:
+                    tensors[name] = tensors[name].view(np.uint8)
+    return tensors
 
 
 class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -244,8 +255,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     @property
     def model_inputs(self) -> tuple[ModelInput, ...]:
         """The inputs in order, for `feeds`."""
+        bools = any(tensor.name == input_name(VALID) and tensor.element == "bool" for tensor in self.tensors)
+        truth: Truth = "bool" if bools else "uint8"
         return tuple(
-            ModelInput(item.name, TYPES[item.dtype], item.tensor.startswith(input_name(""))) for item in self.inputs
+            ModelInput(item.name, TYPES[item.dtype], item.tensor.startswith(input_name("")), truth)
+            for item in self.inputs
         )
 
     def fed(self, variant: Variant) -> tuple[Tensor, ...]:

@@ -104,6 +104,8 @@ export function feeds(ort, manifest, rows) {
     const texts = rows.flatMap((row) => categories.map(({ name }) => row[name] ?? ""));
     made.categories = new ort.Tensor("string", texts, [rows.length, categories.length]);
   }
+  // Truth values are uint8, in earlier packages bool.
+  const truth = (name) => manifest.tensors.find((tensor) => tensor.name === name).element;
   const given = manifest.inputs.filter((input) => input.tensor.startsWith("given_"));
   for (const name of new Set(given.map((input) => input.tensor))) {
     const taken = columns(name);
@@ -112,11 +114,11 @@ export function feeds(ort, manifest, rows) {
     const shape = [taken.length, rows.length];
     made[name] = element === "string"
       ? new ort.Tensor("string", values, shape)
-      : new ort.Tensor(TYPES[element] ?? element, KINDS[element].from(values), shape);
+      : new ort.Tensor(TYPES[element] ?? truth(name), KINDS[element].from(values), shape);
   }
   if (given.length) {
     const valid = given.flatMap((input) => rows.map((row) => Number(row[input.name] !== null)));
-    made.given_valid = new ort.Tensor("bool", Uint8Array.from(valid), [given.length, rows.length]);
+    made.given_valid = new ort.Tensor(truth("given_valid"), Uint8Array.from(valid), [given.length, rows.length]);
   }
   return made;
 }
