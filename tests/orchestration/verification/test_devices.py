@@ -194,7 +194,7 @@ def test_a_runtime_that_is_absent_is_named_by_the_verdict_and_by_the_deployment(
     verdict = require_passed(verify(opened))
     (limit,) = verdict.limits
     assert limit == (
-        f"not compared: {WEB}, because {WEB}: is not installed. Run `isthmus package verify PACKAGE --runtime web`, "
+        f"not compared: {WEB}, because it is not installed: run `isthmus package verify PACKAGE --runtime web`, "
         "which installs it"
     )
     assert verdict.device == {}
