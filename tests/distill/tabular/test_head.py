@@ -3,6 +3,7 @@
 import random
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,9 @@ class Flights:
     def answers(self, columns: dict[str, Values]) -> dict[str, Any]:
         """Those of the runtime."""
         opened = session(head_graph(self.student, self.request).SerializeToString(), 1)
-        fed, names = feeds(self.inputs, columns), [output.name for output in opened.get_outputs()]
+        # Between the parts of a graph truth values are bool.
+        inputs = [replace(item, truth="bool") for item in self.inputs]
+        fed, names = feeds(inputs, columns), [output.name for output in opened.get_outputs()]
         return dict(
             zip(names, opened.run(names, {item.name: fed[item.name] for item in opened.get_inputs()}), strict=True)
         )

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from isthmus.distill.distillation import DistillationReport, distill
 from isthmus.distill.export.export import ExportReport, export
 from isthmus.distill.formats.conversions import CONVERSIONS
+from isthmus.distill.litert.export import converted, running
 from isthmus.distill.litert.process import LIBRARIES as LITERT
-from isthmus.distill.portable.network import portable
+from isthmus.distill.portable.network import Portable, portable
 from isthmus.distill.preflight import rehearse
 from isthmus.distill.restore import create_task
 from isthmus.distill.tasks.requestinputs import RequestInputs
@@ -223,6 +224,42 @@ def test_core_ml_has_a_package_and_a_test(of_table: ExportReport) -> None:
     readme = (of_table.path / "README.md").read_text(encoding="utf-8")
     assert "(graph parity)" in readme
     assert "`CoreMLTests.swift` asks Core ML itself" in readme
+
+
+class Masked(nn.Module):
+    """Reads as much of a row as a mask says."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        read = x * mask
+        return read.sum(1, keepdim=True), 2 * read
+
+
+def _masked(*padded: str) -> Portable:
+    """With a size that the graph leaves open."""
+    tensors = [Described(name, "float", ("N", "P")) for name in ("x", "mask")]
+    outputs = [Described("sum", "float", ("N", 1)), Described("twice", "float", ("N", "P"))]
+    rows = {"x": np.arange(3, dtype=np.float32)[None], "mask": np.ones((1, 3), np.float32)}
+    return Portable("model", Masked(), tensors, outputs, lambda _: rows, {"P": 5}, padded, np.arange(1))
+
+
+def test_an_open_size_that_nothing_may_fill_up_is_named() -> None:
+    with pytest.raises(GateFailed, match=r"P, a size that the graph leaves open, may differ; .*padded = \['P'\]"):
+        converted(_masked())
+
+
+@pytest.mark.accept
+def test_zeros_fill_up_an_open_size_and_answers_are_cut(installed: None) -> None:
+    of = _masked("P")
+    program = converted(of)
+    assert (program.max_sizes, program.padded) == ({"N": 1, "P": 5}, ("P",))
+    with running(program, of) as run:
+        for size in (1, 3, 5):
+            x = np.arange(2 * size, dtype=np.float32).reshape(2, size)
+            answers = run({"x": x, "mask": np.ones_like(x)})
+            np.testing.assert_array_equal(answers["sum"], x.sum(1, keepdims=True))
+            np.testing.assert_array_equal(answers["twice"], 2 * x)
+    with pytest.raises(GateFailed, match="P is 6, and at most 5"), running(program, of) as run:
+        run({name: np.ones((1, 6), np.float32) for name in ("x", "mask")})
 
 
 class Odd(nn.Module):

@@ -129,10 +129,10 @@ def test_a_student_learns_from_what_a_device_has_and_says_what_its_age_costs(pro
     assert (view.keys, view.ttl) == ((("product", "Int32"), ("store", "String")), 72 * HOUR)
     assert view.fields == (("sold_1d", "Int64"), ("distance", "Float32"))
     # Of another age it would be another student.
-    shutil.copytree(project.root, tmp_path / "shop")
-    Shop(tmp_path / "shop").replace("age=timedelta(hours=6)", "age=timedelta(hours=48)")
+    shutil.copytree(project.root, tmp_path / "older")
+    Shop(tmp_path / "older").replace("age=timedelta(hours=6)", "age=timedelta(hours=48)")
     with pytest.raises(ContractMismatch, match="isthmus distill"):
-        export(Project(tmp_path / "shop"))
+        export(Project(tmp_path / "older"))
 
 
 def test_a_task_of_ones_own_cannot_learn_from_ages(shop: Shop) -> None:

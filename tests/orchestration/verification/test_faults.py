@@ -593,4 +593,5 @@ def test_the_blocking_check_of_dagster_names_the_fault(exported: Shop, project: 
     assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.ERROR)
     table = str(evaluation.metadata["differs"].value)
     assert "| customer_facts.last_call | 42 | 50 | 3.6e+09 | 0 | {'customer': 1000003} |" in table
+    assert "| ONNX Runtime | 4 | 2,0" in str(evaluation.metadata["runtimes"].value)
     assert Path(str(evaluation.metadata["page"].value)).read_text().startswith("<!doctype html>")

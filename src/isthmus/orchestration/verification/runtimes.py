@@ -76,7 +76,7 @@ def compare_runtimes(
                 answered = _ask(parity, package, runtime, [rows] if kept is None else [rows, kept[0]])
                 spent, sample = 1000 * (time.perf_counter() - began), Sample(len(rows), len(every))
         except DependencyError as error:
-            result.skipped[name] = str(error)
+            result.skipped[name] = f"{error.where.replace(name, 'it')} {error.found}: {error.remedy}"
             continue
         if sample.rows < sample.of:
             result.samples[f"rows in {name}"] = sample
