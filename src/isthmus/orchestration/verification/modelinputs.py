@@ -124,7 +124,7 @@ def _typed(table: pa.Table, columns: Iterable[Column]) -> dict[str, TypedValues]
 
 def input_values(inputs: Sequence[ModelInput], fed: Feeds) -> dict[str, TypedValues]:
     """The values of each input as its graph is fed them, in the type of its tensor."""
-    masks = iter(fed.get(input_name(VALID), ()))
+    masks = iter(fed[input_name(VALID)].astype(bool) if input_name(VALID) in fed else ())
     tensors: dict[str, TypedValues] = {}
     for item, place in zip(inputs, placed(inputs), strict=True):
         tensor = fed[place.tensor]
