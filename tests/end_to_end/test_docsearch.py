@@ -23,7 +23,8 @@ from transformers import BertConfig, BertModel, BertTokenizer
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.onnx.runtime import predict, session
 from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import Feeds, open_package, package_digest, read_package
+from isthmus.features.package.inputs import Feeds
+from isthmus.features.package.manifest import open_package, package_digest, read_package
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.device.site import site

@@ -16,7 +16,8 @@ from skimage.io import imread
 
 from isthmus.distill.onnx.runtime import predict, session
 from isthmus.features.errors import DataError
-from isthmus.features.package.manifest import Manifest, feeds, read_package
+from isthmus.features.package.inputs import feeds
+from isthmus.features.package.manifest import Manifest, read_package
 from isthmus.features.values.columns import from_python
 from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.apply.apply import apply

@@ -24,7 +24,8 @@ from isthmus.features.contract.contract import Column, Contract, ServiceContract
 from isthmus.features.files import write_atomically
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.package.golden import Case, Golden, TensorBytes
-from isthmus.features.package.manifest import Input, Manifest, Tensor, Variant, feeds, package_digest
+from isthmus.features.package.inputs import feeds
+from isthmus.features.package.manifest import Input, Manifest, Tensor, Variant, package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.redis.connection import connect
 from isthmus.features.types import (

@@ -17,7 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from isthmus.features.contract.contract import Contract
 from isthmus.features.package.golden import Case, Golden, TensorBytes
-from isthmus.features.package.manifest import Element, Feeds, Manifest, Tensor, Variant
+from isthmus.features.package.inputs import Feeds
+from isthmus.features.package.manifest import Element, Manifest, Tensor, Variant
 from isthmus.features.package.replay import session_options
 from isthmus.serving.wire.inference import HEADER
 from tests.serving.support import CONTRACT

@@ -13,7 +13,8 @@ from isthmus.distill.onnx.runtime import described, predict, session
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.portable.network import portable
 from isthmus.distill.settings import TrainingSettings
-from isthmus.distill.tasks.task import Task, answers, student_answers
+from isthmus.distill.tasks.answers import student_answers
+from isthmus.distill.tasks.task import Task, answers
 from isthmus.distill.teachers.compatibility import compatible, differing_tokens
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.training.groups import cuts

@@ -37,7 +37,8 @@ from isthmus.distill.types import Index
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed, PackageError
 from isthmus.features.package.checksums import SUMS
 from isthmus.features.package.golden import TensorBytes, read_golden
-from isthmus.features.package.manifest import Feeds, feeds, open_package, package_digest, read_package
+from isthmus.features.package.inputs import Feeds, feeds
+from isthmus.features.package.manifest import open_package, package_digest, read_package
 from isthmus.features.snapshot.client import CLIENTS, sources
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.transforms.preparation.fit import FittedNumber, FittedText, Preparation

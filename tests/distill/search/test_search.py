@@ -14,7 +14,7 @@ from isthmus.distill.reports import search_page
 from isthmus.distill.restore import create_task
 from isthmus.distill.search.search import JOURNAL, SearchReport, require_fit
 from isthmus.distill.settings import Settings
-from isthmus.distill.tasks.task import student_answers
+from isthmus.distill.tasks.answers import student_answers
 from tests.distill.sampletasks import Line
 from tests.distill.searching import AT_ONCE, FP32, UNITS, front_naively, searched, students
 from tests.distill.support import material

@@ -22,7 +22,7 @@ from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.features.contract.contract import Column, TransformContract, request_column
 from isthmus.features.errors import GateFailed
 from isthmus.features.head.interpreter import CoreFeeds, Head
-from isthmus.features.package.manifest import ModelInput, feeds
+from isthmus.features.package.inputs import ModelInput, feeds
 from isthmus.features.types import Bool, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.features.values.columns import Values, from_python
 from isthmus.orchestration.project import Project

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from isthmus.distill.tabular.tensors import VOCABULARY, Tensors, tensors, vocabularies
 from isthmus.features.errors import DataError
-from isthmus.features.package.manifest import ModelInput, feeds
+from isthmus.features.package.inputs import ModelInput, feeds
 from isthmus.features.types import Bytes, Float32, Int64, String
 from isthmus.features.values.columns import Values
 from tests.distill.support import STUDENT, training_set

@@ -35,7 +35,7 @@ from isthmus.distill.teachers import (
 from isthmus.distill.teachers.taps import tapped
 from isthmus.distill.types import spread
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
-from isthmus.features.package.manifest import ModelInput
+from isthmus.features.package.inputs import ModelInput
 from isthmus.transforms.preparation.steps import Log1p
 
 LABELS = ("no", "perhaps", "yes")

@@ -33,9 +33,10 @@ from isthmus.features.errors import ConfigurationError, GateFailed
 from isthmus.features.head.form import HEAD
 from isthmus.features.head.languages import READERS
 from isthmus.features.package.golden import read_golden
+from isthmus.features.package.inputs import ModelInput
 from isthmus.features.package.inspect import OnnxRuntime, inspect
-from isthmus.features.package.manifest import ModelInput, open_package, read_package
 from isthmus.features.package.manifest import Tensor as Described
+from isthmus.features.package.manifest import open_package, read_package
 from isthmus.features.types import Float32, Float64
 from isthmus.transforms.rowwise.compiler import compile_columns
 from isthmus.transforms.rowwise.core.expressions import traced

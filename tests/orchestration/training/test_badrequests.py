@@ -17,7 +17,8 @@ from isthmus.distill.onnx.runtime import predict, session
 from isthmus.distill.tabular.student import read_record
 from isthmus.features.contract.contract import Contract, FieldRule
 from isthmus.features.errors import ConfigurationError, DataError
-from isthmus.features.package.manifest import feeds, read_package
+from isthmus.features.package.inputs import feeds
+from isthmus.features.package.manifest import read_package
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import ARROW, from_python, to_arrow
 from isthmus.orchestration.api.server import serving

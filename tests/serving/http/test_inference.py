@@ -14,7 +14,8 @@ import pytest
 from openapi_schema_validator import OAS31Validator
 
 from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import Feeds, open_package, package_digest
+from isthmus.features.package.inputs import Feeds
+from isthmus.features.package.manifest import open_package, package_digest
 from isthmus.serving.limits import Limits
 from isthmus.serving.wire.inference import HEADER
 from tests.serving.http.test_openapi import resolved

@@ -11,7 +11,8 @@ import httpx
 import numpy as np
 import pytest
 
-from isthmus.features.package.manifest import Feeds, package_digest
+from isthmus.features.package.inputs import Feeds
+from isthmus.features.package.manifest import package_digest
 from isthmus.features.types import Float64
 from isthmus.serving.rollout.rollout import happened
 from isthmus.serving.rollout.trial import FAILURES

@@ -20,7 +20,8 @@ from isthmus.distill.portable import process
 from isthmus.distill.portable.libraries import libraries
 from isthmus.distill.portable.process import Description, Loaded, serve
 from isthmus.distill.types import Array
-from isthmus.features.package.manifest import Feeds, Tensor
+from isthmus.features.package.inputs import Feeds
+from isthmus.features.package.manifest import Tensor
 
 LIBRARIES = libraries("Core ML", "coreml")
 MODEL, WEIGHTS = "com.apple.CoreML/model.mlmodel", "com.apple.CoreML/weights/weight.bin"

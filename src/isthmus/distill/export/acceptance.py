@@ -14,7 +14,8 @@ from isthmus.distill.onnx.runtime import Run
 from isthmus.distill.tasks.task import Task
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
-from isthmus.features.package.manifest import CORE, Feeds, Format, Variant
+from isthmus.features.package.inputs import Feeds
+from isthmus.features.package.manifest import CORE, Format, Variant
 from isthmus.features.profiles import FASTEST, ServingProfile
 
 

@@ -11,10 +11,12 @@ from torch import nn
 
 from isthmus.distill.onnx.footprint import Footprint, footprint
 from isthmus.distill.onnx.runtime import Run, ask, predict, session
-from isthmus.distill.tasks.task import Case, Task, graph_answers
+from isthmus.distill.tasks.answers import graph_answers
+from isthmus.distill.tasks.task import Case, Task
 from isthmus.distill.types import Answers, Array, Index, in_batches, spread
 from isthmus.features.errors import ConfigurationError, PackageError, Problem
-from isthmus.features.package.manifest import Feeds, Package
+from isthmus.features.package.inputs import Feeds
+from isthmus.features.package.manifest import Package
 
 
 @dataclass(frozen=True, eq=False)

@@ -73,11 +73,11 @@ def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path
 
 
 def package_bytes(files: Mapping[str, bytes], precision: str) -> int:
-    """Bytes of a package with the models of a single precision; sources that an app is built from are not loaded."""
+    """Bytes of a package with the models of a single precision; the README and sources of an app are not loaded."""
     return sum(
         len(content)
         for name, content in files.items()
-        if name not in {**CLIENTS, **READERS}
+        if name not in {README, *CLIENTS, *READERS}
         and (not name.startswith(_MODELS) or name.startswith(tuple(f"{part}{precision}." for part in _MODELS)))
     )
 

@@ -15,7 +15,8 @@ from isthmus.distill.types import Answers, Array, Index, in_batches, spread
 from isthmus.features.head.form import HEAD
 from isthmus.features.head.interpreter import Head
 from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import Package, Variant, feeds
+from isthmus.features.package.inputs import feeds
+from isthmus.features.package.manifest import Package, Variant
 from isthmus.features.types import Float64
 from isthmus.features.values.columns import Values, micros
 from isthmus.features.verdict import FeatureVerdict, ValueDifference, compare

@@ -9,7 +9,7 @@ from isthmus.distill.portable import process
 from isthmus.distill.portable.libraries import libraries
 from isthmus.distill.portable.process import Description, Loaded, Refused, serve
 from isthmus.distill.types import Array
-from isthmus.features.package.manifest import Feeds
+from isthmus.features.package.inputs import Feeds
 
 LIBRARIES = libraries("LiteRT", "litert")
 

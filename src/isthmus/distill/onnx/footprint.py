@@ -13,7 +13,7 @@ import msgspec
 from isthmus.distill.onnx.runtime import predict, session
 from isthmus.features.errors import GateFailed
 from isthmus.features.package.golden import TensorBytes
-from isthmus.features.package.manifest import Feeds
+from isthmus.features.package.inputs import Feeds
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 

@@ -12,7 +12,7 @@ from isthmus.distill.onnx.exactness import exact, powers_of_two
 from isthmus.distill.onnx.runtime import optimized
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, DataError, Problem
-from isthmus.features.package.manifest import Feeds
+from isthmus.features.package.inputs import Feeds
 
 
 class _Calibration(CalibrationDataReader):  # type: ignore[misc]

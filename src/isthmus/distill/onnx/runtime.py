@@ -11,7 +11,8 @@ import onnxruntime as ort
 from isthmus.distill.onnx.ortbytes import canonical
 from isthmus.distill.types import Array
 from isthmus.features.errors import DependencyError
-from isthmus.features.package.manifest import Element, Feeds, Tensor
+from isthmus.features.package.inputs import Feeds
+from isthmus.features.package.manifest import Element, Tensor
 from isthmus.features.package.replay import session_options
 
 Run = Callable[[Feeds], dict[str, Array]]

@@ -23,7 +23,8 @@ from isthmus.distill.portable.libraries import Libraries
 from isthmus.distill.types import Array
 from isthmus.features.package.checksums import LARGEST
 from isthmus.features.package.golden import TensorBytes
-from isthmus.features.package.manifest import Feeds, Package, Tensor, Variant
+from isthmus.features.package.inputs import Feeds
+from isthmus.features.package.manifest import Package, Tensor, Variant
 from isthmus.features.package.replay import SECONDS, refused
 from isthmus.features.package.sandbox import confine
 

@@ -21,8 +21,9 @@ from isthmus.distill.export.candidate import Candidate
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.reports.report import AtAge, Estimate, Model, RunReport, TrainingHalf, TrainingRun, WorstSlice
 from isthmus.distill.restore import origins
+from isthmus.distill.tasks.answers import student_answers
 from isthmus.distill.tasks.split import PARTS
-from isthmus.distill.tasks.task import Task, student_answers
+from isthmus.distill.tasks.task import Task
 from isthmus.distill.training.studentrun import StudentRun
 from isthmus.distill.training.teacheroutputs import TeacherCost
 from isthmus.distill.types import Answers, Index

@@ -9,7 +9,7 @@ from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.features.errors import GateFailed
 from isthmus.features.head.form import HEAD, RawInput
 from isthmus.features.head.trace import Source, traced
-from isthmus.features.package.manifest import ModelInput
+from isthmus.features.package.inputs import ModelInput
 from isthmus.features.request.layout import VALID, Layout, input_name
 from isthmus.features.request.onnxbytes import UnreadableError
 

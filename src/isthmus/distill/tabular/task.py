@@ -38,11 +38,12 @@ from isthmus.distill.tabular.student import (
 )
 from isthmus.distill.tabular.teacher import Boosting
 from isthmus.distill.tabular.tensors import Tensors, columns, seen, tensors
+from isthmus.distill.tasks.answers import student_answers
 from isthmus.distill.tasks.samples import Columns, edges, plain, take
-from isthmus.distill.tasks.task import Batch, Case, Core, Material, Task, student_answers
+from isthmus.distill.tasks.task import Batch, Case, Core, Material, Task
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Answers, Array, Index, spread
-from isthmus.features.package.manifest import Feeds, ModelInput, feeds
+from isthmus.features.package.inputs import Feeds, ModelInput, feeds
 from isthmus.transforms.preparation.fit import LEARNED
 
 KINDS: Mapping[type[Label], type[Kind]] = {

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from isthmus.distill.types import Array, Index
 from isthmus.features.errors import DataError
-from isthmus.features.package.manifest import ModelInput, feeds
+from isthmus.features.package.inputs import ModelInput, feeds
 from isthmus.features.values.columns import ARROW, Values, from_arrow
 
 VOCABULARY = 254

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.distill.types import Index
-from isthmus.features.package.manifest import ModelInput
+from isthmus.features.package.inputs import ModelInput
 from isthmus.features.types import DataType, Float64
 from isthmus.features.values.columns import Values, from_python
 

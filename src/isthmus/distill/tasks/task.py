@@ -13,7 +13,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
-import numpy as np
 import pyarrow as pa
 import torch
 from onnx import ModelProto
@@ -28,10 +27,10 @@ from isthmus.distill.outputs.identity import identities
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.split import Split, split_table
 from isthmus.distill.teachers.teacher import Teacher, named
-from isthmus.distill.types import Answers, Array, Index, in_batches, spread
-from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.distill.types import Answers, Array, Index, spread
 from isthmus.features.latency import Latency
-from isthmus.features.package.manifest import ROUNDING, Feeds, ModelInput, Variant
+from isthmus.features.package.inputs import Feeds, ModelInput
+from isthmus.features.package.manifest import ROUNDING, Variant
 from isthmus.features.package.manifest import Tensor as Described
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.progress import Progress, silent
@@ -371,35 +370,3 @@ class Task(ABC):
 def answers(task: Task, outputs: Any) -> Mapping[str, Any]:
     """A module's outputs by key. Raises a ConfigurationError if the task has more or fewer keys."""
     return named(outputs, task.keys, f"{task.material.declaration.where}: student")
-
-
-def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.device) -> dict[str, Array]:
-    """The outputs of a module in eval mode for rows, computed in parts. Lists of layers are for objectives alone.
-
-    Raises a ConfigurationError if the sizes of an output differ between parts.
-    """
-    parts: list[dict[str, Tensor]] = []
-    with torch.inference_mode():
-        for places in in_batches(rows, task.at_once):
-            batch = task.batch(torch.from_numpy(places))
-            outputs = answers(task, module(*(tensor.to(device) for tensor in batch.inputs)))
-            parts.append({key: value for key, value in outputs.items() if isinstance(value, Tensor)})
-    sizes = {key: sorted({tuple(part[key].shape[1:]) for part in parts}) for key in parts[0]}
-    problems = [
-        Problem(f"output {key}", f"sizes {shapes[0]} and {shapes[1]}", "the same for all rows: pad to a common length")
-        for key, shapes in sizes.items()
-        if len(shapes) > 1
-    ]
-    if problems:
-        raise ConfigurationError(f"{task.material.declaration.where}: student", problems)
-    return {key: torch.cat([part[key] for part in parts]).float().cpu().numpy() for key in parts[0]}
-
-
-def graph_answers(task: Task, run: Callable[[Feeds], Answers], rows: Index, *, core: bool = False) -> dict[str, Array]:
-    """The answers of a graph, or of its core, for rows, for `quality`, computed in parts."""
-
-    def running(places: Index) -> Callable[[Feeds], Answers]:
-        return (lambda _: run(task.core_feeds(places))) if core else run
-
-    parts = [task.replies(running(places), places) for places in in_batches(rows, task.at_once)]
-    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}

@@ -15,7 +15,8 @@ from isthmus.distill.device import accelerator, enough_memory, threads
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.settings import TrainingSettings
-from isthmus.distill.tasks.task import Task, answers, student_answers
+from isthmus.distill.tasks.answers import student_answers
+from isthmus.distill.tasks.task import Task, answers
 from isthmus.distill.training.checkpoint import RunState
 from isthmus.distill.training.loop import Training
 from isthmus.distill.types import Index

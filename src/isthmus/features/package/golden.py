@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 
 from isthmus.features.package.checksums import GOLDEN, damaged, require_unique_keys
-from isthmus.features.package.manifest import Feeds, Manifest, ModelInput, Package, Tensor, Variant
+from isthmus.features.package.inputs import Feeds, ModelInput
+from isthmus.features.package.manifest import Manifest, Package, Tensor, Variant
 from isthmus.features.types import Bool, DataType, String
 from isthmus.features.values.columns import Values, from_python
 

@@ -1,7 +1,4 @@
-"""A model package as its readers see it: the manifest, and the model's input tensors.
-
-Training, export, verification and serving all build their tensors with `feeds`, so values are cast in a single place.
-"""
+"""A model package as its readers see it."""
 
 import hashlib
 import math
@@ -13,10 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
 
 from isthmus.features.contract.contract import Contract
-from isthmus.features.errors import ContractMismatch, DataError, PackageError, one_of
+from isthmus.features.errors import ContractMismatch, PackageError, one_of
 from isthmus.features.package.checksums import (
     CONTRACT,
     GOLDEN,
@@ -28,9 +24,9 @@ from isthmus.features.package.checksums import (
     require_unique_keys,
     summed,
 )
-from isthmus.features.request.layout import VALID, Layout, input_name
-from isthmus.features.types import INPUTS, TYPES, DataType, String
-from isthmus.features.values.columns import Values
+from isthmus.features.package.inputs import ModelInput, Truth
+from isthmus.features.request.layout import VALID, input_name
+from isthmus.features.types import INPUTS, TYPES
 
 FORMAT_VERSION = 2
 ROUNDING = 1e-5
@@ -41,88 +37,12 @@ LONGEST = 255
 _SHOWN = 60
 """Characters of a name in a message."""
 
-Feeds = dict[str, np.ndarray[Any, Any]]
 Format = Literal["onnx", "ort", "pte", "tflite", "mlpackage"]
 WHOLE: tuple[Format, ...] = ("onnx", "ort")
 """The formats of ONNX Runtime, which have operators for all that a graph does."""
 
 Element = Literal["bool", "uint8", "int32", "int64", "float", "double", "string"]
 """The element types of a model's inputs and outputs, by ONNX's names."""
-
-
-Truth = Literal["uint8", "bool"]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInput:
-    """A raw input of a model: String inputs are categories, all others numbers.
-
-    Attributes:
-        row: whether a request transform in the graph reads it, unchanged and in its own type.
-        truth: the element type of truth values and masks in the tensors of such inputs: bool in earlier packages.
-    """
-
-    name: str
-    dtype: DataType
-    row: bool = False
-    truth: Truth = "uint8"
-
-    @property
-    def is_category(self) -> bool:
-        """Whether it belongs to the tensor of categories."""
-        return self.dtype == String and not self.row
-
-    @property
-    def is_number(self) -> bool:
-        """Whether it belongs to the tensor of numbers."""
-        return self.dtype != String and not self.row
-
-
-def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
-    """The tensors of a model from raw columns.
-
-    Args:
-        inputs: the model's inputs in order, at least one.
-        columns: a column of n values for every input; further columns are ignored.
-
-    Returns:
-        "numeric": float32 (n, numbers), NaN for null, microseconds for a UnixTimestamp; "categories": str (n,
-        categories) with dtype object, "" for null; neither without columns. Inputs of request transforms are rows of
-        the tensors of `request.layout`.
-
-    Raises:
-        DataError: a column is missing, or an input has a type that no model reads.
-    """
-    missing = [item.name for item in inputs if item.name not in columns]
-    if missing:
-        raise DataError("model inputs", f"no column {', '.join(missing)}", expected="a column for every input")
-    if unusable := [item for item in inputs if item.dtype not in INPUTS]:
-        where = f"model input {unusable[0].name}"
-        raise DataError(where, f"its type is {unusable[0].dtype}", expected="a number or a String")
-    numbers = [columns[item.name] for item in inputs if item.is_number]
-    categories = [columns[item.name] for item in inputs if item.is_category]
-    tensors: Feeds = {}
-    if numbers:
-        numeric = np.empty((len(numbers[0].data), len(numbers)), np.float32)
-        with np.errstate(over="ignore"):  # numbers beyond float32 become infinite, and the model clips them
-            for position, values in enumerate(numbers):
-                numeric[:, position] = values.data
-                numeric[~values.valid, position] = np.nan
-        tensors["numeric"] = numeric
-    if categories:
-        texts = np.empty((len(categories[0].data), len(categories)), object)
-        for position, values in enumerate(categories):
-            texts[:, position] = values.data
-            texts[~values.valid, position] = ""
-        tensors["categories"] = texts
-    rows = {item.name: item.dtype for item in inputs if item.row}
-    if rows:
-        tensors |= Layout.of(rows).feeds(columns)
-        if any(item.truth == "uint8" for item in inputs if item.row):
-            for name in (input_name(VALID), input_name("bool")):
-                if name in tensors:
-                    tensors[name] = tensors[name].view(np.uint8)
-    return tensors
 
 
 class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

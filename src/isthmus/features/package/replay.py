@@ -15,7 +15,8 @@ from isthmus.features.errors import DataError, PackageError
 from isthmus.features.head.form import HEAD
 from isthmus.features.head.interpreter import Head
 from isthmus.features.package.golden import Golden, TensorBytes
-from isthmus.features.package.manifest import ROUNDING, Feeds, Manifest, Package, Tensor, Variant, feeds
+from isthmus.features.package.inputs import Feeds, feeds
+from isthmus.features.package.manifest import ROUNDING, Manifest, Package, Tensor, Variant
 
 if TYPE_CHECKING:
     import onnxruntime

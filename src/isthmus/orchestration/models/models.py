@@ -24,7 +24,8 @@ from isthmus.features.errors import DataError, GateFailed, PackageError, extra
 from isthmus.features.files import write_atomically
 from isthmus.features.latency import LatencyReader
 from isthmus.features.package.checksums import summed
-from isthmus.features.package.manifest import ModelInput, Package, open_package, read_package
+from isthmus.features.package.inputs import ModelInput
+from isthmus.features.package.manifest import Package, open_package, read_package
 from isthmus.features.package.signature import require_signature
 from isthmus.features.progress import Progress, silent
 from isthmus.features.snapshot.kept import kept

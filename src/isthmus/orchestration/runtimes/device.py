@@ -10,7 +10,8 @@ import numpy as np
 
 from isthmus.features.package.checksums import GOLDEN, MANIFEST, SUMS
 from isthmus.features.package.golden import TensorBytes
-from isthmus.features.package.manifest import Feeds, Manifest, Package
+from isthmus.features.package.inputs import Feeds
+from isthmus.features.package.manifest import Manifest, Package
 from isthmus.features.package.replay import Answers
 from isthmus.features.snapshot.client import BROWSER
 from isthmus.features.types import DataType

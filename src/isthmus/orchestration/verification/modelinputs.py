@@ -13,7 +13,8 @@ from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.types import Index, spread
 from isthmus.features.contract.contract import Column
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.package.manifest import Feeds, ModelInput, Package, feeds, placed
+from isthmus.features.package.inputs import Feeds, ModelInput, feeds
+from isthmus.features.package.manifest import Package, placed
 from isthmus.features.package.replay import open_session
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.request.layout import VALID, input_name

@@ -9,8 +9,9 @@ from isthmus.distill.export.parity import Parity, Questions
 from isthmus.distill.types import Index
 from isthmus.features.errors import DependencyError, PackageError
 from isthmus.features.package.golden import Inputs
+from isthmus.features.package.inputs import feeds
 from isthmus.features.package.inspect import Runtime
-from isthmus.features.package.manifest import Package, feeds
+from isthmus.features.package.manifest import Package
 from isthmus.features.package.replay import Answers
 from isthmus.features.verdict import ONNX_RUNTIME, FeatureVerdict, RuntimeVerdict, Sample, merged
 from isthmus.orchestration.runtimes.device import DeviceAnswers, ask_device

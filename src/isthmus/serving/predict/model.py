@@ -11,7 +11,8 @@ import numpy as np
 
 from isthmus.features.errors import PackageError, RequestError, harmless
 from isthmus.features.package.golden import Golden, read_golden
-from isthmus.features.package.manifest import Feeds, ModelInput, feeds, open_package, read_contract
+from isthmus.features.package.inputs import Feeds, ModelInput, feeds
+from isthmus.features.package.manifest import open_package, read_contract
 from isthmus.features.package.replay import answers, open_session, require_fed, require_reproduced
 from isthmus.features.package.signature import require_signature
 from isthmus.features.values.columns import Values

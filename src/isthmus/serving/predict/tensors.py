@@ -13,7 +13,8 @@ from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.diff import require_service
 from isthmus.features.errors import RequestError, one_of
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
-from isthmus.features.package.manifest import Feeds, Tensor
+from isthmus.features.package.inputs import Feeds
+from isthmus.features.package.manifest import Tensor
 from isthmus.serving.limits import Limits
 from isthmus.serving.predict.model import Model
 from isthmus.serving.predict.turns import TensorInputs, TensorOutputs, Turns

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.features.package.manifest import Feeds
+from isthmus.features.package.inputs import Feeds
 from isthmus.serving.predict.model import Model
 
 TensorOutputs = Mapping[str, np.ndarray[Any, Any]]

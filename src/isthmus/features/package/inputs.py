@@ -1,0 +1,90 @@
+"""The input tensors of a model of rows.
+
+Training, export, verification and serving all build them with `feeds`, so values are cast in a single place.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from isthmus.features.errors import DataError
+from isthmus.features.request.layout import VALID, Layout, input_name
+from isthmus.features.types import INPUTS, DataType, String
+from isthmus.features.values.columns import Values
+
+Feeds = dict[str, np.ndarray[Any, Any]]
+Truth = Literal["uint8", "bool"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """A raw input of a model: String inputs are categories, all others numbers.
+
+    Attributes:
+        row: whether a request transform in the graph reads it, unchanged and in its own type.
+        truth: the element type of truth values and masks in the tensors of such inputs: bool in earlier packages.
+    """
+
+    name: str
+    dtype: DataType
+    row: bool = False
+    truth: Truth = "uint8"
+
+    @property
+    def is_category(self) -> bool:
+        """Whether it belongs to the tensor of categories."""
+        return self.dtype == String and not self.row
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it belongs to the tensor of numbers."""
+        return self.dtype != String and not self.row
+
+
+def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
+    """The tensors of a model from raw columns.
+
+    Args:
+        inputs: the model's inputs in order, at least one.
+        columns: a column of n values for every input; further columns are ignored.
+
+    Returns:
+        "numeric": float32 (n, numbers), NaN for null, microseconds for a UnixTimestamp; "categories": str (n,
+        categories) with dtype object, "" for null; neither without columns. Inputs of request transforms are rows of
+        the tensors of `request.layout`.
+
+    Raises:
+        DataError: a column is missing, or an input has a type that no model reads.
+    """
+    missing = [item.name for item in inputs if item.name not in columns]
+    if missing:
+        raise DataError("model inputs", f"no column {', '.join(missing)}", expected="a column for every input")
+    if unusable := [item for item in inputs if item.dtype not in INPUTS]:
+        where = f"model input {unusable[0].name}"
+        raise DataError(where, f"its type is {unusable[0].dtype}", expected="a number or a String")
+    numbers = [columns[item.name] for item in inputs if item.is_number]
+    categories = [columns[item.name] for item in inputs if item.is_category]
+    tensors: Feeds = {}
+    if numbers:
+        numeric = np.empty((len(numbers[0].data), len(numbers)), np.float32)
+        with np.errstate(over="ignore"):  # numbers beyond float32 become infinite, and the model clips them
+            for position, values in enumerate(numbers):
+                numeric[:, position] = values.data
+                numeric[~values.valid, position] = np.nan
+        tensors["numeric"] = numeric
+    if categories:
+        texts = np.empty((len(categories[0].data), len(categories)), object)
+        for position, values in enumerate(categories):
+            texts[:, position] = values.data
+            texts[~values.valid, position] = ""
+        tensors["categories"] = texts
+    rows = {item.name: item.dtype for item in inputs if item.row}
+    if rows:
+        tensors |= Layout.of(rows).feeds(columns)
+        if any(item.truth == "uint8" for item in inputs if item.row):
+            for name in (input_name(VALID), input_name("bool")):
+                if name in tensors:
+                    tensors[name] = tensors[name].view(np.uint8)
+    return tensors
