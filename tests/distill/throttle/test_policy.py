@@ -142,9 +142,9 @@ def undisturbed() -> dict[str, dict[str, bytes]]:
     return {kind: trained(kind, 2)[0] for kind in ("table", "text", "image")}
 
 
-@pytest.mark.parametrize("kind", ["table", "text", "image"])
+@pytest.mark.parametrize("kind", ["table", pytest.param("text", marks=pytest.mark.accept), "image"])
 @given(strains=st.lists(st.booleans(), max_size=20))
-@settings(max_examples=6)
+@settings(max_examples=4)
 def test_whoever_gives_way_anywhere_ends_with_the_same_weights(
     kind: str, strains: list[bool], undisturbed: dict[str, dict[str, bytes]]
 ) -> None:

@@ -509,7 +509,7 @@ def test_a_server_that_answers_something_else_to_a_single_row(exported: Shop, pr
                 online = OnlineSide(OnlineStore(client, contract), url, api, at)
                 history = next(history for history in histories if history.view.name == "customer_orders")
                 view = compare_view(offline, history, online, all_keys=True)
-                predictions = compare_package(opened, declared, open_package(package(exported)), histories, online, 500)
+                predictions = compare_package(opened, declared, open_package(package(exported)), histories, online, 100)
     assert {part.differing for part in view.features.values()} == {0}
     assert [name for name, part in view.singly.items() if part.differing] == ["mean_amount_7d"]
     assert view.singly["mean_amount_7d"].compared == len(history.table().group_by("customer").aggregate([]))

@@ -76,8 +76,8 @@ def _wrong(spark: "SparkSession", chance: random.Random, drawn: list[Column]) ->
     return found.differences(rows) + found.not_refused(rows, chance)
 
 
-EXPRESSIONS, SEED = int(os.environ.get("TEST_EXPRESSIONS", "50")), int(os.environ.get("TEST_SEED", "0"))
-PORTION, DEPTH = 50, 4
+EXPRESSIONS, SEED = int(os.environ.get("TEST_EXPRESSIONS", "25")), int(os.environ.get("TEST_SEED", "0"))
+PORTION, DEPTH = min(50, EXPRESSIONS), 4
 
 
 @pytest.mark.timeout(60 + EXPRESSIONS)
