@@ -32,6 +32,12 @@ MOVED = {
 }
 """Old path to new path. Leaves with version 0.3."""
 
+_PARTED = {
+    "isthmus.distill.task": "isthmus.distill.tasks.answers",
+    "isthmus.features.manifest": "isthmus.features.package.inputs",
+}
+"""Old path to where the rest of its module is."""
+
 _FORMER = {new: old for old, new in MOVED.items()} | {
     "isthmus.distill.tabular.student": "isthmus.distill.student",
     "isthmus.distill.tabular.task": "isthmus.distill.tabular",
@@ -48,9 +54,11 @@ _FORMER = {new: old for old, new in MOVED.items()} | {
 _RENAMED = {
     "isthmus.distill.settings.TrainingSettings": "isthmus.distill.settings.Settings",
     "isthmus.distill.tasks.requestinputs.RequestInputs": "isthmus.distill.head.Head",
-    "isthmus.distill.tasks.task.graph_answers": "isthmus.distill.task.replied_all",
-    "isthmus.distill.tasks.task.student_answers": "isthmus.distill.task.asked_all",
+    "isthmus.distill.tasks.answers.graph_answers": "isthmus.distill.task.replied_all",
+    "isthmus.distill.tasks.answers.student_answers": "isthmus.distill.task.asked_all",
     "isthmus.distill.teachers.compatibility.compatible": "isthmus.distill.teachers.agreement.agreed",
+    "isthmus.features.package.inputs.ModelInput": "isthmus.features.manifest.ModelInput",
+    "isthmus.features.package.inputs.feeds": "isthmus.features.manifest.feeds",
     "isthmus.distill.types.spread": "isthmus.distill.golden.spread",
 }
 
@@ -72,7 +80,8 @@ class _Moved(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         path = MOVED[module.__name__]
         warnings.warn(f"{module.__name__} has moved: use {path}", DeprecationWarning, stacklevel=2)
-        vars(module).update({name: value for name, value in vars(import_module(path)).items() if name[:2] != "__"})
+        for part in filter(None, (_PARTED.get(module.__name__), path)):
+            vars(module).update({name: value for name, value in vars(import_module(part)).items() if name[:2] != "__"})
 
 
 def install() -> None:

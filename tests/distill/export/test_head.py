@@ -16,6 +16,7 @@ from isthmus.distill.restore import restored
 from isthmus.features.errors import PackageError
 from isthmus.features.head.form import HEAD
 from isthmus.features.head.languages import READERS, sources
+from isthmus.features.package.checksums import README
 from isthmus.features.package.golden import TensorBytes, read_golden
 from isthmus.features.package.inspect import inspect
 from isthmus.features.package.manifest import Variant, open_package
@@ -63,7 +64,7 @@ def package(
     )
     golden = msgspec.structs.replace(golden, cases=cases)
     assert package_bytes(files, "fp32") == sum(
-        len(data) for name, data in files.items() if ".int8." not in name and name not in {**READERS, **CLIENTS}
+        len(data) for name, data in files.items() if ".int8." not in name and name not in {README, *READERS, *CLIENTS}
     )
     made = contents(manifest, json.loads(files["contract.json"]), golden, files)
     return write_package(tmp_path_factory.mktemp("heads"), "late", made)
