@@ -97,7 +97,7 @@ def test_materialize_all_in_the_browser_deploys_the_student(dev: Dev, page: Page
     page.goto(f"http://127.0.0.1:{dev.ui}/assets/late_order/package?view=checks")
     expect(page.get_by_text("verdict").first).to_be_visible(timeout=60_000)
     expect(page.get_by_text("Passed").first).to_be_visible(timeout=60_000)
-    page.get_by_text("[Show Markdown]").click()
+    page.get_by_text("[Show Markdown]").first.click()
     plot = page.get_by_role("img", name="values that differ")
     expect(plot).to_be_visible()
     assert plot.evaluate("image => image.naturalWidth") == 440, "it is drawn"
