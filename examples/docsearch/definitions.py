@@ -78,5 +78,4 @@ docsearch = Distillation(
     split=(0.6, 0.04, 0.36),
     split_by="question",
     gates=[Gate("taught", at_least=0), Gate("student.recall_at_10", at_least=0.4)],
-    runtimes=["onnxruntime", "executorch", "litert", "coreml"],
 )

@@ -81,5 +81,4 @@ effects = Distillation(
         Gate("student.p50_us", at_most=33_000),
         Gate("fewer_multiply_adds", at_least=10),
     ],
-    runtimes=["onnxruntime", "executorch", "litert", "coreml"],
 )

@@ -17,11 +17,11 @@ from playwright.sync_api import Browser, expect
 
 from isthmus.distill.onnx.runtime import predict, session
 from isthmus.distill.tabular.tensors import columns
+from isthmus.features.clients import CLIENTS
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.inputs import feeds
 from isthmus.features.package.manifest import read_package
 from isthmus.features.pointintime.join import point_in_time
-from isthmus.features.snapshot.client import CLIENTS
 from isthmus.orchestration.device.site import site
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.products import RUNTIMES

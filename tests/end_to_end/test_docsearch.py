@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from transformers import BertConfig, BertModel, BertTokenizer
 
 from isthmus.distill.distillation import DistillationReport
+from isthmus.distill.formats.conversions import CONVERSIONS
 from isthmus.distill.onnx.runtime import predict, session
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.inputs import Feeds
@@ -76,6 +77,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, example: dict[str, ModuleTy
     root = tmp_path_factory.mktemp("docsearch")
     for name in ("definitions.py", "encoder.py", "search.py", "ask.py", "isthmus.toml"):
         shutil.copy(EXAMPLE / name, root / name)
+    with (root / "isthmus.toml").open("a") as settings:
+        settings.write(f"\n[packages]\nruntimes = {json.dumps([*CONVERSIONS])}\n")
     shutil.copytree(EXAMPLE / "pages", root / "pages")
     (root / "tiny.py").write_text(TINY)
     definitions = (root / "definitions.py").read_text().replace("search:DocSearch", "tiny:Tiny")

@@ -22,6 +22,7 @@ from skimage.io import imread, imsave
 from skimage.metrics import peak_signal_noise_ratio
 
 from isthmus.distill.distillation import DistillationReport
+from isthmus.distill.formats.conversions import CONVERSIONS
 from isthmus.distill.onnx.runtime import predict, session
 from isthmus.distill.settings import Settings
 from isthmus.distill.types import Array
@@ -70,7 +71,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(file, root / file.name)
     shutil.copytree(EXAMPLE / "pages", root / "pages")
     settings = root / "isthmus.toml"
-    settings.write_text(settings.read_text().replace("latency_objective_ms = 33", "latency_objective_ms = 3000"))
+    objective = settings.read_text().replace("latency_objective_ms = 33", "latency_objective_ms = 3000")
+    settings.write_text(f"{objective}\n[packages]\nruntimes = {json.dumps([*CONVERSIONS])}\n")
     (root / "tiny.py").write_text(TINY)
     # Gates are for a student that has learned.
     definitions = (root / "definitions.py").read_text().replace("effects:Effects", "tiny:Tiny")

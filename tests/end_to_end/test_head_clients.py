@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.features.head import languages
+from isthmus.features.clients import FOLDER
 from isthmus.transforms.rowwise.core.expressions import traced
 from tests.distill.tabular.test_head import Flights, lines
 from tests.end_to_end.compilers import Command, kotlin, swift
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.accept, pytest.mark.timeout(1200)]
 @pytest.fixture(scope="module", params=[kotlin, swift])
 def command(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Command:
     made: Command = request.param(
-        tmp_path_factory.mktemp("head"), languages.FOLDER / "Head", Path(cases.__file__).parent
+        tmp_path_factory.mktemp("head"), FOLDER / "Head", Path(cases.__file__).parent
     )  # fmt: skip
     return made
 

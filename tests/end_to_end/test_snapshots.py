@@ -20,8 +20,8 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Error, Page, Playwright, sync_playwright
 
+from isthmus.features.clients import FOLDER
 from isthmus.features.contract.contract import ViewContract
-from isthmus.features.snapshot.client import sources
 from isthmus.features.snapshot.delta import difference
 from isthmus.features.snapshot.file import LARGEST, Header, SnapshotFile
 from isthmus.features.snapshot.shelf import Shelf
@@ -90,7 +90,7 @@ def open_site(folder: Path, redis: str) -> Iterator[Site]:
                     body, kind = site.files.get(self.path, b""), "application/octet-stream"
                     status = 200 if body else 404
                 elif self.path.endswith(".mjs"):
-                    status, body, kind = 200, sources()[self.path[1:]], "text/javascript"
+                    status, body, kind = 200, (FOLDER / self.path[1:]).read_bytes(), "text/javascript"
                 else:
                     status, body, kind = 200, b"<!doctype html><title>device</title>", "text/html"
                 self.send_response(status)

@@ -34,12 +34,12 @@ from isthmus.distill.tabular.student import Student
 from isthmus.distill.tabular.tensors import Tensors
 from isthmus.distill.tasks.task import Task
 from isthmus.distill.types import Index
+from isthmus.features.clients import CLIENTS, FOLDER, sources
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed, PackageError
 from isthmus.features.package.checksums import README, SUMS
 from isthmus.features.package.golden import TensorBytes, read_golden
 from isthmus.features.package.inputs import Feeds, feeds
 from isthmus.features.package.manifest import open_package, package_digest, read_package
-from isthmus.features.snapshot.client import CLIENTS, sources
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.transforms.preparation.fit import FittedNumber, FittedText, Preparation
 from isthmus.transforms.preparation.steps import Embed, described
@@ -69,7 +69,7 @@ def test_the_package_is_whole(exported: ExportReport, trained: DistillationRepor
     unloaded = {README, *CLIENTS}
     loaded = [file for file in exported.path.iterdir() if file.name not in unloaded and ".int8." not in file.name]
     assert exported.bytes["fp32"] == sum(file.stat().st_size for file in loaded)
-    assert {name: (exported.path / name).read_bytes() for name in CLIENTS} == sources()
+    assert {name: (exported.path / name).read_bytes() for name in CLIENTS} == sources(CLIENTS)
     assert manifest.device == DEVICE
 
 
@@ -130,7 +130,7 @@ def test_the_code_for_phones_is_code(exported: ExportReport, name: str, grammar:
     found = re.findall(rf"```{name}\n(.*?)```", text, re.DOTALL)
     assert len(found) == 3
     assert "carrier" in found[2]
-    for code in [*found, sources()[client].decode()]:
+    for code in [*found, (FOLDER / client).read_text(encoding="utf-8")]:
         assert not re.search(r"\{\{|\{%", code)
         assert not parser.parse(code.encode()).root_node.has_error
         assert parser.parse(code.replace(")", "", 1).encode()).root_node.has_error

@@ -13,14 +13,13 @@ from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.export.export import ExportReport
 from isthmus.distill.export.package import contents, package_bytes, readme, write_package
 from isthmus.distill.restore import restored
+from isthmus.features.clients import CLIENTS, READERS, sources
 from isthmus.features.errors import PackageError
 from isthmus.features.head.form import HEAD
-from isthmus.features.head.languages import READERS, sources
 from isthmus.features.package.checksums import README
 from isthmus.features.package.golden import TensorBytes, read_golden
 from isthmus.features.package.inspect import inspect
 from isthmus.features.package.manifest import Variant, open_package
-from isthmus.features.snapshot.client import CLIENTS
 from tests.distill.packages import resum, rewritten
 from tests.distill.support import material
 
@@ -43,7 +42,7 @@ def package(
         PROGRAM, "fp32", "tflite", 4, "", model.tolerance, model.worst, model.quality, {"N": 1}, core=True
     )
     files = {name: whole.files.read(name) for name in whole.files.sums}
-    files |= {PROGRAM: b"core", HEAD: core.head(), **sources()}
+    files |= {PROGRAM: b"core", HEAD: core.head(), **sources(READERS)}
     manifest = msgspec.structs.replace(
         whole.manifest,
         core=tuple(core.tensors),

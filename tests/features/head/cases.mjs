@@ -1,7 +1,7 @@
 // Holds head.mjs to cases: `node cases.mjs FILE`, whose lines tests/features/head/cases.py describes.
 import { createReadStream } from "node:fs";
 import { createInterface } from "node:readline";
-import { Head, HeadError } from "../../../src/isthmus/features/head/clients/head.mjs";
+import { Head, HeadError } from "../../../src/isthmus/features/clients/head.mjs";
 
 const view = new DataView(new ArrayBuffer(8));
 const hex = (digits) => Uint8Array.from(Buffer.from(digits, "hex"));

@@ -21,10 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tree_sitter import Language, Parser
 
+from isthmus.features.clients import FOLDER, READERS
 from isthmus.features.errors import PackageError
 from isthmus.features.head.form import OPERATORS, VERSION, text_of, value_of
 from isthmus.features.head.interpreter import Head, matcher
-from isthmus.features.head.languages import READERS, sources
 from isthmus.features.head.trace import parts_of
 from isthmus.features.request.onnxbytes import UnreadableError
 from isthmus.features.types import TYPES
@@ -152,7 +152,7 @@ def test_another_pattern_is_not_guessed(pattern: str) -> None:
 @pytest.mark.parametrize("name", READERS)
 def test_a_reader_has_the_operators_of_the_format(name: str) -> None:
     """What `make test` does not compile is read as text."""
-    source = sources()[name].decode()
+    source = (FOLDER / name).read_text(encoding="utf-8")
     assert {operator for operator in OPERATORS if re.search(rf"\b{operator}\b", source)} == OPERATORS.keys()
     assert re.search(rf"VERSION = {VERSION}L?\b|version == {VERSION}\b", source)
     assert len(source.splitlines()) < 400
@@ -161,6 +161,6 @@ def test_a_reader_has_the_operators_of_the_format(name: str) -> None:
 @pytest.mark.parametrize(("name", "grammar"), [("Head.kt", tree_sitter_kotlin), ("Head.swift", tree_sitter_swift)])
 def test_a_reader_for_phones_is_code(name: str, grammar: ModuleType) -> None:
     parser = Parser(Language(grammar.language()))
-    source = sources()[name]
+    source = (FOLDER / name).read_bytes()
     assert not parser.parse(source).root_node.has_error
     assert parser.parse(source.replace(b")", b"", 1)).root_node.has_error

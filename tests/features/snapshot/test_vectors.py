@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from isthmus.features.clients import CLIENTS, FOLDER
 from isthmus.features.clock import Row, as_of
 from isthmus.features.contract.contract import Column
 from isthmus.features.errors import DataError
-from isthmus.features.snapshot.client import CLIENTS, sources
 from isthmus.features.snapshot.delta import applied
 from isthmus.features.snapshot.file import SnapshotFile, packed, read_snapshot
 from isthmus.features.snapshot.seal import require_sealed
@@ -89,7 +89,8 @@ def _plain(value: Any) -> Any:
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_client_has_the_tags_and_widths_of_the_format(name: str) -> None:
     """What `make test` does not compile is read as text."""
-    lines = [line for line in sources()[name].decode().splitlines() if re.search(r"\b(tags|widths)\b.* = ", line, re.I)]
+    code = (FOLDER / name).read_text(encoding="utf-8")
+    lines = [line for line in code.splitlines() if re.search(r"\b(tags|widths)\b.* = ", line, re.I)]
     tags, widths = (
         {kind: value for kind, value in re.findall(r'(\w+)"?(?:: | to )["\']?(\w+)', line) if kind in TYPES}
         for line in lines

@@ -5,8 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from isthmus.features.head import languages
-from isthmus.features.snapshot import client
+from isthmus.features.clients import CLIENT, READER, sources
 from isthmus.orchestration.runtimes.web import SOURCES
 
 HEAD = {
@@ -34,8 +33,8 @@ console.log(JSON.stringify([
 
 
 def test_a_core_is_asked_for_rows_that_are_not_refused(tmp_path: Path) -> None:
-    for source in (languages.FOLDER / languages.BROWSER, client.FOLDER / client.BROWSER):
-        shutil.copy(source, tmp_path)
+    for name, source in sources([CLIENT, READER]).items():
+        (tmp_path / name).write_bytes(source)
     for name in ("predict.mjs", "model.mjs"):
         shutil.copy(SOURCES / name, tmp_path)
     (tmp_path / "head.json").write_text(json.dumps(HEAD), encoding="utf-8")

@@ -28,10 +28,10 @@ from isthmus.distill.preflight import rehearse
 from isthmus.distill.restore import create_task
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.training.teacheroutputs import open_outputs
+from isthmus.features.clients import READERS
 from isthmus.features.contract.contract import Column, TransformContract, request_column
 from isthmus.features.errors import ConfigurationError, GateFailed
 from isthmus.features.head.form import HEAD
-from isthmus.features.head.languages import READERS
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.inputs import ModelInput
 from isthmus.features.package.inspect import OnnxRuntime, inspect

@@ -14,12 +14,12 @@ import pytest
 from isthmus import GateFailed
 from isthmus.distill.formats.conversions import CONVERSIONS
 from isthmus.distill.portable.libraries import require_installed
+from isthmus.features.clients import CLIENT
 from isthmus.features.files import read_pointer
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.golden import TensorBytes
 from isthmus.features.package.inspect import inspect
 from isthmus.features.package.manifest import read_package
-from isthmus.features.snapshot.client import BROWSER
 from isthmus.features.snapshot.file import SnapshotFile, read_snapshot
 from isthmus.features.snapshot.kept import kept_views
 from isthmus.features.verdict import ONNX_RUNTIME, Sample, Verdict
@@ -152,8 +152,8 @@ def test_a_file_that_was_exchanged_or_torn_fails_by_the_name_of_its_runtime(on_d
     folder = read_pointer(on_device.state / "packages" / "late_order.latest")
     # The student of INT8 under the name of fp32, and a client that reads other numbers than those in the snapshot.
     (folder / "model.fp32.onnx").write_bytes((folder / "model.int8.onnx").read_bytes())
-    client = (folder / BROWSER).read_text()
-    (folder / BROWSER).write_text(client.replace("view.getFloat32(place, true)", "view.getFloat32(place, true) + 1"))
+    client = (folder / CLIENT).read_text()
+    (folder / CLIENT).write_text(client.replace("view.getFloat32(place, true)", "view.getFloat32(place, true) + 1"))
     files = {"core.fp32.pte": "pte", "core.fp32.tflite": "tflite"}
     for file in files:
         (folder / file).write_bytes(b"torn")

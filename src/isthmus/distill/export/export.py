@@ -23,17 +23,14 @@ from isthmus.distill.restore import Restored, restored
 from isthmus.distill.tasks.task import Material
 from isthmus.distill.training.teacheroutputs import complete_outputs
 from isthmus.distill.types import Array
+from isthmus.features.clients import CLIENTS, READERS, sources
 from isthmus.features.errors import ContractMismatch, GateFailed
-from isthmus.features.head import languages
 from isthmus.features.head.form import HEAD
-from isthmus.features.head.languages import READERS
 from isthmus.features.package.golden import Case as GoldenCase
 from isthmus.features.package.golden import Golden, TensorBytes
 from isthmus.features.package.manifest import CORE, FORMAT_VERSION, Device, Manifest, Tensor, package_digest, placed
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress, silent
-from isthmus.features.snapshot import client
-from isthmus.features.snapshot.client import CLIENTS
 
 
 @dataclass(frozen=True)
@@ -253,9 +250,9 @@ class _Files:
         files = {file.variant.file: file.model for file in self.accepted}
         files |= {name: content for name, (content, _) in self.extra.items()}
         if device is not None:
-            files |= client.sources()
+            files |= sources(CLIENTS)
         if head:
-            files |= {HEAD: head, **languages.sources()}
+            files |= {HEAD: head, **sources(READERS)}
         files |= {name: text.encode() for name, text in tests.items()}
         golden = Golden(tuple(dict.fromkeys(item.name for item in row_inputs)), cases)
         return contents(manifest, contract, golden, files)

@@ -9,15 +9,14 @@ from typing import Any
 import jinja2
 import msgspec
 
+from isthmus.features.clients import CLIENTS, READERS
 from isthmus.features.files import publish
 from isthmus.features.head.form import HEAD
-from isthmus.features.head.languages import READERS
 from isthmus.features.package.checksums import CONTRACT, GOLDEN, MANIFEST, README, SUMS
 from isthmus.features.package.golden import Golden, read_golden
 from isthmus.features.package.manifest import CORE, MODEL, Format, Manifest, Variant, open_package
 from isthmus.features.package.replay import require_core
 from isthmus.features.request.layout import VALID, input_name
-from isthmus.features.snapshot.client import CLIENTS
 
 XCTEST = "CoreMLTests.swift"
 _MODELS = (f"{MODEL}.", f"{CORE}.")

@@ -39,11 +39,7 @@ def traced(
         parts[source.tensor] = steps.open(source.element, *shape)
         form.inputs |= dict(zip(parts[source.tensor].listed(), source.slots, strict=True))
     nodes, constants = read(graph)
-    parts |= {name: steps.constant(tensor) for name, tensor in constants.items()}
-    for node in nodes:
-        if not node.inputs or not parts.keys() >= {*node.inputs}:
-            raise UnreadableError(f"the inputs of {node.operator}")
-        parts |= zip(node.outputs, steps.node(node, [parts[name] for name in node.inputs]), strict=True)
+    parts = steps.add(nodes, constants, parts)
     results = {name: parts[name].listed() for name in outputs}
     masks = parts[refused].listed() if refused else []
     form.add([slot for slots in (*results.values(), masks) for slot in slots])

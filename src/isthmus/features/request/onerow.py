@@ -38,11 +38,7 @@ class OneRow:
         parts = {input_name(element): steps.open(element, len(names)) for element, names in layout.inputs.items()}
         parts[input_name(VALID)] = steps.open("bool", len(layout.masks))
         nodes, constants = read(graph)
-        parts |= {name: steps.constant(tensor) for name, tensor in constants.items()}
-        for node in nodes:
-            if not node.inputs or not parts.keys() >= {*node.inputs}:
-                raise UnreadableError(f"the inputs of {node.operator}")
-            parts |= zip(node.outputs, steps.node(node, [parts[name] for name in node.inputs]), strict=True)
+        parts = steps.add(nodes, constants, parts)
         self.pays = steps.calls * _NODES_A_CALL <= len(nodes) + _NODES_A_RUN
         valid, raises = (Part("bool", masks) for masks in np.split(parts[MASKS].slots, [len(layout.fields)]))
         present = steps.mapped(Operation("Greater", "bool"), gt, valid, raises)

@@ -163,12 +163,23 @@ class Steps:
             raise UnreadableError("a shape or a table that depends on a row")
         return np.array([self._slots[slot] for slot in part.listed()]).reshape(part.slots.shape).tolist()
 
-    def node(self, node: Node, inputs: Sequence[Part]) -> list[Part]:
-        """The outputs of a node.
+    def add(
+        self, nodes: Sequence[Node], constants: Mapping[str, Tensor], inputs: Mapping[str, Part]
+    ) -> dict[str, Part]:
+        """The tensors of a graph by name.
 
         Raises:
-            UnreadableError: its operator is unknown, or not known in this form.
+            UnreadableError: a node's operator is unknown, or not known in this form; or a node lacks an input.
         """
+        parts = {**inputs, **{name: self.constant(tensor) for name, tensor in constants.items()}}
+        for node in nodes:
+            if not node.inputs or not parts.keys() >= {*node.inputs}:
+                raise UnreadableError(f"the inputs of {node.operator}")
+            parts |= zip(node.outputs, self._node(node, [parts[name] for name in node.inputs]), strict=True)
+        return parts
+
+    def _node(self, node: Node, inputs: Sequence[Part]) -> list[Part]:
+        """The outputs of a node."""
         first, slots, attributes = inputs[0], inputs[0].slots, node.attributes
         match node.operator:
             case "Identity":

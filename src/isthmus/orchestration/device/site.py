@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from isthmus.features.clients import CLIENT, FOLDER
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.files import publish
 from isthmus.features.package.manifest import Manifest, read_package
-from isthmus.features.snapshot import client
 from isthmus.features.snapshot.file import read_header, read_snapshot
 from isthmus.features.snapshot.kept import kept_views
 from isthmus.features.snapshot.seal import require_sealed
@@ -21,7 +21,7 @@ from isthmus.orchestration.runtimes.web import NAME, SOURCES, installed
 NOTE = "page.json"
 _SHARED = (
     *(SOURCES / name for name in ("begin.mjs", "model.mjs", "predict.mjs", "page.css")),
-    client.FOLDER / client.BROWSER,
+    FOLDER / CLIENT,
 )
 _WORKER = "worker.js"
 _SNAPSHOTS = "snapshots"

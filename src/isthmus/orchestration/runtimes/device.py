@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from isthmus.features.clients import CLIENT
 from isthmus.features.package.checksums import GOLDEN, MANIFEST, SUMS
 from isthmus.features.package.golden import TensorBytes
 from isthmus.features.package.inputs import Feeds
 from isthmus.features.package.manifest import Manifest, Package
 from isthmus.features.package.replay import Answers
-from isthmus.features.snapshot.client import BROWSER
 from isthmus.features.types import DataType
 from isthmus.features.values.columns import Values
 from isthmus.orchestration.runtimes.web import Node
@@ -60,7 +60,7 @@ def ask_device(node: Node, package: Package, questions: DeviceQuestions) -> dict
     """
     manifest = package.manifest
     variants = [variant for variant in manifest.variants if variant.format == "ort"]
-    names = (MANIFEST, GOLDEN, BROWSER, *(variant.file for variant in variants))
+    names = (MANIFEST, GOLDEN, CLIENT, *(variant.file for variant in variants))
     files = {name: package.files.read(name) for name in names}
     files[SUMS] = "".join(f"{digest}  {name}\n" for name, digest in package.files.sums.items()).encode()
     asked = {
