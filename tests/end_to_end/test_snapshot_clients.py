@@ -13,7 +13,7 @@ from threading import Event, Thread
 
 import pytest
 
-from isthmus.features.snapshot import client
+from isthmus.features.clients import FOLDER
 from tests.end_to_end.compilers import Command, kotlin, swift
 from tests.end_to_end.test_snapshots import Site, open_site
 from tests.features.snapshot import vectors
@@ -31,7 +31,7 @@ LARGE: Sequence[Content] = [
 
 @pytest.fixture(scope="module", params=[kotlin, swift])
 def command(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Command:
-    made: Command = request.param(tmp_path_factory.mktemp("client"), client.FOLDER / "Snapshots", CASES)
+    made: Command = request.param(tmp_path_factory.mktemp("client"), FOLDER / "Snapshots", CASES)
     return [*made, str(vectors.FILE)]
 
 
