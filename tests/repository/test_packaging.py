@@ -117,7 +117,10 @@ def test_the_constraints_pin_every_package_of_this_environment() -> None:
     files = (ROOT / "constraints.txt", *(ROOT / f"src/isthmus/distill/{name}.txt" for name in RUNTIMES[1:]))
     lines = [line for file in files for line in file.read_text().splitlines() if not line.startswith("#")]
     pinned = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
-    assert {canonicalize_name(line.split("==")[0]) for line in frozen.splitlines()} - set(pinned) == set()
+    # torch for CUDA brings libraries that it pins itself.
+    own = [name for name in (canonicalize_name(line.split("==")[0]) for line in frozen.splitlines())
+           if not name.startswith(("cuda-", "nvidia-", "triton"))]  # fmt: skip
+    assert set(own) <= set(pinned)
     # `make test` installs the pins alone: they are all that pyproject.toml asks for, in versions that it accepts.
     extras = [{"extra": name} for name in ("", "all", "dev")]
     declared = [
