@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MOVED = {
-    "isthmus.distill.account": "isthmus.distill.progress",
+    "isthmus.distill.account": "isthmus.distill.training.runlog",
     "isthmus.distill.checkpoint": "isthmus.distill.training.checkpoint",
     "isthmus.distill.evaluate": "isthmus.distill.evaluation.metrics",
     "isthmus.distill.interval": "isthmus.distill.evaluation.interval",

@@ -24,7 +24,7 @@ from isthmus.features.errors import DamagedRowError, IsthmusError, RequestError
 from isthmus.features.latency import WRITE_SECONDS, LatencyWriter
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.serving import log
-from isthmus.serving.http import push, snapshots, status, statuspage
+from isthmus.serving.http import push, snapshots
 from isthmus.serving.http.exchange import body_of, message_of, reply
 from isthmus.serving.http.guard import Guarded, Limited, granted, refused
 from isthmus.serving.http.inference import Inference
@@ -39,6 +39,8 @@ from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.redis.store import Store
 from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 from isthmus.serving.state import State
+from isthmus.serving.status.page import page
+from isthmus.serving.status.status import status
 from isthmus.serving.threads import BYTES, VALUES, offload
 from isthmus.serving.watch import Watch
 from isthmus.serving.wire import decode, errors, messages, openapi
@@ -197,10 +199,10 @@ class Handlers:
     async def status(self, request: Request) -> Response:
         """The status of the server and its project: a page for a browser, JSON for everybody else."""
         state = self._watch.state
-        answer = await status.status(self._settings, state, self._store, self.metrics, _models(state), self._at())
+        answer = await status(self._settings, state, self._store, self.metrics, _models(state), self._at())
         if "text/html" not in request.headers.get("accept", ""):
             return reply(msgspec.json.encode(answer), state.contract.hash)
-        return Response(statuspage.page(answer), headers={**_HTML, "isthmus-contract": state.contract.hash})
+        return Response(page(answer), headers={**_HTML, "isthmus-contract": state.contract.hash})
 
     async def health(self, _request: Request) -> Response:
         """Answers as long as the process is up."""

@@ -11,8 +11,8 @@ from isthmus.features.online.record import NEVER, Published, records
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.status import ModelStatus, RunStatus, Status, ViewStatus
-from isthmus.serving.http import statuspage
 from isthmus.serving.metrics.counters import Tally
+from isthmus.serving.status.page import page as status_page
 from isthmus.serving.wire.messages import StatusAnswer
 from tests.serving.support import CONTRACT, HOUR, NOW, PUNCTUALITY, Server, fill, make_package, serving, wait
 
@@ -95,7 +95,7 @@ def test_what_has_no_times_has_no_age(own: tuple[Server, str]) -> None:
     timeless = msgspec.structs.replace(FOUND, views={"frames": ViewStatus(rows=7, last_day="1970-01-01")})
     answer = asked(server)
     assert answer.views["punctuality"].age_seconds == NOW / 1e6
-    page = statuspage.page(msgspec.structs.replace(answer, project=timeless))
+    page = status_page(msgspec.structs.replace(answer, project=timeless))
     assert page.count("no times") == 2
     assert "1970" not in page
     assert f"{NOW / 86_400e6:.0f} days" not in page
@@ -173,4 +173,4 @@ def test_a_view_says_what_is_to_be_done() -> None:
     told = ["to be materialized", "expired", "breaks its promises", "has drifted"]
     assert list(everything.wrong(applied=True)) == told
     answer = StatusAnswer("p", "c", NOW, {}, [], None, {}, 5.0, [], FOUND, [])
-    assert "to be materialized" in statuspage.page(answer)
+    assert "to be materialized" in status_page(answer)

@@ -1,0 +1,1 @@
+"""What a server says about itself: as JSON, and as a page."""
