@@ -19,6 +19,19 @@ def test_imports_go_one_way_with_no_exception() -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_a_room_is_small_and_on_the_map() -> None:
+    package = ROOT / "src" / "isthmus"
+    rooms = {init.parent for init in package.rglob("__init__.py")} - {package}
+    assert len(rooms) >= 45
+    modules = {room: len([*room.glob("*.py")]) - 1 for room in rooms}
+    assert {room: count for room, count in modules.items() if count > 11} == {}
+    parts = (ROOT / "CONTRIBUTING.md").read_text().split("\n### ")
+    packages = {part.partition(":")[0]: part for part in parts}
+    for room in rooms:
+        owner, *inner = room.relative_to(package).parts
+        assert not inner or f"`{inner[0]}`" in packages[owner], room
+
+
 @pytest.mark.parametrize(
     ("module", "owner"), [("pyspark", ("transforms",)), ("pysail", ("transforms",)), ("feast", ("features/feast/",))]
 )
