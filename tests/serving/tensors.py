@@ -67,7 +67,7 @@ def make_drawing_package(folder: Path, *, weight: float = 2.0, words: int = WORD
     )
 
 
-def make_counting_package(folder: Path) -> Path:
+def make_counting_package(folder: Path, name: str = "draws") -> Path:
     """A model that counts to `steps`, (1,): as long as a request likes."""
     body = helper.make_graph(
         [
@@ -96,7 +96,7 @@ def make_counting_package(folder: Path) -> Path:
     ]
     tensors, outputs = [Tensor("steps", "int64", (1,))], [Tensor("counted", "int64", (1,))]
     return make_tensor_package(
-        folder, nodes, tensors, outputs, [{"steps": np.array([3], np.int64)}], constants=constants
+        folder, nodes, tensors, outputs, [{"steps": np.array([3], np.int64)}], constants=constants, name=name
     )
 
 

@@ -82,10 +82,6 @@ class TensorPredictor:
         """What the model is run over."""
         return fields
 
-    def predict(self, inputs: TensorInputs) -> TensorOutputs:
-        """The outputs that are asked for."""
-        return self.model.run(inputs.feeds, inputs.outputs)
-
     def require(self, outputs: TensorOutputs, inputs: TensorInputs) -> None:
         """Whatever the graph answers is an answer, NaN included: its author knows what it means."""
 
