@@ -1,5 +1,6 @@
 """The Open Inference Protocol: what a model of tensors answers, and what it refuses."""
 
+import gzip
 import json
 import math
 import time
@@ -329,6 +330,24 @@ def test_bytes_that_do_not_fit_are_refused(
     assert word in answer.json()["error"]
 
 
+def test_a_body_whose_form_is_another_or_ambiguous_is_refused(drawing: tuple[Server, Path]) -> None:
+    content, headers = as_binary(frames(2))
+    http, twice = drawing[0].http, [(HEADER, headers[HEADER]), (HEADER, "3")]
+    packed = http.post(INFER, content=gzip.compress(content), headers={**headers, "content-encoding": "gzip"})
+    assert (packed.status_code, packed.json()["where"], packed.json()["found"]) == (
+        422, "Content-Encoding", "is 'gzip'",
+    )  # fmt: skip
+    ambiguous = http.post(INFER, content=content, headers=twice)
+    assert (ambiguous.status_code, ambiguous.json()["found"]) == (422, f"is '{headers[HEADER]}, 3'")
+    (first, second) = (json.dumps(item) for item in as_json(frames(2))["inputs"])
+    repeated = http.post(INFER, content=f'{{"inputs": [{first}, {second[:-1]}, "data": [0, 0, 0, 0, 0, 0]}}]}}')
+    assert (repeated.status_code, repeated.json()["error"]) == (
+        422, "body, 'data': is given twice; expected each name once",
+    )  # fmt: skip
+    # The path of the route itself.
+    assert http.post("/v2/models/{model}/infer", json=as_json(frames(2))).status_code == 404
+
+
 def test_bytes_of_another_length_or_kind_are_refused(echo: tuple[Server, Path]) -> None:
     def refused(name: str, raw: bytes) -> str:
         fed = everything()
@@ -405,6 +424,8 @@ def test_keys_and_metrics_are_as_for_predictions(tmp_path: Path, redis_url: str)
         assert server.http.post(INFER, json=fed, headers={"authorization": keys["own"]}).status_code == 422
         lines = server.http.get("/metrics", headers={"authorization": keys["own"]}).text.splitlines()
         route = 'route="/v2/models/{model}/infer"'
+        # It never came to its route.
+        assert 'isthmus_errors_total{error="UnauthenticatedError",route="/v2/models/{model}"} 1.0' in lines
         assert f'isthmus_requests_total{{method="POST",{route},status="200"}} 2.0' in lines
         assert f'isthmus_errors_total{{error="ForbiddenError",{route}}} 1.0' in lines
         assert 'isthmus_model_rows_total{model="draws"} 6.0' in lines
