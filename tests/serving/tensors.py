@@ -100,6 +100,21 @@ def make_counting_package(folder: Path, name: str = "draws") -> Path:
     )
 
 
+def make_listing_package(folder: Path) -> Path:
+    """A model that lists the numbers below `steps`, (1,)."""
+    constants = [
+        numpy_helper.from_array(np.array(number, np.int64), name) for number, name in ((0, "zero"), (1, "one"))
+    ]
+    nodes = [
+        helper.make_node("Squeeze", ["steps"], ["end"]),
+        helper.make_node("Range", ["zero", "end", "one"], ["listed"]),
+    ]
+    tensors, outputs = [Tensor("steps", "int64", (1,))], [Tensor("listed", "int64", ("K",))]
+    return make_tensor_package(
+        folder, nodes, tensors, outputs, [{"steps": np.array([3], np.int64)}], constants=constants
+    )
+
+
 def make_echo_package(folder: Path) -> Path:
     """A model that answers `a_<element>`, (N,), with `b_<element>`, of every element type."""
     nodes = [helper.make_node("Identity", [f"a_{element}"], [f"b_{element}"]) for element in ELEMENTS]

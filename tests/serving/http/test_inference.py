@@ -30,6 +30,7 @@ from tests.serving.tensors import (
     make_counting_package,
     make_drawing_package,
     make_echo_package,
+    make_listing_package,
     session,
 )
 
@@ -390,7 +391,7 @@ def test_limits_are_named_before_anything_is_decoded(echo: tuple[Server, Path]) 
 
 
 def test_a_run_that_is_late_ends_and_nothing_waits_for_it(tmp_path: Path, redis_url: str) -> None:
-    limits = Limits(deadline_seconds=1.0)
+    limits = Limits(deadline_seconds=1.0, values=1000)
     with tensor_server(tmp_path / "server", redis_url, make_counting_package, limits) as (server, _):
 
         def count(steps: int) -> Any:
@@ -407,6 +408,11 @@ def test_a_run_that_is_late_ends_and_nothing_waits_for_it(tmp_path: Path, redis_
         assert "could not answer within 1 seconds" in late.result().json()["error"]
         # With the longer one still running, this would be late, too.
         assert answered(count(5))["counted"].tolist() == [5]
+
+        # How large this answer is stands in no shape.
+        put(server, make_listing_package(tmp_path / "listing"))
+        assert answered(count(1000))["listed"].tolist() == list(range(1000))
+        assert (count(1001).status_code, count(1001).json()["where"]) == (413, "outputs")
 
 
 def test_keys_and_metrics_are_as_for_predictions(tmp_path: Path, redis_url: str) -> None:

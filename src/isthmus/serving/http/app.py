@@ -76,7 +76,7 @@ class Handlers:
         latency = settings.latency
         self._latency = None if latency is None else LatencyWriter(Path(latency), objective, self.metrics.bounds)
         self._predictions = Predictions(self._store, settings.limits, self.metrics, self._at)
-        self.inference = Inference(lambda: self._watch.state, self._predictions, self._store)
+        self.inference = Inference(lambda: self._watch.state, self._predictions, self._store, self._limits)
         self._document = orjson.dumps(openapi.document())
 
     @asynccontextmanager

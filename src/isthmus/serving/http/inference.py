@@ -13,7 +13,8 @@ from isthmus.features.package.manifest import Tensor
 from isthmus.serving.http.exchange import body_of, message_of, reply
 from isthmus.serving.http.guard import granted
 from isthmus.serving.http.predict import PredictCall, Predictions
-from isthmus.serving.predict.tensors import TensorPredictor
+from isthmus.serving.limits import Limits
+from isthmus.serving.predict.tensors import TensorPredictor, require_elements
 from isthmus.serving.redis.store import Store
 from isthmus.serving.state import AnyPredictor, State
 from isthmus.serving.threads import BYTES, VALUES, offload
@@ -28,8 +29,8 @@ _BINARY = "application/octet-stream"
 class Inference:
     """The handlers of the protocol, over the state and the predictions of a server process."""
 
-    def __init__(self, state: Callable[[], State], predictions: Predictions, store: Store) -> None:
-        self._state, self._predictions, self._store = state, predictions, store
+    def __init__(self, state: Callable[[], State], predictions: Predictions, store: Store, limits: Limits) -> None:
+        self._state, self._predictions, self._store, self._limits = state, predictions, store, limits
 
     def routes(self) -> list[Route]:
         """The paths of the protocol."""
@@ -99,6 +100,8 @@ class Inference:
         call = PredictCall(state, tensors, body, version)
         predictor, predicted = await self._predictions.predict(call)
         assert isinstance(predictor, TensorPredictor)  # noqa: S101 - another one refuses such a request
+        # A size of an output that no input has is known only now.
+        require_elements("outputs", (array.shape for array in predicted.outputs.values()), self._limits)
         elements = sum(array.size for array in predicted.outputs.values())
         content, json = await offload(elements > VALUES, predictor.encode, predicted.outputs, message)
         if json is None:
