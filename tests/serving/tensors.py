@@ -67,7 +67,7 @@ def make_drawing_package(folder: Path, *, weight: float = 2.0, words: int = WORD
     )
 
 
-def make_counting_package(folder: Path) -> Path:
+def make_counting_package(folder: Path, name: str = "draws") -> Path:
     """A model that counts to `steps`, (1,): as long as a request likes."""
     body = helper.make_graph(
         [
@@ -95,6 +95,21 @@ def make_counting_package(folder: Path) -> Path:
         helper.make_node("Loop", ["often", "yes", "zero"], ["counted"], body=body),
     ]
     tensors, outputs = [Tensor("steps", "int64", (1,))], [Tensor("counted", "int64", (1,))]
+    return make_tensor_package(
+        folder, nodes, tensors, outputs, [{"steps": np.array([3], np.int64)}], constants=constants, name=name
+    )
+
+
+def make_listing_package(folder: Path) -> Path:
+    """A model that lists the numbers below `steps`, (1,)."""
+    constants = [
+        numpy_helper.from_array(np.array(number, np.int64), name) for number, name in ((0, "zero"), (1, "one"))
+    ]
+    nodes = [
+        helper.make_node("Squeeze", ["steps"], ["end"]),
+        helper.make_node("Range", ["zero", "end", "one"], ["listed"]),
+    ]
+    tensors, outputs = [Tensor("steps", "int64", (1,))], [Tensor("listed", "int64", ("K",))]
     return make_tensor_package(
         folder, nodes, tensors, outputs, [{"steps": np.array([3], np.int64)}], constants=constants
     )

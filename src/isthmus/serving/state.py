@@ -40,9 +40,6 @@ class AnyPredictor(Protocol):
     def inputs(self, fields: Any, answers: Mapping[str, ViewAnswer]) -> Any:
         """What the model reads, from a request and from the views."""
 
-    def predict(self, inputs: Any) -> Any:
-        """Its outputs, here and now; `batches.predict` is for many requests."""
-
     def require(self, output: Any, inputs: Any) -> None:
         """Refuses what the model has no answer for, with a RequestError."""
 
@@ -93,6 +90,11 @@ class State:
         if self._generations.current is not None:
             return self._generations.current
         raise _not_ready(self._problem, "contract", "there is none yet", "run `isthmus apply`")
+
+    @property
+    def is_deployed(self) -> bool:
+        """Whether there is a deployment, also if its model cannot be loaded."""
+        return self._model is not None
 
     @property
     def model(self) -> Model | None:

@@ -56,6 +56,12 @@ def unlisted(package: Path) -> None:
     (package / "golden.json").unlink()
 
 
+def scalar(manifest: bytes) -> bytes:
+    changed = json.loads(manifest)
+    changed["outputs"][0]["shape"], changed["classes"] = [], ["no", "yes"]
+    return json.dumps(changed).encode()
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "bit flip": (lambda p: flip(p / "model.int8.ort"), r"model\.int8\.ort: SHA-256 .*; expected"),
     "truncated": (lambda p: (p / "model.int8.onnx").write_bytes(b"\x08"), r"model\.int8\.onnx: SHA-256"),
@@ -82,6 +88,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: rewrite(p, "manifest.json", lambda d: d.replace(b'"Float32"', b'"Float16"')),
         "input distance has type Float16",
     ),
+    "classes of nothing": (lambda p: rewrite(p, "manifest.json", scalar), "names 2 classes; expected one output"),
     "model resigned": (lambda p: rewrite(p, "model.int8.ort", lambda d: d[:-1]), r"manifest\.json: model\.int8\.ort"),
 }
 

@@ -71,10 +71,11 @@ def test_an_earlier_one_that_is_damaged_leads_nowhere(tmp_path: Path) -> None:
     assert _whole(shelf) == 2
 
 
-def test_a_damaged_pointer_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [b"{}", b'{"snapshot": "\xff"}'])
+def test_a_damaged_pointer_is_named(tmp_path: Path, damaged: bytes) -> None:
     shelf = Shelf(tmp_path)
     _add(shelf, 1)
-    (tmp_path / LATEST).write_bytes(b"{}")
+    (tmp_path / LATEST).write_bytes(damaged)
     with pytest.raises(DataError, match="cannot be read"):
         shelf.latest()
 

@@ -1,5 +1,6 @@
 """The Open Inference Protocol: what a model of tensors answers, and what it refuses."""
 
+import gzip
 import json
 import math
 import time
@@ -29,6 +30,7 @@ from tests.serving.tensors import (
     make_counting_package,
     make_drawing_package,
     make_echo_package,
+    make_listing_package,
     session,
 )
 
@@ -329,6 +331,24 @@ def test_bytes_that_do_not_fit_are_refused(
     assert word in answer.json()["error"]
 
 
+def test_a_body_whose_form_is_another_or_ambiguous_is_refused(drawing: tuple[Server, Path]) -> None:
+    content, headers = as_binary(frames(2))
+    http, twice = drawing[0].http, [(HEADER, headers[HEADER]), (HEADER, "3")]
+    packed = http.post(INFER, content=gzip.compress(content), headers={**headers, "content-encoding": "gzip"})
+    assert (packed.status_code, packed.json()["where"], packed.json()["found"]) == (
+        422, "Content-Encoding", "is 'gzip'",
+    )  # fmt: skip
+    ambiguous = http.post(INFER, content=content, headers=twice)
+    assert (ambiguous.status_code, ambiguous.json()["found"]) == (422, f"is '{headers[HEADER]}, 3'")
+    (first, second) = (json.dumps(item) for item in as_json(frames(2))["inputs"])
+    repeated = http.post(INFER, content=f'{{"inputs": [{first}, {second[:-1]}, "data": [0, 0, 0, 0, 0, 0]}}]}}')
+    assert (repeated.status_code, repeated.json()["error"]) == (
+        422, "body, 'data': is given twice; expected each name once",
+    )  # fmt: skip
+    # The path of the route itself.
+    assert http.post("/v2/models/{model}/infer", json=as_json(frames(2))).status_code == 404
+
+
 def test_bytes_of_another_length_or_kind_are_refused(echo: tuple[Server, Path]) -> None:
     def refused(name: str, raw: bytes) -> str:
         fed = everything()
@@ -371,7 +391,7 @@ def test_limits_are_named_before_anything_is_decoded(echo: tuple[Server, Path]) 
 
 
 def test_a_run_that_is_late_ends_and_nothing_waits_for_it(tmp_path: Path, redis_url: str) -> None:
-    limits = Limits(deadline_seconds=1.0)
+    limits = Limits(deadline_seconds=1.0, values=1000)
     with tensor_server(tmp_path / "server", redis_url, make_counting_package, limits) as (server, _):
 
         def count(steps: int) -> Any:
@@ -389,6 +409,11 @@ def test_a_run_that_is_late_ends_and_nothing_waits_for_it(tmp_path: Path, redis_
         # With the longer one still running, this would be late, too.
         assert answered(count(5))["counted"].tolist() == [5]
 
+        # How large this answer is stands in no shape.
+        put(server, make_listing_package(tmp_path / "listing"))
+        assert answered(count(1000))["listed"].tolist() == list(range(1000))
+        assert (count(1001).status_code, count(1001).json()["where"]) == (413, "outputs")
+
 
 def test_keys_and_metrics_are_as_for_predictions(tmp_path: Path, redis_url: str) -> None:
     with tensor_server(tmp_path / "server", redis_url, make_drawing_package) as (server, _):
@@ -405,6 +430,8 @@ def test_keys_and_metrics_are_as_for_predictions(tmp_path: Path, redis_url: str)
         assert server.http.post(INFER, json=fed, headers={"authorization": keys["own"]}).status_code == 422
         lines = server.http.get("/metrics", headers={"authorization": keys["own"]}).text.splitlines()
         route = 'route="/v2/models/{model}/infer"'
+        # It never came to its route.
+        assert 'isthmus_errors_total{error="UnauthenticatedError",route="/v2/models/{model}"} 1.0' in lines
         assert f'isthmus_requests_total{{method="POST",{route},status="200"}} 2.0' in lines
         assert f'isthmus_errors_total{{error="ForbiddenError",{route}}} 1.0' in lines
         assert 'isthmus_model_rows_total{model="draws"} 6.0' in lines

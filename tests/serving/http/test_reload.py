@@ -146,6 +146,10 @@ def test_contract_and_deployment_are_taken_up_while_the_server_runs(tmp_path: Pa
 
         server.deployment.unlink()
         wait(lambda: server.predict(entities={"carrier": ["B6"]}).status_code == 503, "the model to be gone")
+        assert server.http.get("/v2/health/ready").status_code == 200
+        write_atomically(server.deployment, b'{"model": "\xff"}')
+        wait(lambda: server.http.get("/v2/health/ready").status_code == 503, "the deployment that cannot be loaded")
+        assert server.http.get("/readyz").status_code == 200, "lookups can be answered"
 
 
 def test_a_change_is_taken_up_at_once(tmp_path: Path) -> None:

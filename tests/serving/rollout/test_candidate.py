@@ -101,6 +101,12 @@ def test_answers_are_compared_as_one_by_one(pairs: list[tuple[float, float]]) ->
     assert compared([one for one, _ in pairs], [other for _, other in pairs]) == expected
 
 
+@pytest.mark.parametrize("text", [b"{", b"{}", b'{"digest": "\xff"}'])
+def test_a_damaged_decision_is_named(text: bytes) -> None:
+    with pytest.raises(PackageError, match="is no decision"):
+        Decision.loads(text, "candidate.refused.json")
+
+
 def test_a_canary_that_fails_more_often_is_given_up() -> None:
     made = run()
     for _ in range(20):

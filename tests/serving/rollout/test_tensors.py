@@ -10,14 +10,25 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from onnx import helper
 
 from isthmus.features.package.inputs import Feeds
-from isthmus.features.package.manifest import package_digest
+from isthmus.features.package.manifest import Tensor, package_digest
 from isthmus.features.types import Float64
+from isthmus.serving.limits import Limits
 from isthmus.serving.rollout.rollout import happened
 from isthmus.serving.rollout.trial import FAILURES
 from tests.serving.support import CONTRACT, Server, make_package, serving, wait
-from tests.serving.tensors import answered, as_binary, as_json, frames, make_drawing_package, session
+from tests.serving.tensors import (
+    answered,
+    as_binary,
+    as_json,
+    frames,
+    make_counting_package,
+    make_drawing_package,
+    make_tensor_package,
+    session,
+)
 
 INFER = "/v2/models/late/infer"
 SHORT = 5
@@ -25,11 +36,11 @@ SHORT = 5
 
 
 @contextmanager
-def server_without_store(folder: Path) -> Iterator[Server]:
+def server_without_store(folder: Path, **settings: Any) -> Iterator[Server]:
     """Tensors need no Redis."""
     folder.mkdir()
     (folder / "contract.json").write_bytes(CONTRACT.dumps())
-    with serving(folder, "redis://127.0.0.1:1") as server:
+    with serving(folder, "redis://127.0.0.1:1", **settings) as server:
         yield server
 
 
@@ -83,8 +94,18 @@ def test_candidates_are_compared_answer_a_share_and_are_given_up(tmp_path: Path)
 
         put(server, smaller, share=0.999)
         assert ask(server, fed)[0] == canary
-        assert {ask(server, beyond)[0] for _ in range(FAILURES)} == {deployed}
-        assert f"{FAILURES} of " in model(server)["candidate"]["refused"]
+        content, headers = as_binary(fed)
+
+        def slowly() -> Iterator[bytes]:
+            yield content[:10]
+            assert {ask(server, beyond)[0] for _ in range(FAILURES)} == {deployed}
+            assert f"{FAILURES} of " in model(server)["candidate"]["refused"]
+            yield content[10:]
+
+        # It was there when the request for it came in.
+        with httpx.Client(base_url=server.http.base_url) as http:
+            late = http.post(f"/v2/models/late/versions/{canary}/infer", content=slowly(), headers=headers)
+        assert late.json()["model_version"] == canary
         assert ask(server, fed)[0] == deployed
 
         put(server, zero, share=0.999)
@@ -116,6 +137,26 @@ def test_a_deployment_that_fails_is_undone_and_one_of_another_kind_has_time(tmp_
         wait(lambda: model(server)["package"] == deployed, "the way back")
         assert happened(server.deployment)[-1].action == "rollback"
         assert ask(server, fed)[1]["image"].tobytes() == expected(first, fed)["image"].tobytes()
+
+
+def test_a_shadow_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    quick = make_tensor_package(
+        tmp_path / "quick", [helper.make_node("Identity", ["steps"], ["counted"])],
+        [Tensor("steps", "int64", (1,))], [Tensor("counted", "int64", (1,))], [{"steps": np.array([3], np.int64)}],
+        name="late",
+    )  # fmt: skip
+    endless = make_counting_package(tmp_path / "endless", name="late")
+    with server_without_store(tmp_path / "server", limits=Limits(deadline_seconds=0.3)) as server:
+        put(server, quick)
+        put(server, endless, share=0.0)
+        for _ in range(2):
+            assert ask(server, {"steps": np.array([2**62], np.int64)})[0] == package_digest(quick)
+        wait(lambda: model(server)["candidate"]["tried"]["failures"] == 2, "the shadow to be ended")
+        processor = Path(f"/proc/{server.process.pid}/stat")
+        before = sum(map(int, processor.read_text().rpartition(")")[2].split()[11:13]))
+        time.sleep(0.5)
+        after = sum(map(int, processor.read_text().rpartition(")")[2].split()[11:13]))
+        assert after - before < 20, "hundredths of a second"
 
 
 @pytest.mark.accept

@@ -308,7 +308,7 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     )
-    if manifest.classes and [len(manifest.classes)] != [tensor.shape[-1] for tensor in manifest.outputs]:
+    if manifest.classes and [(len(manifest.classes),)] != [tensor.shape[-1:] for tensor in manifest.outputs]:
         yield f"names {len(manifest.classes)} classes", "one output, with a number for each of them"
     if not 0 < manifest.rounding < math.inf:
         yield f"has a rounding of {manifest.rounding}", "a finite number above 0"

@@ -67,7 +67,7 @@ class Shelf:
             return msgspec.json.decode(file.read_bytes(), type=Latest)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DataError(str(file), f"cannot be read ({error})", remedy="run `isthmus snapshot`") from error
 
     def before(self) -> Latest | None:

@@ -92,7 +92,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """The inverse of `dumps`, for the text of the file at `where`."""
         try:
             deployment = msgspec.json.decode(text, type=cls)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             remedy = "run `isthmus deploy`, or the version of Isthmus that wrote it"
             raise PackageError(where, f"is not a deployment ({error})", remedy=remedy) from error
         return deployment.beside(Path(where))

@@ -78,7 +78,7 @@ class Handlers:
         latency = settings.latency
         self._latency = None if latency is None else LatencyWriter(Path(latency), objective, self.metrics.bounds)
         self._predictions = Predictions(self._store, settings.limits, self.metrics, self._at)
-        self.inference = Inference(lambda: self._watch.state, self._predictions, self._store)
+        self.inference = Inference(lambda: self._watch.state, self._predictions, self._store, self._limits)
         self._document = orjson.dumps(openapi.document())
 
     @asynccontextmanager
@@ -261,12 +261,13 @@ def create(settings: ServerSettings) -> ASGIApp:
     )
     app.router.redirect_slashes = False
     routes = [route for route in app.routes if isinstance(route, Route)]
-    limited = Limited(_Direct(app, [route for route in routes if "POST" in (route.methods or ())]), settings.limits)
+    busy = [route for route in routes if "POST" in (route.methods or ()) and not route.param_convertors]
+    limited = Limited(_Direct(app, busy), settings.limits)
     rate = settings.limits.requests_per_second
     keys = None if settings.keys is None else Path(settings.keys)
     unguarded = settings.loopback and not settings.require_keys
     guarded = Guarded(limited, keys, unguarded=unguarded, hosts=settings.hosts, rate=rate)
-    return Observed(guarded, handlers.metrics, [route.path for route in routes])
+    return Observed(guarded, handlers.metrics, routes)
 
 
 @dataclass(slots=True)
@@ -280,7 +281,7 @@ class _Asked:
 
 
 class _Direct:
-    """The busy routes, without what Starlette does on the way to them."""
+    """The busy routes, without what Starlette does on the way to them; none has parameters in its path."""
 
     def __init__(self, app: ASGIApp, routes: Iterable[Route]) -> None:
         self._app = app

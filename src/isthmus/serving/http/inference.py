@@ -13,7 +13,8 @@ from isthmus.features.package.manifest import Tensor
 from isthmus.serving.http.exchange import body_of, message_of, reply
 from isthmus.serving.http.guard import granted
 from isthmus.serving.http.predict import PredictCall, Predictions
-from isthmus.serving.predict.tensors import TensorPredictor
+from isthmus.serving.limits import Limits
+from isthmus.serving.predict.tensors import TensorPredictor, require_elements
 from isthmus.serving.redis.store import Store
 from isthmus.serving.state import AnyPredictor, State
 from isthmus.serving.threads import BYTES, VALUES, offload
@@ -28,8 +29,8 @@ _BINARY = "application/octet-stream"
 class Inference:
     """The handlers of the protocol, over the state and the predictions of a server process."""
 
-    def __init__(self, state: Callable[[], State], predictions: Predictions, store: Store) -> None:
-        self._state, self._predictions, self._store = state, predictions, store
+    def __init__(self, state: Callable[[], State], predictions: Predictions, store: Store, limits: Limits) -> None:
+        self._state, self._predictions, self._store, self._limits = state, predictions, store, limits
 
     def routes(self) -> list[Route]:
         """The paths of the protocol."""
@@ -57,20 +58,21 @@ class Inference:
         state = self._state()
         contract = state.contract
         await self._store.ping(contract)
-        if state.model is not None:
+        if state.is_deployed:
             state.predictor()
         return _encoded(wire.ServerReady(live=True, ready=True), contract.hash)
 
     async def model(self, request: Request) -> Response:
         """The tensors of a model."""
-        predictor = _predictor_of(self._state(), request)
+        state = self._state()
+        predictor = _predictor_of(state, request)
         if not isinstance(predictor, TensorPredictor):
             name = predictor.model.deployment.model
             raise RequestError(f"model {name}", "takes rows of features, and no tensors",
                                expected="a model of tensors", remedy="see /models")  # fmt: skip
         metadata = wire.ModelMetadata(
             name=predictor.model.deployment.model,
-            versions=list(self._state().versions()),
+            versions=list(state.versions()),
             platform=wire.PLATFORM,
             inputs=_described(predictor.model.manifest.tensors),
             outputs=_described(predictor.model.manifest.outputs),
@@ -86,15 +88,20 @@ class Inference:
         """The outputs of a model for the tensors of a request."""
         state = self._state()
         granted(request).require("predict", state.deployed(request.path_params["model"]).deployment.model)
-        _predictor_of(state, request)
+        predictor = _predictor_of(state, request)
+        version = predictor if "version" in request.path_params else None
+        if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+            raise RequestError("Content-Encoding", f"is {coding!r:.40}", expected="a body that is not compressed")
         body = await body_of(request)
-        length = _json_length(request.headers.get(wire.HEADER), len(body))
+        length = _json_length(request.headers.getlist(wire.HEADER), len(body))
         text = body[:length]
         message = await offload(length > BYTES, message_of, text, _REQUEST)
         tensors = wire.TensorRequest(message, memoryview(body)[length:])
-        call = PredictCall(state, tensors, body, request.path_params.get("version"))
+        call = PredictCall(state, tensors, body, version)
         predictor, predicted = await self._predictions.predict(call)
         assert isinstance(predictor, TensorPredictor)  # noqa: S101 - another one refuses such a request
+        # A size of an output that no input has is known only now.
+        require_elements("outputs", (array.shape for array in predicted.outputs.values()), self._limits)
         elements = sum(array.size for array in predicted.outputs.values())
         content, json = await offload(elements > VALUES, predictor.encode, predicted.outputs, message)
         if json is None:
@@ -115,10 +122,11 @@ def _predictor_of(state: State, request: Request) -> AnyPredictor:
     return versions[wanted]
 
 
-def _json_length(header: str | None, length: int) -> int:
+def _json_length(headers: Sequence[str], length: int) -> int:
     """The bytes of JSON in a body of this length."""
-    if header is None:
+    if not headers:
         return length
+    header = ", ".join(headers)
     if not (header.isascii() and header.isdigit() and len(header) < 20 and int(header) <= length):
         raise RequestError(wire.HEADER, f"is {header!r:.40}", expected=f"a number of bytes up to the body's {length:,}")
     return int(header)

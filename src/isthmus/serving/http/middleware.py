@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from isthmus.serving import log
@@ -18,10 +19,10 @@ _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
 class Observed:
     """An ASGI application with a request id, an access log, metrics and no stack traces."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, paths: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: Iterable[Route]) -> None:
         self._app = app
         self._metrics = metrics
-        self._paths = frozenset(paths)
+        self._routes = tuple(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, counts it and logs it."""
@@ -55,8 +56,9 @@ class Observed:
             details["key"] = grants.name
         seconds = time.perf_counter() - start
         # What a client no longer reads is no answer.
-        route = scope.get("route")
-        path = route.path if route else scope["path"] if scope["path"] in self._paths else "unmatched"
+        # One that was refused on the way to its route has none yet.
+        route = scope.get("route") or next((r for r in self._routes if r.path_regex.match(scope["path"])), None)
+        path = route.path if route else "unmatched"
         self._metrics.end(path, scope, 0 if left else status, seconds)
         log.info(
             "request",

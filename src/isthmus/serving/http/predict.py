@@ -38,12 +38,15 @@ _Inputs = tuple[dict[str, list[Any]], Any, int]
 
 @dataclass(frozen=True, slots=True)
 class PredictCall:
-    """A request for predictions, the state it is answered from, its body, and the version it is for, if any."""
+    """A request for predictions, the state it is answered from, its body, and the version it is for, if any.
+
+    A candidate may be given up while its request comes in: the version is what it was then.
+    """
 
     state: State
     message: PredictRequest | TensorRequest
     body: bytes
-    version: str | None = None
+    version: AnyPredictor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +92,7 @@ class Predictions:
         """The outputs for a request, and whose they are. No request fails because of a trial."""
         state = request.state
         if request.version is not None:
-            predictor = state.versions()[request.version]
-            return predictor, await self._predicted(predictor, request)
+            return request.version, await self._predicted(request.version, request)
         if state.former is not None and (probation := state.probation) is not None:
             if probation.refused is None:
                 return await self._on_probation(probation, state.predictor(), state.former, request)
@@ -278,10 +280,11 @@ class Predictions:
         self._answered(run, "former", taken[former])
 
     async def _beside(self, predictor: AnyPredictor, stored: _Stored, *, in_thread: bool) -> Predicted:
-        """Outputs that nobody waits for."""
+        """Outputs that nobody waits for, but those that come after them."""
         columns = predictor.inputs(stored.fields, stored.answers)
         began = time.perf_counter()
-        outputs = await offload(in_thread, predictor.predict, columns)
+        async with asyncio.timeout(self._limits.deadline_seconds):
+            outputs = await predictor.batches.beside(columns, in_thread=in_thread)
         seconds = time.perf_counter() - began
         predictor.require(outputs, columns)
         return Predicted(outputs, stored.answers, stored.rows, seconds)

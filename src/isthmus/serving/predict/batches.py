@@ -62,6 +62,10 @@ class Batches:
             self._runner = asyncio.create_task(self._run())
         return await waiting.outputs
 
+    async def beside(self, columns: Columns, *, in_thread: bool) -> Outputs:
+        """The outputs beside the queue; in a thread or here and now."""
+        return await offload(in_thread, self._predict, columns)
+
     async def _run(self) -> None:
         try:
             while batch := self._next():

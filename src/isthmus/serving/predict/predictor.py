@@ -123,10 +123,6 @@ class Predictor:
         stored = {full: answers[view].columns[feature] for view, feature, full in self._features}
         return {**stored, **fields}
 
-    def predict(self, columns: Mapping[str, Values]) -> Outputs:
-        """The model's output for the rows of a request, shape (rows,)."""
-        return self.model.predict(columns)
-
     def require(self, output: Outputs, columns: Mapping[str, Values]) -> None:
         """Refuses rows for which a request transform in the model is not defined: the model has no answer for them."""
         if unanswered(output).any():

@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -72,19 +72,15 @@ class TensorPredictor:
         rows = sizes.get(self._rows, 1) if isinstance(self._rows, str) else 1
         if rows > limits.rows:
             raise TooLargeError("inputs", f"{rows:,} rows", expected=f"{limits.rows:,} at most", remedy=_SPLIT)
-        _require_elements("inputs", [tuple(item.shape) for item in inputs.values()], limits)
+        require_elements("inputs", [tuple(item.shape) for item in inputs.values()], limits)
         shapes = [[sizes.get(size, 0) if isinstance(size, str) else size for size in self.outputs[name].shape]
                   for name in names]  # fmt: skip
-        _require_elements("outputs", shapes, limits)
+        require_elements("outputs", shapes, limits)
         return {}, TensorInputs(self._decoded(request, inputs, message.binary), names), rows
 
     def inputs(self, fields: TensorInputs, _answers: Mapping[str, ViewAnswer]) -> TensorInputs:
         """What the model is run over."""
         return fields
-
-    def predict(self, inputs: TensorInputs) -> TensorOutputs:
-        """The outputs that are asked for."""
-        return self.model.run(inputs.feeds, inputs.outputs)
 
     def require(self, outputs: TensorOutputs, inputs: TensorInputs) -> None:
         """Whatever the graph answers is an answer, NaN included: its author knows what it means."""
@@ -203,7 +199,8 @@ def described(tensor: Tensor) -> str:
     return f"{tensor.name}: {DATATYPES[tensor.element]} [{', '.join(map(str, tensor.shape))}]"
 
 
-def _require_elements(where: str, shapes: Sequence[Sequence[int]], limits: Limits) -> None:
+def require_elements(where: str, shapes: Iterable[Sequence[int]], limits: Limits) -> None:
+    """Refuses tensors of these shapes if they have too many elements together."""
     elements = sum(map(math.prod, shapes))
     if elements > limits.values:
         raise TooLargeError(where, f"{elements:,} elements", expected=f"{limits.values:,} at most", remedy=_SPLIT)

@@ -29,7 +29,7 @@ class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The inverse of `dumps`."""
         try:
             return msgspec.json.decode(text, type=cls)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise PackageError(where, f"is no decision ({error})", remedy="remove the file") from error
 
 

@@ -13,6 +13,8 @@ FAILURES = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises for bytes that are not JSON, not UTF-8, or nested without end."""
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_OBJECTS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+_LIST_OF_OBJECTS = re.compile(rb"\[\s*\{")
 _POSITION = re.compile(r"\(byte (\d+)\)")
 _BARE = re.compile(rb"-?(?:NaN|Infinity)")
 _NAME = re.compile(rb'(?<!\\)"([^"\\]*)"\s*:')
@@ -31,22 +33,29 @@ _NEAR = 64
 def require_distinct(body: bytes) -> None:
     """Refuses a request that names a field or a column twice: parsers keep the last in silence.
 
-    The body has been decoded: an object whose members are plain, lists, or objects of columns.
+    The body has been decoded: an object whose members are plain, lists, objects of columns, or lists of such objects.
     """
     accounted = 0
     for member in _OBJECT.decode(body).values():
         text = bytes(member)
         accounted += 1
-        if text[:1] == b"{":
-            columns = _OBJECT.decode(text).values()
-            accounted += len(columns)
-            for column in columns:
-                accounted += bytes(column).count(b":")
+        if _LIST_OF_OBJECTS.match(text):
+            for item in _OBJECTS.decode(text):
+                accounted += len(item) + sum(_colons(bytes(value)) for value in item.values())
         else:
-            accounted += text.count(b":")
+            accounted += _colons(text)
     # Each member has a colon, and so has a member that decoding has dropped; but there may also be a colon in a name.
     if body.count(b":") > accounted:
-        json.loads(body, object_pairs_hook=_distinct)
+        # Digits stay as they are: Python reads only some thousands of them as a number.
+        json.loads(body, object_pairs_hook=_distinct, parse_int=str)
+
+
+def _colons(text: bytes) -> int:
+    """The colons of what is plain, a list, or an object whose names are all there."""
+    if text[:1] != b"{":
+        return text.count(b":")
+    columns = _OBJECT.decode(text).values()
+    return len(columns) + sum(bytes(column).count(b":") for column in columns)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
