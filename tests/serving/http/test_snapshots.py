@@ -59,6 +59,8 @@ def test_whoever_accepts_zstandard_gets_less(offered: tuple[Server, Shelf]) -> N
     assert (answer.headers["content-encoding"], answer.headers["vary"]) == ("zstd", "accept-encoding")
     assert len(raw) < len(file.data)
     assert pa.decompress(raw, len(file.data), codec="zstd", asbytes=True) == file.data
+    with httpx.stream("GET", url, headers={"accept-encoding": "gzip, zstd;q=0"}) as answer:
+        assert b"".join(answer.iter_raw()) == file.data
 
 
 def test_what_is_not_there_is_named(offered: tuple[Server, Shelf], server: Server) -> None:

@@ -13,6 +13,7 @@ from isthmus.features.snapshot import delta
 from isthmus.features.snapshot.shelf import Latest, Shelf
 from isthmus.serving.http.guard import granted
 from isthmus.serving.wire.errors import NotFoundError, NotReadyError
+from isthmus.serving.wire.formats import accepts
 
 KIND = "application/octet-stream"
 _TRIES = 5
@@ -32,7 +33,7 @@ async def answer(request: Request, services: Collection[str], folder: str | None
     if service not in services:
         raise NotFoundError("service", f"no service {service!r}{nearest(service, services)}", expected=one_of(services))
     shelf = None if folder is None else Shelf(Path(folder) / service)
-    accepted = "zstd" in request.headers.get("accept-encoding", "")
+    accepted = accepts(request.headers.get("accept-encoding", ""), "zstd")
     # In a thread: files, and the compression of large ones.
     latest, data, packed = await asyncio.to_thread(_read, shelf, service, request.query_params.get("since"), accepted)
     tag = f'"{latest.snapshot}"'

@@ -1,4 +1,4 @@
-"""The formats of a lookup's answer, and which of them a caller accepts (RFC 9110, section 12.5.1)."""
+"""The forms of an answer, and which of them a caller accepts (RFC 9110, sections 12.5.1 and 12.5.3)."""
 
 from enum import Enum
 from functools import lru_cache
@@ -35,6 +35,11 @@ def negotiate(accept: str) -> Format:
     return Format.JSON
 
 
+def accepts(accept_encoding: str, coding: str) -> bool:
+    """Whether a caller who sends this takes a body in a content coding."""
+    return dict(_range(part) for part in accept_encoding.lower().split(",")).get(coding, 0) > 0
+
+
 def _quality(ranges: dict[str, float], media_type: str) -> tuple[int, float]:
     """How exactly a media type is named, from 3 to 0 for not at all, and how much it is wanted."""
     kind = media_type.partition("/")[0]
@@ -45,7 +50,7 @@ def _quality(ranges: dict[str, float], media_type: str) -> tuple[int, float]:
 
 
 def _range(part: str) -> tuple[str, float]:
-    """A media range and its quality; 1 if that is not a number."""
+    """A media range or a coding, and its quality; 1 if that is not a number."""
     name, *parameters = (piece.strip() for piece in part.split(";"))
     quality = 1.0
     for parameter in parameters:
