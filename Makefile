@@ -83,20 +83,23 @@ python:
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "isthmus needs Python 3.11 or later" >&2; exit 3; }
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 
+# uv takes half of pip's time, but reads no pip.conf: where it does not get at what pip does, pip installs.
+UV := UV_NATIVE_TLS=1 UV_FIND_LINKS="$(PIP_FIND_LINKS)" UV_EXTRA_INDEX_URL="$(PIP_EXTRA_INDEX_URL)" \
+	$(if $(PIP_INDEX_URL),UV_DEFAULT_INDEX="$(PIP_INDEX_URL)") \
+	$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python
+$(VENV)/bin/uv: | python
+	$(PIP) -c constraints.txt uv
+
 # What the example needs, and nothing of the tests.
-$(DEMO): pyproject.toml constraints.txt | python
-	$(PIP) -c constraints.txt -e '.[demo]'
+$(DEMO): pyproject.toml constraints.txt | $(VENV)/bin/uv
+	$(UV) -c constraints.txt -e '.[demo]' || $(PIP) -c constraints.txt -e '.[demo]'
 	touch $@
 
-# All that is pinned, without a resolver; a test holds the pins to be complete. uv takes half of pip's time, but reads no pip.conf: where it
-# does not get at what pip does, pip installs. PyPI's torch for Linux is that for CUDA, whose libraries have pins of their own.
-UV := UV_NATIVE_TLS=1 UV_FIND_LINKS="$(PIP_FIND_LINKS)" UV_EXTRA_INDEX_URL="$(PIP_EXTRA_INDEX_URL)" \
-	$(if $(PIP_INDEX_URL),UV_DEFAULT_INDEX="$(PIP_INDEX_URL)") $(VENV)/bin/uv
-$(INSTALLED): pyproject.toml constraints.txt $(EXECUTORCH) | python
-	$(PIP) -c constraints.txt uv
+# All that is pinned, without a resolver; a test holds the pins to be complete. PyPI's torch for Linux is that for CUDA,
+# whose libraries have pins of their own.
+$(INSTALLED): pyproject.toml constraints.txt $(EXECUTORCH) | $(VENV)/bin/uv
 	cat constraints.txt $(EXECUTORCH) | grep -v '^#' | sort -u >$(VENV)/pins.txt
-	$(UV) pip install --quiet --no-deps --python $(VENV)/bin/python -r $(VENV)/pins.txt \
-		|| xargs -P 2 -n 32 $(PIP) --no-compile --no-deps <$(VENV)/pins.txt
+	$(UV) --no-deps -r $(VENV)/pins.txt || xargs -P 2 -n 32 $(PIP) --no-compile --no-deps <$(VENV)/pins.txt
 	test ! -e $(VENV)/lib/python*/site-packages/torch/lib/libtorch_cuda.so || $(PIP) -c constraints.txt torch
 	$(PIP) --no-compile --no-deps --no-build-isolation -e .
 	touch $@ $(DEMO)
