@@ -60,6 +60,17 @@ def test_a_student_that_is_off_is_brought_right_on_rows_it_was_not_learned_from(
     assert auc(labels, after) == pytest.approx(auc(labels, raw), abs=1e-6)
 
 
+@pytest.mark.parametrize("rows", [100, 150, 250, 1000])
+def test_a_map_of_few_rows_does_no_harm_to_a_student_that_is_right(rows: int) -> None:
+    draw = np.random.default_rng(0)
+    raw = draw.normal(-4, 3, 20_000 + rows)
+    labels = (draw.random(len(raw)) < sigmoid(raw)).astype(np.int64)
+    made = Risen()
+    made.learn(raw[:rows], labels[:rows])
+    after = made(torch.tensor(raw[rows:], dtype=torch.float32)).numpy()
+    assert log_loss(labels[rows:], sigmoid(after)) < log_loss(labels[rows:], sigmoid(raw[rows:])) + 0.05
+
+
 def test_a_temperature_of_classes_is_that_of_the_least_loss() -> None:
     made = calibrated(Temperature())
     assert made is not None

@@ -22,7 +22,6 @@ from isthmus.distill.types import Array, Index
 COOLEST, HOTTEST = 1 / 20, 20.0
 POINTS = 15
 """Of a rising map, at most."""
-BIN_ROWS = 100
 STEEPEST = 10.0
 """Of a line: a difference in the last bits of a logit becomes no more than that many times as large."""
 _FAR = float(np.finfo(np.float32).max)
@@ -145,12 +144,13 @@ class Risen(Calibrated):
 def points(logits: Array, labels: Index) -> tuple[Array, Array]:
     """The points of a rising map, from (n,) logits and their labels of 0 and 1: starts and values, both rising.
 
-    Bins of at least 100 rows, at most 15 of them, are pooled until their shares of ones rise (Ayer et al., 1955, the
-    "pool adjacent violators"), and where a line between two would be too steep. Half a one and half a zero are added to
-    each bin, for bins that have none.
+    Half the square root of n bins, at most 15 of them, are pooled until their shares of ones rise (Ayer et al., 1955,
+    the "pool adjacent violators"), and where a line between two would be too steep. Half a one and half a zero are
+    added to each bin, for bins that have none.
     """
     order = np.argsort(logits, kind="stable")
-    bins = max(1, min(POINTS, len(order) // BIN_ROWS))
+    # A bin's mean logit is the logit of its share only where its logits are alike: wide bins harm more than noisy ones.
+    bins = max(1, min(POINTS, math.isqrt(len(order)) // 2))
     blocks: list[_Block] = []
     for part in np.array_split(order, bins):
         block = _Block(len(part) + 1.0, float(logits[part].mean()) * (len(part) + 1), float(labels[part].sum()) + 0.5)
