@@ -83,6 +83,25 @@ def test_a_temperature_of_classes_is_that_of_the_least_loss() -> None:
     assert confidence_error(labels, after) < 0.01 < 0.1 < confidence_error(labels, raw)
 
 
+@pytest.mark.parametrize(("size", "spread"), [(40, 0), (5, 1)])
+def test_a_temperature_is_that_of_the_least_loss_of_a_student_that_is_sure_of_what_is_wrong(
+    size: int, spread: int
+) -> None:
+    made = calibrated(Temperature())
+    assert made is not None
+    draw = np.random.default_rng(0)
+    labels = draw.integers(0, 2, 2_000)
+    side = np.where(draw.random(len(labels)) < 0.1, 1 - 2 * labels, 2 * labels - 1)
+    raw = size * np.exp(spread * draw.normal(size=len(labels))) * side
+
+    def loss(logits: Array) -> float:
+        return float(np.logaddexp(0, np.where(labels == 1, -logits, logits)).mean())
+
+    made.learn(raw, labels)
+    losses = [loss(raw / hot) for hot in np.exp(np.linspace(math.log(0.05), math.log(20), 400))]
+    assert loss(made(torch.from_numpy(raw)).numpy()) <= min(losses) + 1e-6
+
+
 LOGIT = st.sampled_from([-20.0, -3.0, -3.0 + 1e-7, 0.0, 2.0, 40.0]) | st.floats(-30, 30, width=32)
 LOGITS = st.lists(st.tuples(LOGIT, st.integers(0, 1)), min_size=1, max_size=40)
 

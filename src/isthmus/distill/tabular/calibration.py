@@ -13,8 +13,7 @@ from onnx import TensorProto
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from isthmus.distill.evaluation.metrics import log_loss, sigmoid
-from isthmus.distill.evaluation.multiclass import multiclass_log_loss
+from isthmus.distill.evaluation.multiclass import log_softmax
 from isthmus.distill.labels import Calibration, Isotonic, Temperature
 from isthmus.distill.onnx.builder import Building
 from isthmus.distill.types import Array, Index
@@ -61,10 +60,13 @@ class Scaled(Calibrated):
     def learn(self, logits: Array, labels: Index) -> None:
         """The temperature, 1/20 to 20, of the least log loss: its only minimum, as that is convex in the inverse."""
         wide = logits.astype(np.float64)
+        if wide.ndim == 1:
+            wide = np.stack([np.zeros_like(wide), wide], 1)
+        rows = np.arange(len(labels))
 
         def loss(power: float) -> float:
-            divided = wide * np.exp(power)
-            return multiclass_log_loss(labels, divided) if divided.ndim == 2 else log_loss(labels, sigmoid(divided))
+            # Not clipped as the measures are: the loss of rows beyond the clip would be flat, with minima of its own.
+            return float(-log_softmax(wide * np.exp(power))[rows, labels].mean())
 
         best = minimize_scalar(
             loss, bounds=(np.log(1 / HOTTEST), np.log(1 / COOLEST)),
