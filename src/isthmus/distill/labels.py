@@ -71,7 +71,7 @@ class Classes(Label):
 
 @dataclass(frozen=True, kw_only=True)
 class Number(Label):
-    """Any finite number. The student answers with a `value`, which is never beyond the labels of the training part.
+    """Any number that float32 has. The student answers with a `value`, between the labels of the training part.
 
     Attributes:
         loss: "squared", for the mean of what may come, measured by rmse; or "absolute", for its median, by mae.
