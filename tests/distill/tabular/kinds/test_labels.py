@@ -94,8 +94,8 @@ def test_numbers_are_learned_in_standard_form_and_answered_within_those_seen() -
     ([3] * ROWS, "label late: only 3 in the train part; expected numbers that differ"),
     (["a", "b"] * (ROWS // 2), "column late: .*; expected numbers"),
     ([1e9, 1e9 + 1] * (ROWS // 2), "expected numbers that float32, .*, tells apart: it has steps of 64"),
-    ([1e300, 1e299] * (ROWS // 2), "300 of 300 rows are as far from 0 as row 0: 1e\\+300; expected numbers that float32"),
-    (with_last([1.5, 2.0] * (ROWS // 2), -1e39), "2 of 300 rows are as far from 0 as row 298: -1e\\+39; expected numbers"),
+    ([1e300, 1e299] * (ROWS // 2), "300 of 300 rows are as far from 0 as row 0: 1e.300; expected numbers that"),
+    (with_last([1.5, 2.0] * (ROWS // 2), -1e39), "2 of 300 rows are as far from 0 as row 298: -1e.39; expected"),
 ])  # fmt: skip
 def test_what_is_no_number_is_refused(values: list[Any], message: str) -> None:
     with pytest.raises(DataError, match=message):

@@ -129,8 +129,9 @@ def _numbers(table: pa.Table, label: str) -> Array:
     beyond = np.flatnonzero(np.abs(values) > most)
     if len(beyond):
         found = f"{len(beyond):,} of {len(values):,} rows are as far from 0 as row {beyond[0]}: {values[beyond[0]]:g}"
-        raise DataError(f"label {label}", found, expected=f"numbers that float32, the type of the answer, has: to {most:g}",
-                        remedy="leave these rows out of the spine, or take another unit")  # fmt: skip
+        expected = f"numbers that float32, the type of the answer, has: to {most:g}"
+        remedy = "leave these rows out of the spine, or take another unit"
+        raise DataError(f"label {label}", found, expected=expected, remedy=remedy)
     return values
 
 
