@@ -283,14 +283,16 @@ private fun matcher(parts: List<List<Any>>): (String) -> Boolean {
     }
 }
 
+private fun whole(value: Any): Long? = if (value is Long || value is Int || value is Short || value is Byte) (value as Number).toLong() else null
+
 /** The function that fills the slot of a raw value, and the type of the slot. */
 private fun input(name: String, dtype: String, role: String): Pair<(Map<String, Any?>) -> Any, String> {
     val element = FEAST[dtype] ?: throw HeadError("input $name has type $dtype")
     fun typed(value: Any): Any = when (element) {
         "float" -> (value as? Number)?.toFloat()
         "double" -> (value as? Number)?.toDouble()
-        "int32" -> (value as? Number)?.toInt()
-        "int64" -> (value as? Number)?.toLong()
+        "int32" -> whole(value)?.takeIf { it == it.toInt().toLong() }?.toInt()
+        "int64" -> whole(value)
         "bool" -> value as? Boolean ?: (value as? Number)?.let { it.toDouble() != 0.0 }
         else -> value as? String
     } ?: throw HeadError("input $name is $value; expected a $dtype")
