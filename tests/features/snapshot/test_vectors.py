@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from isthmus.features.clock import Row, as_of
 from isthmus.features.contract.contract import Column
 from isthmus.features.errors import DataError
-from isthmus.features.snapshot.client import CLIENTS, sources
+from isthmus.features.snapshot.client import BROWSER, CLIENTS, FOLDER, sources
 from isthmus.features.snapshot.delta import applied
 from isthmus.features.snapshot.file import SnapshotFile, packed, read_snapshot
 from isthmus.features.snapshot.seal import require_sealed
@@ -84,6 +85,48 @@ def _key(text: str, kind: str) -> Any:
 
 def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
+
+
+_LOOKUPS = """
+import { readFileSync } from "node:fs";
+const [client, vectors] = process.argv.slice(1);
+const { Snapshots } = await import(client);
+const { device, key } = JSON.parse(readFileSync(vectors));
+const store = { get: async () => null };
+const snapshots = await Snapshots.open({ device, key, store });
+const [, { name: view, keys: [[whole]] }, { keys: [, [truth]] }] = device.views;
+const answer = (view, keys) => {
+  try {
+    return snapshots.row(view, keys).status;
+  } catch (error) {
+    return error.message;
+  }
+};
+const wrong = [" ", "0x10", true, 2 ** 53, 2n ** 63n, [5], 1.5];
+const numbers = [...wrong, 7, 7n, "-7", -0].map((a) => answer(view, { a, b: "k0" }));
+const others = { at: 0n, id: 0n, raw: new Uint8Array([97]) };
+const flags = ["yes", "True", 2, NaN, true, 0, "1", false];
+const truths = flags.map((flag) => answer(device.views[2].name, { ...others, flag }));
+console.log(JSON.stringify([whole, truth, numbers, truths]));
+"""
+
+
+def test_javascript_takes_nothing_for_a_key_that_is_none() -> None:
+    command = ["node", "--input-type=module", "-e", _LOOKUPS, str(FOLDER / BROWSER), str(vectors.FILE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    whole, truth, numbers, truths = json.loads(done.stdout)
+    assert (whole, truth) == ("a", "flag")
+    shown = [" ", "0x10", "true", "9007199254740992", "9223372036854775808", "5", "1.5"]
+    large = ["", "", "", *[" of 64 bits, as a BigInt"] * 2, "", ""]
+    assert numbers == [
+        *(f"the key a is {text}; expected a whole number{more}" for text, more in zip(shown, large, strict=True)),
+        *["not_found"] * 4,
+    ]
+    assert truths == [
+        *(f"the key flag is {text}; expected a truth value" for text in ("yes", "True", "2", "NaN")),
+        *["not_found"] * 4,
+    ]
 
 
 @pytest.mark.parametrize("name", CLIENTS)
