@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -230,7 +232,27 @@ def test_what_devices_may_keep_no_longer_is_withdrawn(kept: Project, old: str, n
     assert shelf(kept, SERVICE).latest() is not None
     Shop(kept.root).replace(old, new)
     apply(Project(kept.root))
-    assert not shelf(kept, SERVICE).folder.exists()
+    assert shelf(kept, SERVICE).latest() is None
+    assert [file.name for file in shelf(kept, SERVICE).folder.iterdir()] == [".lock"]
+
+
+def test_a_snapshot_of_the_contract_before_is_withdrawn_if_it_is_written_meanwhile(kept: Project) -> None:
+    snapshot(kept)
+    place, views = shelf(kept, SERVICE), kept_views(kept.applied(), SERVICE)
+    before = place.latest()
+    assert before is not None
+    file = read_snapshot(place.snapshot(before.snapshot), views)
+    written = kept.contract_file.stat().st_mtime_ns
+    Shop(kept.root).replace("keys={}", 'keys={"store": ["s1"]}')
+    applying = Thread(target=lambda: apply(Project(kept.root)))
+    with place.locked():
+        applying.start()
+        while kept.contract_file.stat().st_mtime_ns == written:
+            time.sleep(0.01)
+        applying.join(0.3)
+        place.add(file, views, 3, discloses=before.discloses)
+    applying.join()
+    assert place.latest() is None
 
 
 def test_how_a_snapshot_is_made_is_no_part_of_the_contract(kept: Project) -> None:
