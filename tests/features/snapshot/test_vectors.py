@@ -111,11 +111,38 @@ console.log(JSON.stringify([whole, truth, numbers, truths]));
 """
 
 
-def test_javascript_takes_nothing_for_a_key_that_is_none() -> None:
-    command = ["node", "--input-type=module", "-e", _LOOKUPS, str(FOLDER / BROWSER), str(vectors.FILE)]
+_AT_ONCE = """
+import { readFileSync } from "node:fs";
+const [client, vectors] = process.argv.slice(1);
+const { Snapshots } = await import(client);
+const { device, key, files, cases } = JSON.parse(readFileSync(vectors));
+const bytes = (name) => new Uint8Array(Buffer.from(files[name], "base64"));
+let stored = null;
+let wait = 20;
+const put = async (_, content) => {
+  await new Promise((resolve) => setTimeout(resolve, (wait -= 15)));
+  stored = content;
+};
+const now = () => BigInt(cases[0].steps[0].now);
+const snapshots = await Snapshots.open({ device, key, now, store: { get: async () => stored, put } });
+const done = await Promise.all(["first", "second"].map((name) => snapshots.accept(bytes(name))));
+console.log(JSON.stringify([done, String(snapshots.state.header.number), Buffer.from(stored).equals(bytes("second"))]));
+"""
+
+
+def _node(script: str) -> Any:
+    command = ["node", "--input-type=module", "-e", script, str(FOLDER / BROWSER), str(vectors.FILE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    whole, truth, numbers, truths = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_javascript_takes_turns_where_there_are_no_locks() -> None:
+    assert _node(_AT_ONCE) == [[True, True], "2", True]
+
+
+def test_javascript_takes_nothing_for_a_key_that_is_none() -> None:
+    whole, truth, numbers, truths = _node(_LOOKUPS)
     assert (whole, truth) == ("a", "flag")
     shown = [" ", "0x10", "true", "9007199254740992", "9223372036854775808", "5", "1.5"]
     large = ["", "", "", *[" of 64 bits, as a BigInt"] * 2, "", ""]

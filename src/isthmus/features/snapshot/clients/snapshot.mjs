@@ -263,6 +263,16 @@ class Kept {
   }
 }
 
+/** Where there are no locks, as in Safari before 15.4, the updates of one page take turns. */
+const TURNS = {
+  last: Promise.resolve(),
+  request(_, work) {
+    const next = this.last.then(work);
+    this.last = next.catch(() => {});
+    return next;
+  },
+};
+
 /**
  * The snapshots of a model's service, on this device.
  *
@@ -336,8 +346,7 @@ export class Snapshots {
   }
 
   async inTurn(work) {
-    const locked = globalThis.navigator?.locks ?? { request: (_, work) => work() };
-    return locked.request(`isthmus-snapshot ${this.name}`, async () => {
+    return (globalThis.navigator?.locks ?? TURNS).request(`isthmus-snapshot ${this.name}`, async () => {
       await this.adopt();
       try {
         const bytes = await work();
