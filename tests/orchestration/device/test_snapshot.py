@@ -17,6 +17,7 @@ from isthmus.features.online.plan import LookupPlan
 from isthmus.features.redis.connection import connect
 from isthmus.features.snapshot.delta import applied
 from isthmus.features.snapshot.file import packed, read_snapshot
+from isthmus.features.snapshot.kept import kept as device_of
 from isthmus.features.snapshot.kept import kept_views
 from isthmus.features.snapshot.seal import require_sealed
 from isthmus.features.snapshot.shelf import LATEST
@@ -146,6 +147,15 @@ def test_a_wrong_declaration_is_named(shop: Shop, old: str, new: str, expected: 
     with_device(shop).replace(old, new)
     with pytest.raises(ConfigurationError, match=expected):
         apply(Project(shop.root))
+
+
+def test_a_ttl_that_no_device_can_count_is_none(shop: Shop) -> None:
+    with_device(shop).replace("ttl=timedelta(days=3)", "ttl=timedelta.max")
+    project = Project(shop.root)
+    apply(project)
+    device = device_of(project.applied(), project.definitions.services[SERVICE])
+    assert device is not None
+    assert [view.ttl for view in device.views] == [None]
 
 
 def test_a_service_that_no_device_keeps_is_named(kept: Project) -> None:
