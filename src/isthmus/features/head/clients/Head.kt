@@ -67,6 +67,7 @@ class Head(bytes: ByteArray) {
                 HeadOutput(name as String, element as String, (slots as List<*>).map { place(it, element) })
             }
             check(outputs.distinctBy { it.name }.size == outputs.size) { "two outputs have the same name" }
+            check("refused" in form) { "there is no mask" }
             refused = form["refused"]?.let { place(it, "bool") }
         } catch (error: HeadError) {
             throw error
@@ -235,7 +236,10 @@ private fun operation(name: String, element: String, attribute: Any?): HeadOpera
         return HeadOperation(apply, List(if (name in UNARY) 1 else 2) { element }, output)
     }
     return when (name) {
-        "Where" -> HeadOperation({ condition, yes, no -> if (condition as Boolean) yes else no }, listOf("bool", element, element), element)
+        "Where" -> {
+            check(element != "bool") { "no choice of $element" }
+            HeadOperation({ condition, yes, no -> if (condition as Boolean) yes else no }, listOf("bool", element, element), element)
+        }
         "Cast" -> unary(element, attribute as String, cast(element, attribute) ?: throw HeadError("no cast of $element to $attribute"))
         "Gather" -> {
             val table = valuesOf(attribute, element)
