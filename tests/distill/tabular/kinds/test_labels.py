@@ -159,7 +159,10 @@ def problems(task: Tabular, dtype: Any = Int64, **changes: Any) -> list[str]:
 
 @pytest.mark.parametrize(("task", "dtype", "message"), [
     (Tabular(label=Number(loss="cubed")), Float64, "label: loss: 'cubed'; expected 'squared' or 'absolute'"),  # type: ignore[arg-type]
-    (Tabular(label=Rank(within="event_timestamp", at=0)), Int64, "label: at: 0; expected at least 1"),
+    (Tabular(label=Rank(within="event_timestamp", at=0)), Int64, "label: at: 0; expected a whole number of at least 1"),
+    (Tabular(label=Rank(within="event_timestamp", at="10")), Int64, "label: at: '10'; expected a whole number"),  # type: ignore[arg-type]
+    (Tabular(label=Rank(within="event_timestamp", at=2.5)), Int64, "label: at: 2.5; expected a whole number"),  # type: ignore[arg-type]
+    (Tabular(label=Rank(within=None)), Int64, "label: within: None; expected the name of a column"),  # type: ignore[arg-type]
     (Tabular(label=Rank(within="query")), Int64, "label, within: 'query'; expected event_timestamp"),
     (Tabular(label=Number()), String, "label late: is of type String; expected one of Bool, Int32"),
     (Tabular(label=Classes()), Float64, "label late: is of type Float64; expected one of Bool, Int32, Int64, String"),
@@ -167,6 +170,7 @@ def problems(task: Tabular, dtype: Any = Int64, **changes: Any) -> list[str]:
     (Tabular(label=Classes(), calibration=Isotonic()), Int64,
      "calibration: Isotonic(); expected None, or one for Classes(), which gives the probabilities of classes"),
     (Tabular(label=Number(), calibration=Temperature()), Int64, "calibration: Temperature(); expected None"),
+    (Tabular(calibration=Isotonic), Int64, "calibration: <class 'isthmus.distill.labels.Isotonic'>; expected None"),  # type: ignore[arg-type]
     (Tabular(calibration="temperature"), Int64, "calibration: 'temperature'; expected None"),  # type: ignore[arg-type]
 ])  # fmt: skip
 def test_what_cannot_be_learned_is_said_of_the_declaration(task: Tabular, dtype: Any, message: str) -> None:
