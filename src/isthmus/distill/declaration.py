@@ -118,7 +118,8 @@ class Tabular:
         if not isinstance(self.label, Label):
             checks.append(("label", False, "Binary, Classes, Number or Rank"))
             return failed_checks(self, where, checks)
-        fits = self.calibration is None or isinstance(self.label, getattr(self.calibration, "labels", ()))
+        known = isinstance(self.calibration, Calibration) and isinstance(self.label, self.calibration.labels)
+        fits = self.calibration is None or known
         checks.append(("calibration", fits, f"None, or one for {self.label}, which gives {self.label.gives}"))
         return [*failed_checks(self, where, checks), *self.label.problems(f"{where}: label")]
 

@@ -71,7 +71,7 @@ class Classes(Label):
 
 @dataclass(frozen=True, kw_only=True)
 class Number(Label):
-    """Any finite number. The student answers with a `value`, which is never beyond the labels of the training part.
+    """Any number that float32 has. The student answers with a `value`, between the labels of the training part.
 
     Attributes:
         loss: "squared", for the mean of what may come, measured by rmse; or "absolute", for its median, by mae.
@@ -118,8 +118,14 @@ class Rank(Label):
         return math.isfinite(value)
 
     def problems(self, where: str) -> list[Problem]:
-        """Of the rows that count."""
-        return [] if self.at >= 1 else [Problem(f"{where}: at", repr(self.at), "at least 1")]
+        """Of the column, and of the rows that count."""
+        checks = [
+            ("within", self.within, isinstance(self.within, str), "the name of a column"),
+            ("at", self.at, type(self.at) is int and self.at >= 1, "a whole number of at least 1"),
+        ]
+        return [
+            Problem(f"{where}: {name}", repr(value), expected) for name, value, holds, expected in checks if not holds
+        ]
 
 
 class Calibration(ABC):

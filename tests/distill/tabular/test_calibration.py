@@ -60,6 +60,17 @@ def test_a_student_that_is_off_is_brought_right_on_rows_it_was_not_learned_from(
     assert auc(labels, after) == pytest.approx(auc(labels, raw), abs=1e-6)
 
 
+@pytest.mark.parametrize("rows", [100, 150, 250, 1000])
+def test_a_map_of_few_rows_does_no_harm_to_a_student_that_is_right(rows: int) -> None:
+    draw = np.random.default_rng(0)
+    raw = draw.normal(-4, 3, 20_000 + rows)
+    labels = (draw.random(len(raw)) < sigmoid(raw)).astype(np.int64)
+    made = Risen()
+    made.learn(raw[:rows], labels[:rows])
+    after = made(torch.tensor(raw[rows:], dtype=torch.float32)).numpy()
+    assert log_loss(labels[rows:], sigmoid(after)) < log_loss(labels[rows:], sigmoid(raw[rows:])) + 0.05
+
+
 def test_a_temperature_of_classes_is_that_of_the_least_loss() -> None:
     made = calibrated(Temperature())
     assert made is not None
@@ -70,6 +81,25 @@ def test_a_temperature_of_classes_is_that_of_the_least_loss() -> None:
     assert multiclass_log_loss(labels, after) <= min(losses) + 1e-9
     assert after[0] == pytest.approx(raw[0] / 4, rel=0.05)
     assert confidence_error(labels, after) < 0.01 < 0.1 < confidence_error(labels, raw)
+
+
+@pytest.mark.parametrize(("size", "spread"), [(40, 0), (5, 1)])
+def test_a_temperature_is_that_of_the_least_loss_of_a_student_that_is_sure_of_what_is_wrong(
+    size: int, spread: int
+) -> None:
+    made = calibrated(Temperature())
+    assert made is not None
+    draw = np.random.default_rng(0)
+    labels = draw.integers(0, 2, 2_000)
+    side = np.where(draw.random(len(labels)) < 0.1, 1 - 2 * labels, 2 * labels - 1)
+    raw = size * np.exp(spread * draw.normal(size=len(labels))) * side
+
+    def loss(logits: Array) -> float:
+        return float(np.logaddexp(0, np.where(labels == 1, -logits, logits)).mean())
+
+    made.learn(raw, labels)
+    losses = [loss(raw / hot) for hot in np.exp(np.linspace(math.log(0.05), math.log(20), 400))]
+    assert loss(made(torch.from_numpy(raw)).numpy()) <= min(losses) + 1e-6
 
 
 LOGIT = st.sampled_from([-20.0, -3.0, -3.0 + 1e-7, 0.0, 2.0, 40.0]) | st.floats(-30, 30, width=32)

@@ -243,6 +243,10 @@ def torn() -> Iterator[tuple[str, bytes]]:
         "another version": lambda form: form.update(version=2),
         "no version": lambda form: form.pop("version"),
         "no steps": lambda form: form.pop("steps"),
+        "no mask": lambda form: form.pop("refused"),
+        "a choice of truths": with_steps(
+            ["Add", "float", [0, 2]], ["IsNaN", "float", [0]], ["Where", "bool", [4, 4, 4]],
+        ),
         "an unknown operator": with_steps(["Pow", "float", [0, 2]]),
         "an operator of another type": with_steps(["And", "float", [0, 2]]),
         "an unknown type": with_steps(["Add", "half", [0, 2]]),

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tree_sitter import Language, Parser
 
-from isthmus.features.clients import FOLDER, READERS
+from isthmus.features.clients import FOLDER, READER, READERS
 from isthmus.features.errors import PackageError
 from isthmus.features.head.form import OPERATORS, VERSION, text_of, value_of
 from isthmus.features.head.interpreter import Head, matcher
@@ -76,6 +76,46 @@ def _node(file: Path) -> tuple[int, str]:
     command = ["node", str(Path(cases.__file__).with_suffix(".mjs")), str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, (done.stdout.splitlines() or [done.stderr])[-1]
+
+
+_ROWS = """
+const { Head } = await import(process.argv[1]);
+const form = {
+  version: 1, inputs: [["i", "Int32", "value"], ["l", "Int64", "value"]], constants: [], steps: [],
+  outputs: [["y", "int32", [0]], ["z", "int64", [1]]], refused: null,
+};
+const head = new Head(new TextEncoder().encode(JSON.stringify(form)));
+const answer = (values) => {
+  try {
+    const { y, z } = head.row(values).tensors;
+    return `${y} ${z}`;
+  } catch (error) {
+    return `${error.constructor.name}: ${error.message}`;
+  }
+};
+const wrong = [3e9, -(2 ** 31) - 1, 2n ** 40n, "", " ", [], true, 1.5, NaN];
+const ints = [...wrong, -(2 ** 31), 7n, "-7", -0].map((i) => answer({ i }));
+const longs = [2n ** 63n, 2 ** 53, 1e300, "", true, -(2n ** 63n), 2 ** 53 - 1].map((l) => answer({ l }));
+console.log(JSON.stringify([ints, longs]));
+"""
+
+
+def test_javascript_takes_nothing_for_a_whole_number_that_is_none() -> None:
+    client = str(FOLDER / READER)
+    command = ["node", "--input-type=module", "-e", _ROWS, client]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    ints, longs = json.loads(done.stdout)
+    wrong = ["3000000000", "-2147483649", "1099511627776", "", " ", "", "true", "1.5", "NaN"]
+    assert ints == [
+        *(f"HeadError: input i is {text}; expected a Int32" for text in wrong), "-2147483648 0", "7 0", "-7 0", "0 0",
+    ]  # fmt: skip
+    more = {"9007199254740992": " as a BigInt", "1e+300": " as a BigInt"}
+    assert longs == [
+        *(f"HeadError: input l is {text}; expected a Int64{more.get(text, '')}"
+          for text in ("9223372036854775808", "9007199254740992", "1e+300", "", "true")),
+        "0 -9223372036854775808", "0 9007199254740991",
+    ]  # fmt: skip
 
 
 TORN = dict(cases.torn())

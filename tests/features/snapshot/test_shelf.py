@@ -50,6 +50,16 @@ def test_the_last_ones_lead_to_the_newest_and_older_ones_go(tmp_path: Path) -> N
     assert len([*shelf.folder.glob("*.diff")]) == 3
 
 
+def test_what_a_killed_process_has_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    _add(shelf, 1)
+    part = tmp_path / f".{'0' * 64}.snapshot.123.partial"
+    part.write_bytes(b"half")
+    _add(shelf, 2)
+    assert not part.exists()
+    assert _whole(shelf) == 2
+
+
 def test_without_differences_only_the_newest_stays(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     for number in (1, 2):

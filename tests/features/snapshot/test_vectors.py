@@ -2,12 +2,13 @@
 
 import json
 import re
+import subprocess
 from typing import Any
 
 import numpy as np
 import pytest
 
-from isthmus.features.clients import CLIENTS, FOLDER
+from isthmus.features.clients import CLIENT, CLIENTS, FOLDER
 from isthmus.features.clock import Row, as_of
 from isthmus.features.contract.contract import Column
 from isthmus.features.errors import DataError
@@ -84,6 +85,75 @@ def _key(text: str, kind: str) -> Any:
 
 def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
+
+
+_LOOKUPS = """
+import { readFileSync } from "node:fs";
+const [client, vectors] = process.argv.slice(1);
+const { Snapshots } = await import(client);
+const { device, key } = JSON.parse(readFileSync(vectors));
+const store = { get: async () => null };
+const snapshots = await Snapshots.open({ device, key, store });
+const [, { name: view, keys: [[whole]] }, { keys: [, [truth]] }] = device.views;
+const answer = (view, keys) => {
+  try {
+    return snapshots.row(view, keys).status;
+  } catch (error) {
+    return error.message;
+  }
+};
+const wrong = [" ", "0x10", true, 2 ** 53, 2n ** 63n, [5], 1.5];
+const numbers = [...wrong, 7, 7n, "-7", -0].map((a) => answer(view, { a, b: "k0" }));
+const others = { at: 0n, id: 0n, raw: new Uint8Array([97]) };
+const flags = ["yes", "True", 2, NaN, true, 0, "1", false];
+const truths = flags.map((flag) => answer(device.views[2].name, { ...others, flag }));
+console.log(JSON.stringify([whole, truth, numbers, truths]));
+"""
+
+
+_AT_ONCE = """
+import { readFileSync } from "node:fs";
+const [client, vectors] = process.argv.slice(1);
+const { Snapshots } = await import(client);
+const { device, key, files, cases } = JSON.parse(readFileSync(vectors));
+const bytes = (name) => new Uint8Array(Buffer.from(files[name], "base64"));
+let stored = null;
+let wait = 20;
+const put = async (_, content) => {
+  await new Promise((resolve) => setTimeout(resolve, (wait -= 15)));
+  stored = content;
+};
+const now = () => BigInt(cases[0].steps[0].now);
+const snapshots = await Snapshots.open({ device, key, now, store: { get: async () => stored, put } });
+const done = await Promise.all(["first", "second"].map((name) => snapshots.accept(bytes(name))));
+console.log(JSON.stringify([done, String(snapshots.state.header.number), Buffer.from(stored).equals(bytes("second"))]));
+"""
+
+
+def _node(script: str) -> Any:
+    command = ["node", "--input-type=module", "-e", script, str(FOLDER / CLIENT), str(vectors.FILE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_javascript_takes_turns_where_there_are_no_locks() -> None:
+    assert _node(_AT_ONCE) == [[True, True], "2", True]
+
+
+def test_javascript_takes_nothing_for_a_key_that_is_none() -> None:
+    whole, truth, numbers, truths = _node(_LOOKUPS)
+    assert (whole, truth) == ("a", "flag")
+    shown = [" ", "0x10", "true", "9007199254740992", "9223372036854775808", "5", "1.5"]
+    large = ["", "", "", *[" of 64 bits, as a BigInt"] * 2, "", ""]
+    assert numbers == [
+        *(f"the key a is {text}; expected a whole number{more}" for text, more in zip(shown, large, strict=True)),
+        *["not_found"] * 4,
+    ]
+    assert truths == [
+        *(f"the key flag is {text}; expected a truth value" for text in ("yes", "True", "2", "NaN")),
+        *["not_found"] * 4,
+    ]
 
 
 @pytest.mark.parametrize("name", CLIENTS)

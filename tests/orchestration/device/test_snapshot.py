@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from isthmus.features.online.plan import LookupPlan
 from isthmus.features.redis.connection import connect
 from isthmus.features.snapshot.delta import applied
 from isthmus.features.snapshot.file import packed, read_snapshot
+from isthmus.features.snapshot.kept import kept as device_of
 from isthmus.features.snapshot.kept import kept_views
 from isthmus.features.snapshot.seal import require_sealed
 from isthmus.features.snapshot.shelf import LATEST
@@ -131,6 +134,10 @@ def test_a_filter_that_matches_nothing_writes_nothing(shop: Shop) -> None:
         ("keys={}", 'keys={"stor": ["s1"]}', "no join key 'stor' .did you mean store.*expected one of product, store"),
         ("keys={}", 'keys={"product": ["s1"]}', "keys 'product': .*expected a list of values of type Int32"),
         ("keys={}", 'keys={"store": "s1"}', "expected a list of values of type String"),
+        ("keys={}", 'keys={"store": ["\\ud800"]}', "expected a list of values of type String"),
+        ("keys={}", 'keys={"product": [2**31]}', "keys 'product': .2147483648.; expected a list of values"),
+        ("keys={}", 'keys=["store"]', "keys: .'store'.; expected a mapping of join keys to lists of values"),
+        ("age=timedelta(hours=6)", "age=timedelta.max", "age: .*expected a timedelta .*, up to 36500 days"),
         ("keep=3", "keep=-1", "keep: -1; expected 0 to 1000"),
         ("features=[shelf_demand, basket]", "features=[basket]", "the service has no stored feature"),
         ("device=Snapshot(", "device=dict(", "device: .*expected Snapshot or None"),
@@ -140,6 +147,15 @@ def test_a_wrong_declaration_is_named(shop: Shop, old: str, new: str, expected: 
     with_device(shop).replace(old, new)
     with pytest.raises(ConfigurationError, match=expected):
         apply(Project(shop.root))
+
+
+def test_a_ttl_that_no_device_can_count_is_none(shop: Shop) -> None:
+    with_device(shop).replace("ttl=timedelta(days=3)", "ttl=timedelta.max")
+    project = Project(shop.root)
+    apply(project)
+    device = device_of(project.applied(), project.definitions.services[SERVICE])
+    assert device is not None
+    assert [view.ttl for view in device.views] == [None]
 
 
 def test_a_service_that_no_device_keeps_is_named(kept: Project) -> None:
@@ -230,7 +246,27 @@ def test_what_devices_may_keep_no_longer_is_withdrawn(kept: Project, old: str, n
     assert shelf(kept, SERVICE).latest() is not None
     Shop(kept.root).replace(old, new)
     apply(Project(kept.root))
-    assert not shelf(kept, SERVICE).folder.exists()
+    assert shelf(kept, SERVICE).latest() is None
+    assert [file.name for file in shelf(kept, SERVICE).folder.iterdir()] == [".lock"]
+
+
+def test_a_snapshot_of_the_contract_before_is_withdrawn_if_it_is_written_meanwhile(kept: Project) -> None:
+    snapshot(kept)
+    place, views = shelf(kept, SERVICE), kept_views(kept.applied(), SERVICE)
+    before = place.latest()
+    assert before is not None
+    file = read_snapshot(place.snapshot(before.snapshot), views)
+    written = kept.contract_file.stat().st_mtime_ns
+    Shop(kept.root).replace("keys={}", 'keys={"store": ["s1"]}')
+    applying = Thread(target=lambda: apply(Project(kept.root)))
+    with place.locked():
+        applying.start()
+        while kept.contract_file.stat().st_mtime_ns == written:
+            time.sleep(0.01)
+        applying.join(0.3)
+        place.add(file, views, 3, discloses=before.discloses)
+    applying.join()
+    assert place.latest() is None
 
 
 def test_how_a_snapshot_is_made_is_no_part_of_the_contract(kept: Project) -> None:

@@ -13,8 +13,7 @@ from onnx import TensorProto
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from isthmus.distill.evaluation.metrics import log_loss, sigmoid
-from isthmus.distill.evaluation.multiclass import multiclass_log_loss
+from isthmus.distill.evaluation.multiclass import log_softmax
 from isthmus.distill.labels import Calibration, Isotonic, Temperature
 from isthmus.distill.onnx.builder import Building
 from isthmus.distill.types import Array, Index
@@ -22,7 +21,6 @@ from isthmus.distill.types import Array, Index
 COOLEST, HOTTEST = 1 / 20, 20.0
 POINTS = 15
 """Of a rising map, at most."""
-BIN_ROWS = 100
 STEEPEST = 10.0
 """Of a line: a difference in the last bits of a logit becomes no more than that many times as large."""
 _FAR = float(np.finfo(np.float32).max)
@@ -62,10 +60,13 @@ class Scaled(Calibrated):
     def learn(self, logits: Array, labels: Index) -> None:
         """The temperature, 1/20 to 20, of the least log loss: its only minimum, as that is convex in the inverse."""
         wide = logits.astype(np.float64)
+        if wide.ndim == 1:
+            wide = np.stack([np.zeros_like(wide), wide], 1)
+        rows = np.arange(len(labels))
 
         def loss(power: float) -> float:
-            divided = wide * np.exp(power)
-            return multiclass_log_loss(labels, divided) if divided.ndim == 2 else log_loss(labels, sigmoid(divided))
+            # Not clipped as the measures are: the loss of rows beyond the clip would be flat, with minima of its own.
+            return float(-log_softmax(wide * np.exp(power))[rows, labels].mean())
 
         best = minimize_scalar(
             loss, bounds=(np.log(1 / HOTTEST), np.log(1 / COOLEST)),
@@ -145,12 +146,13 @@ class Risen(Calibrated):
 def points(logits: Array, labels: Index) -> tuple[Array, Array]:
     """The points of a rising map, from (n,) logits and their labels of 0 and 1: starts and values, both rising.
 
-    Bins of at least 100 rows, at most 15 of them, are pooled until their shares of ones rise (Ayer et al., 1955, the
-    "pool adjacent violators"), and where a line between two would be too steep. Half a one and half a zero are added to
-    each bin, for bins that have none.
+    Half the square root of n bins, at most 15 of them, are pooled until their shares of ones rise (Ayer et al., 1955,
+    the "pool adjacent violators"), and where a line between two would be too steep. Half a one and half a zero are
+    added to each bin, for bins that have none.
     """
     order = np.argsort(logits, kind="stable")
-    bins = max(1, min(POINTS, len(order) // BIN_ROWS))
+    # A bin's mean logit is the logit of its share only where its logits are alike: wide bins harm more than noisy ones.
+    bins = max(1, min(POINTS, math.isqrt(len(order)) // 2))
     blocks: list[_Block] = []
     for part in np.array_split(order, bins):
         block = _Block(len(part) + 1.0, float(logits[part].mean()) * (len(part) + 1), float(labels[part].sum()) + 0.5)

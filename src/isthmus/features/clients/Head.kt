@@ -67,6 +67,7 @@ class Head(bytes: ByteArray) {
                 HeadOutput(name as String, element as String, (slots as List<*>).map { place(it, element) })
             }
             check(outputs.distinctBy { it.name }.size == outputs.size) { "two outputs have the same name" }
+            check("refused" in form) { "there is no mask" }
             refused = form["refused"]?.let { place(it, "bool") }
         } catch (error: HeadError) {
             throw error
@@ -235,7 +236,10 @@ private fun operation(name: String, element: String, attribute: Any?): HeadOpera
         return HeadOperation(apply, List(if (name in UNARY) 1 else 2) { element }, output)
     }
     return when (name) {
-        "Where" -> HeadOperation({ condition, yes, no -> if (condition as Boolean) yes else no }, listOf("bool", element, element), element)
+        "Where" -> {
+            check(element != "bool") { "no choice of $element" }
+            HeadOperation({ condition, yes, no -> if (condition as Boolean) yes else no }, listOf("bool", element, element), element)
+        }
         "Cast" -> unary(element, attribute as String, cast(element, attribute) ?: throw HeadError("no cast of $element to $attribute"))
         "Gather" -> {
             val table = valuesOf(attribute, element)
@@ -283,14 +287,16 @@ private fun matcher(parts: List<List<Any>>): (String) -> Boolean {
     }
 }
 
+private fun whole(value: Any): Long? = if (value is Long || value is Int || value is Short || value is Byte) (value as Number).toLong() else null
+
 /** The function that fills the slot of a raw value, and the type of the slot. */
 private fun input(name: String, dtype: String, role: String): Pair<(Map<String, Any?>) -> Any, String> {
     val element = FEAST[dtype] ?: throw HeadError("input $name has type $dtype")
     fun typed(value: Any): Any = when (element) {
         "float" -> (value as? Number)?.toFloat()
         "double" -> (value as? Number)?.toDouble()
-        "int32" -> (value as? Number)?.toInt()
-        "int64" -> (value as? Number)?.toLong()
+        "int32" -> whole(value)?.takeIf { it == it.toInt().toLong() }?.toInt()
+        "int64" -> whole(value)
         "bool" -> value as? Boolean ?: (value as? Number)?.let { it.toDouble() != 0.0 }
         else -> value as? String
     } ?: throw HeadError("input $name is $value; expected a $dtype")

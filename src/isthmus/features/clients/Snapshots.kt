@@ -31,6 +31,7 @@ import java.util.Locale
 
 private val TAGS = mapOf("Bool" to 'b', "Int32" to 'i', "Int64" to 'i', "UnixTimestamp" to 't', "String" to 's', "Bytes" to 'y')
 private val WIDTHS = mapOf("Bool" to 1, "Int32" to 4, "Int64" to 8, "UnixTimestamp" to 8, "Float32" to 4, "Float64" to 8)
+private val TRUTHS = mapOf<String, Byte>("true" to 1, "1" to 1, "false" to 0, "0" to 0)
 private const val SIGNATURE = 64
 private const val LARGEST = 1 shl 26
 private const val SLACK = 300_000_000L
@@ -173,7 +174,7 @@ class Snapshots(
     private fun <T> inTurn(work: () -> T): T = synchronized(TURNS) {
         adopt()
         try {
-            work()
+            work().also { problem = null }
         } catch (error: SnapshotError) {
             problem = error
             throw error
@@ -218,7 +219,6 @@ class Snapshots(
         if (newer) {
             store(bytes)
             state = fresh
-            problem = null
         }
         newer
     }
@@ -423,7 +423,7 @@ private fun keyOf(view: DeviceView, keys: Map<String, Any?>): String = view.keys
     val value = keys[name]
     if (value == null || value == "") throw SnapshotError("key", "${view.name} needs the key $name")
     val bytes = when (type) {
-        "Bool" -> byteArrayOf(if (value.toString() in listOf("true", "1")) 1 else 0)
+        "Bool" -> byteArrayOf(TRUTHS[value.toString()] ?: throw SnapshotError("key", "the key $name is $value; expected a truth value"))
         "String", "Bytes" -> (value as? ByteArray ?: value.toString().toByteArray()).let { little(4).putInt(it.size).array() + it }
         else -> {
             val whole = value.toString().toLongOrNull()

@@ -182,7 +182,9 @@ public final class Snapshots: @unchecked Sendable {
         try await Turns.shared.after { [self] in
             adopt()
             do {
-                return try await work()
+                let newer = try await work()
+                locked { problemNow = nil }
+                return newer
             } catch {
                 locked { problemNow = error as? SnapshotError }
                 throw error
@@ -227,7 +229,7 @@ public final class Snapshots: @unchecked Sendable {
             let fresh = try checked(bytes)
             if fresh.digest == digest { return false }
             try store(Data(bytes))
-            locked { (stateNow, problemNow) = (fresh, nil) }
+            locked { stateNow = fresh }
             return true
         }
     }

@@ -185,12 +185,19 @@ const real = (value) => {
   check(["number", "bigint", "boolean"].includes(typeof value), "no number");
   return Number(value);
 };
+/** A whole number of so many bits: a number that is exact, a BigInt, or digits. */
+const whole = (value, bits) => {
+  check(typeof value === "bigint" || Number.isSafeInteger(value) || /^-?\d+$/.test(textOf(value)), "no whole number");
+  const number = BigInt(value);
+  check(number === BigInt.asIntN(bits, number), "too large");
+  return number;
+};
 /** A raw value in the type of its slot. */
 const TYPED = {
   float: (value) => Math.fround(real(value)),
   double: real,
-  int32: (value) => Number(BigInt.asIntN(32, BigInt(value))),
-  int64: (value) => int64(BigInt(value)),
+  int32: (value) => Number(whole(value, 32)),
+  int64: (value) => whole(value, 64),
   bool: (value) => Boolean(real(value)),
   string: textOf,
 };
@@ -206,7 +213,8 @@ function input([name, dtype, role]) {
     try {
       return TYPED[element](value);
     } catch {
-      throw new HeadError(`input ${name} is ${value}; expected a ${dtype}`);
+      const large = element === "int64" && Number.isInteger(value) ? " as a BigInt" : "";
+      throw new HeadError(`input ${name} is ${value}; expected a ${dtype}${large}`);
     }
   };
   const number = CASTS[element]?.float ?? same;

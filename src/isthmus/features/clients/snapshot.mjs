@@ -4,6 +4,7 @@
 
 const TAGS = { Bool: "b", Int32: "i", Int64: "i", UnixTimestamp: "t", String: "s", Bytes: "y" };
 const WIDTHS = { Bool: 1, Int32: 4, Int64: 8, UnixTimestamp: 8, Float32: 4, Float64: 8 };
+const TRUTHS = new Map([["true", 1], ["1", 1], ["false", 0], ["0", 0]]);
 const SIGNATURE = 64;
 const LARGEST = 2 ** 26;
 const SLACK = 300_000_000n;
@@ -127,21 +128,21 @@ function keyOf(view, keys) {
       throw new SnapshotError("key", `${view.name} needs the key ${name}`);
     }
     const tag = TAGS[type];
-    if (tag === "b") return tag + String.fromCharCode(Number(value === true || value === "true" || Number(value) === 1));
+    if (tag === "b") {
+      if (!TRUTHS.has(`${value}`)) throw new SnapshotError("key", `the key ${name} is ${value}; expected a truth value`);
+      return tag + String.fromCharCode(TRUTHS.get(`${value}`));
+    }
     if (tag === "s" || tag === "y") {
       const bytes = tag === "s" ? new TextEncoder().encode(value) : value;
       return tag + latin(new Uint8Array(new Uint32Array([bytes.length]).buffer)) + latin(bytes);
     }
-    let whole;
-    try {
-      whole = BigInt(value);
-    } catch {
-      whole = null;
+    // A number from 2^53 on may have been another one before it was read.
+    const isWhole = typeof value === "bigint" || Number.isSafeInteger(value) || (typeof value === "string" && /^-?\d+$/.test(value));
+    if (!isWhole || BigInt(value) !== BigInt.asIntN(64, BigInt(value))) {
+      const large = Math.abs(Number(value)) >= 2 ** 53 ? " of 64 bits, as a BigInt" : "";
+      throw new SnapshotError("key", `the key ${name} is ${value}; expected a whole number${large}`);
     }
-    if (whole === null || whole !== BigInt.asIntN(64, whole)) {
-      throw new SnapshotError("key", `the key ${name} is ${value}; expected a whole number`);
-    }
-    return tag + latin(new Uint8Array(new BigInt64Array([whole]).buffer));
+    return tag + latin(new Uint8Array(new BigInt64Array([BigInt(value)]).buffer));
   });
   return parts.join("");
 }
@@ -262,6 +263,16 @@ class Kept {
   }
 }
 
+/** Where there are no locks, as in Safari before 15.4, the updates of one page take turns. */
+const TURNS = {
+  last: Promise.resolve(),
+  request(_, work) {
+    const next = this.last.then(work);
+    this.last = next.catch(() => {});
+    return next;
+  },
+};
+
 /**
  * The snapshots of a model's service, on this device.
  *
@@ -335,8 +346,7 @@ export class Snapshots {
   }
 
   async inTurn(work) {
-    const locked = globalThis.navigator?.locks ?? { request: (_, work) => work() };
-    return locked.request(`isthmus-snapshot ${this.name}`, async () => {
+    return (globalThis.navigator?.locks ?? TURNS).request(`isthmus-snapshot ${this.name}`, async () => {
       await this.adopt();
       try {
         const bytes = await work();
@@ -426,7 +436,8 @@ export class Snapshots {
     const at = this.present;
     const view = this.device.views.find((one) => one.name === name);
     const form = this.layouts.get(name);
-    const row = this.state?.rows.get(name).get(keyOf(view, keys));
+    const key = keyOf(view, keys);
+    const row = this.state?.rows.get(name).get(key);
     const answer = { status: "not_found", event: null, known: null, values: {} };
     for (const field of form.fields) answer.values[field.name] = null;
     if (!row) return answer;

@@ -1,6 +1,6 @@
 """Checks what a service declares of the features that devices keep."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from isthmus.features.contract.contract import SEPARATOR
@@ -14,6 +14,11 @@ _MOST_KEPT = 1000
 
 _MINUTE = timedelta(minutes=1)
 """The shortest time between two snapshots: a schedule has no seconds."""
+
+_LONGEST = timedelta(days=36_500)
+"""Of an age: its microseconds are exact in the numbers of JavaScript, too."""
+
+_BITS = {"Int32": 31, "Int64": 63}
 
 
 def snapshot_problems(where: str, service: FeatureService) -> Iterator[Problem]:
@@ -31,8 +36,9 @@ def snapshot_problems(where: str, service: FeatureService) -> Iterator[Problem]:
                           'available="device" in its Field, or a service without it')  # fmt: skip
     for name in ("age", "every"):
         span = getattr(device, name)
-        if not isinstance(span, timedelta) or span < _MINUTE:
-            yield Problem(f"{where}, {name}", repr(span), "a timedelta of a minute or more")
+        if not isinstance(span, timedelta) or not _MINUTE <= span <= _LONGEST:
+            expected = f"a timedelta of a minute or more, up to {_LONGEST.days} days"
+            yield Problem(f"{where}, {name}", repr(span), expected)
             return
     if device.every > device.age:
         yield Problem(f"{where}, every", str(device.every), f"at most the age, {device.age}")
@@ -40,6 +46,9 @@ def snapshot_problems(where: str, service: FeatureService) -> Iterator[Problem]:
         yield Problem(f"{where}, keep", repr(device.keep), f"0 to {_MOST_KEPT}")
     entities = [entity for view in views.values() for entity in view.entities]
     known = {key: dtype for entity in entities for key, dtype in entity.join_keys.items()}
+    if not isinstance(device.keys, Mapping):
+        yield Problem(f"{where}, keys", repr(device.keys), "a mapping of join keys to lists of values")
+        return
     for key, values in device.keys.items():
         if key not in known:
             yield Problem(f"{where}, keys", f"no join key {key!r}{nearest(key, known)}", one_of(known))
@@ -77,4 +86,9 @@ def _values_of(values: object, dtype: DataType) -> bool:
     if not isinstance(values, Sequence) or isinstance(values, str | bytes) or not values:
         return False
     kind = {"String": str, "Bytes": bytes, "Bool": bool, "UnixTimestamp": datetime}.get(dtype.name, int)
-    return all(type(value) is kind for value in values)
+    if not all(type(value) is kind for value in values):
+        return False
+    if (bits := _BITS.get(dtype.name)) is not None:
+        return all(-(1 << bits) <= value < 1 << bits for value in values)
+    # Half of a surrogate pair has no form in UTF-8.
+    return kind is not str or not any("\ud800" <= letter <= "\udfff" for value in values for letter in value)

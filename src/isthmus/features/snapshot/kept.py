@@ -13,6 +13,9 @@ from isthmus.features.definition.spec import FeatureService, Snapshot
 from isthmus.features.package.manifest import Device, KeptView
 from isthmus.features.values.columns import ARROW, Mask
 
+_LONGEST = (1 << 63) - 1
+"""What Kotlin and Swift have for a number of microseconds. No row becomes older than that."""
+
 
 def kept_views(contract: Contract, service: str) -> list[ViewContract]:
     """The views of a service with the features that a snapshot of it has."""
@@ -59,7 +62,7 @@ def kept(contract: Contract, service: FeatureService, stale: float | str | None 
             view.name,
             tuple((key.name, key.dtype.name) for key in sorted(view.keys, key=lambda key: key.name)),
             tuple((column.name, column.dtype.name) for column in view.fields),
-            view.ttl,
+            None if view.ttl is None or view.ttl > _LONGEST else view.ttl,
         )
         for view in kept_views(contract, service.name)
     )

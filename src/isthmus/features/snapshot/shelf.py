@@ -50,7 +50,7 @@ class Shelf:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Only one process at a time adds a snapshot."""
+        """Only one process at a time adds snapshots or removes them."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -117,9 +117,19 @@ class Shelf:
         write_atomically(self.folder / LATEST, msgspec.json.encode(latest))
         files = {self.path(digest) for digest in (fresh.digest, *deltas)}
         files |= {self.folder / _delta(digest, fresh.digest) for digest in deltas}
-        for file in {*self.folder.glob("*.snapshot"), *self.folder.glob("*.diff")} - files:
+        for file in self._files() - files:
             file.unlink(missing_ok=True)
         return latest
+
+    def clear(self) -> None:
+        """Removes all snapshots. Whoever calls holds the lock: its file stays, for those who wait for it."""
+        (self.folder / LATEST).unlink(missing_ok=True)
+        for file in self._files():
+            file.unlink(missing_ok=True)
+
+    def _files(self) -> set[Path]:
+        """The snapshots and differences, and what a process that was killed has left of one."""
+        return {file for form in ("*.snapshot", "*.diff", ".*.partial") for file in self.folder.glob(form)}
 
 
 def _delta(digest: str, newest: str) -> str:

@@ -1,6 +1,5 @@
 """`apply`: compiles the definitions, writes the contract, registers the Feast objects."""
 
-import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -74,11 +73,14 @@ def apply(project: Project) -> Applied:
 def _withdraw(project: Project, contract: Contract) -> None:
     """Removes the snapshots that disclose what devices may keep no longer: a server would go on offering them."""
     for folder in project.snapshots.glob("*/"):
-        service, before = project.definitions.services.get(folder.name), Shelf(folder).before()
+        service, shelf = project.definitions.services.get(folder.name), Shelf(folder)
         device = None if service is None else service.device
         allowed = disclosed(kept_views(contract, folder.name), device) if device else ()
-        if device is None or (before is not None and not {*before.discloses} <= {*allowed}):
-            shutil.rmtree(folder)
+        # A snapshot that is being written may be of the contract before.
+        with shelf.locked():
+            before = shelf.before()
+            if device is None or (before is not None and not {*before.discloses} <= {*allowed}):
+                shelf.clear()
 
 
 def _has_rows(project: Project, generations: Generations, contract: Contract) -> bool:

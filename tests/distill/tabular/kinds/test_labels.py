@@ -94,7 +94,8 @@ def test_numbers_are_learned_in_standard_form_and_answered_within_those_seen() -
     ([3] * ROWS, "label late: only 3 in the train part; expected numbers that differ"),
     (["a", "b"] * (ROWS // 2), "column late: .*; expected numbers"),
     ([1e9, 1e9 + 1] * (ROWS // 2), "expected numbers that float32, .*, tells apart: it has steps of 64"),
-    ([1e300, 1e299] * (ROWS // 2), "expected numbers that float32"),
+    ([1e300, 1e299] * (ROWS // 2), "300 of 300 rows are as far from 0 as row 0: 1e.300; expected numbers that"),
+    (with_last([1.5, 2.0] * (ROWS // 2), -1e39), "2 of 300 rows are as far from 0 as row 298: -1e.39; expected"),
 ])  # fmt: skip
 def test_what_is_no_number_is_refused(values: list[Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
@@ -158,7 +159,10 @@ def problems(task: Tabular, dtype: Any = Int64, **changes: Any) -> list[str]:
 
 @pytest.mark.parametrize(("task", "dtype", "message"), [
     (Tabular(label=Number(loss="cubed")), Float64, "label: loss: 'cubed'; expected 'squared' or 'absolute'"),  # type: ignore[arg-type]
-    (Tabular(label=Rank(within="event_timestamp", at=0)), Int64, "label: at: 0; expected at least 1"),
+    (Tabular(label=Rank(within="event_timestamp", at=0)), Int64, "label: at: 0; expected a whole number of at least 1"),
+    (Tabular(label=Rank(within="event_timestamp", at="10")), Int64, "label: at: '10'; expected a whole number"),  # type: ignore[arg-type]
+    (Tabular(label=Rank(within="event_timestamp", at=2.5)), Int64, "label: at: 2.5; expected a whole number"),  # type: ignore[arg-type]
+    (Tabular(label=Rank(within=None)), Int64, "label: within: None; expected the name of a column"),  # type: ignore[arg-type]
     (Tabular(label=Rank(within="query")), Int64, "label, within: 'query'; expected event_timestamp"),
     (Tabular(label=Number()), String, "label late: is of type String; expected one of Bool, Int32"),
     (Tabular(label=Classes()), Float64, "label late: is of type Float64; expected one of Bool, Int32, Int64, String"),
@@ -166,6 +170,7 @@ def problems(task: Tabular, dtype: Any = Int64, **changes: Any) -> list[str]:
     (Tabular(label=Classes(), calibration=Isotonic()), Int64,
      "calibration: Isotonic(); expected None, or one for Classes(), which gives the probabilities of classes"),
     (Tabular(label=Number(), calibration=Temperature()), Int64, "calibration: Temperature(); expected None"),
+    (Tabular(calibration=Isotonic), Int64, "calibration: <class 'isthmus.distill.labels.Isotonic'>; expected None"),  # type: ignore[arg-type]
     (Tabular(calibration="temperature"), Int64, "calibration: 'temperature'; expected None"),  # type: ignore[arg-type]
 ])  # fmt: skip
 def test_what_cannot_be_learned_is_said_of_the_declaration(task: Tabular, dtype: Any, message: str) -> None:

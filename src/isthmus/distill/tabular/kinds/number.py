@@ -40,8 +40,7 @@ class NumberLabels(Kind):
         assert isinstance(declared.label, Number)  # noqa: S101 - it selects this kind
         self.values, train = _numbers(table, label), parts.train
         known = self.values[train]
-        with np.errstate(over="ignore"):  # beyond float32, which is refused
-            self._mean, self._scale = float(known.mean()), float(known.std())
+        self._mean, self._scale = float(known.mean()), float(known.std())
         _require_scale(label, known, self._scale)
         largest = np.float32(np.abs(known).max())
         # Twice the step of float32 there: a product and a sum are rounded.
@@ -126,6 +125,13 @@ def _numbers(table: pa.Table, label: str) -> Array:
     if len(wrong):
         found = f"{len(wrong):,} of {len(values):,} rows are not finite, such as row {wrong[0]}: {values[wrong[0]]}"
         raise DataError(f"label {label}", found, expected="finite numbers", remedy="leave these rows out of the spine")
+    most = np.finfo(np.float32).max
+    beyond = np.flatnonzero(np.abs(values) > most)
+    if len(beyond):
+        found = f"{len(beyond):,} of {len(values):,} rows are as far from 0 as row {beyond[0]}: {values[beyond[0]]:g}"
+        expected = f"numbers that float32, the type of the answer, has: to {most:g}"
+        remedy = "leave these rows out of the spine, or take another unit"
+        raise DataError(f"label {label}", found, expected=expected, remedy=remedy)
     return values
 
 
@@ -135,8 +141,7 @@ def _require_scale(label: str, known: Array, scale: float) -> None:
         remedy = "use a longer period or different shares"
         raise DataError(f"label {label}", f"only {known[0]:g} in the {PARTS[0]} part", expected="numbers that differ",
                         remedy=remedy)  # fmt: skip
-    with np.errstate(over="ignore"):
-        step = float(np.spacing(np.float32(np.abs(known).max())))
+    step = float(np.spacing(np.float32(np.abs(known).max())))
     if not step <= _FINEST * scale:
         raise DataError(
             f"label {label}", f"as far from 0 as {np.abs(known).max():g}, with a standard deviation of {scale:g}",
