@@ -91,9 +91,12 @@ def test_a_form_predicts_what_python_predicts(written: Path, phone: Callable[[st
             page.wait_for_function("before => document.querySelector('#answer').dataset.value !== before", arg=before)
             found, expected = float(answer.get_attribute("data-value") or "nan"), said(written, manifest, row)
             assert found == pytest.approx(expected, abs=1e-6, nan_ok=True)
-        page.locator('[name="hour"]').fill("soon")
-        page.get_by_role("button", name="Predict").click()
-        expect(answer).to_have_text("hour: soon is no whole number")
+        wrong = {"hour": "soon is no whole number", "weight": "heavy is no number"}
+        for name, words in wrong.items():
+            page.locator(f'[name="{name}"]').fill(words.split()[0])
+            page.get_by_role("button", name="Predict").click()
+            expect(answer).to_have_text(f"{name}: {words}")
+            page.locator(f'[name="{name}"]').fill("")
 
 
 @pytest.mark.parametrize("harm", ["model.int8.ort", "golden.json", "contract"])

@@ -83,13 +83,16 @@ function read({ name, dtype }) {
   const text = input(name).value;
   if (text === "") return null;
   if (dtype === "String") return text;
-  if (dtype === "Bool") return /^(1|true)$/i.test(text) ? 1 : 0;
+  if (dtype === "Bool") {
+    if (!/^\s*(1|true|0|false)\s*$/i.test(text)) throw new Error(`${name}: ${text} is neither true nor false`);
+    return /1|true/i.test(text) ? 1 : 0;
+  }
   if (whole.test(dtype)) {
     if (!/^-?\d+$/.test(text.trim())) throw new Error(`${name}: ${text} is no whole number`);
     return BigInt(text.trim());
   }
   const number = Number(text);
-  if (Number.isNaN(number) && text !== "NaN") throw new Error(`${name}: ${text} is no number`);
+  if (text.trim() === "" || (Number.isNaN(number) && text !== "NaN")) throw new Error(`${name}: ${text} is no number`);
   return number;
 }
 
