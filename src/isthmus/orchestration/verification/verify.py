@@ -23,7 +23,7 @@ from isthmus.orchestration.artifacts import Artifacts, page_file, serving_profil
 from isthmus.orchestration.models.models import parity
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.client import private_api
-from isthmus.orchestration.verification.devices import ComparedSnapshot, compare_snapshot, device_rows
+from isthmus.orchestration.verification.devices import SNAPSHOT, ComparedSnapshot, compare_snapshot, device_rows
 from isthmus.orchestration.verification.page import page
 from isthmus.orchestration.verification.recomputation import recompute
 from isthmus.orchestration.verification.sides import ComparedPackage, OnlineSide
@@ -183,7 +183,10 @@ def _remedy(verdict: Verdict) -> str:
     }
     if differing.intersection(verdict.tables) or not verdict.differing:
         return "run `isthmus build` and `isthmus materialize --full`, then verify again"
-    if not differing and any(part.differing for part in (*verdict.files.values(), *verdict.inputs.values())):
+    if any(name.startswith(f"{SNAPSHOT} ") for name in differing):
+        return "run `isthmus snapshot`, then verify again"
+    package = (*verdict.files.values(), *verdict.inputs.values(), *verdict.device.values())
+    if not differing and any(part.differing for part in package):
         return "run `isthmus export`, then verify again"
     if not differing:
         return (
