@@ -178,7 +178,11 @@ def test_what_cannot_be_compared_is_said(project: Project) -> None:
 
 def test_every_runtime_answers_and_is_fed_what_the_tables_have(on_device: Shop, web: None) -> None:
     verdict = require_passed(verify(Project(on_device.root)))
-    assert verdict.samples[f"rows in {WEB}"] == Sample(100, 500)
+    assert verdict.samples == {
+        "rows of request transforms": Sample(500, 2400),
+        f"rows in {WEB}": Sample(100, 500),
+        "rows asked of the API": Sample(500, 2000),
+    }
     assert verdict.skipped == {}
     files = {f"model.{precision}.ort in {WEB}" for precision in ("fp32", "int8")}
     assert verdict.runtimes.keys() == {ONNX_RUNTIME, WEB}
@@ -239,15 +243,15 @@ def _with_core_answers(files: Mapping[str, str], golden: Any) -> None:
 def test_a_runtime_that_is_absent_is_named_by_the_verdict_and_by_the_deployment(on_device: Shop) -> None:
     opened = Project(on_device.root)
     verdict = require_passed(verify(opened))
-    (limit,) = verdict.limits
+    *samples, limit = verdict.limits
     assert limit == (
         f"not compared: {WEB}, because it is not installed: run `isthmus package verify PACKAGE --runtime web`, "
         "which installs it"
     )
     assert verdict.device == {}
     released = deploy(opened)
-    assert released.deployment.verdict.limits == (limit,)
-    assert json.loads(opened.deployment_file.read_bytes())["verdict"]["limits"] == [limit]
+    assert released.deployment.verdict.limits == (*samples, limit)
+    assert json.loads(opened.deployment_file.read_bytes())["verdict"]["limits"] == verdict.limits
 
 
 @pytest.mark.accept
