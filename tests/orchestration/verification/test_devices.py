@@ -19,14 +19,18 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.golden import TensorBytes
 from isthmus.features.package.inspect import inspect
 from isthmus.features.package.manifest import read_package
+from isthmus.features.progress import silent
 from isthmus.features.snapshot.client import BROWSER
 from isthmus.features.snapshot.file import SnapshotFile, read_snapshot
 from isthmus.features.snapshot.kept import kept_views
 from isthmus.features.verdict import ONNX_RUNTIME, Sample, Verdict
 from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.artifacts import verdict_file
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.device.snapshot import KEY, shelf, signer, snapshot
+from isthmus.orchestration.graph.events import Checked, Request
+from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.models.models import export
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.project import Project
@@ -242,8 +246,11 @@ def _with_core_answers(files: Mapping[str, str], golden: Any) -> None:
 
 def test_a_runtime_that_is_absent_is_named_by_the_verdict_and_by_the_deployment(on_device: Shop) -> None:
     opened = Project(on_device.root)
-    verdict = require_passed(verify(opened))
+    (checked,) = run_step(opened, Request("verify", checks=(("package/late_order", "verdict"),)), silent)
+    assert isinstance(checked, Checked)
+    verdict = require_passed(Verdict.loads(verdict_file(opened, opened.distillation()).read_bytes()))
     *samples, limit = verdict.limits
+    assert checked.metadata["limits"] == "; ".join(verdict.limits)
     assert limit == (
         f"not compared: {WEB}, because it is not installed: run `isthmus package verify PACKAGE --runtime web`, "
         "which installs it"
