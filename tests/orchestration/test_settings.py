@@ -120,7 +120,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         (SMALLEST + "now = 2013-12-31\n", "project.now: '2013-12-31'; expected a time with its zone, for example"),
         (SMALLEST + 'now = "soon"\n', "project.now: 'soon'; expected a time with its zone, for example"),
         ("engine = 3\n" + SMALLEST, "engine: 3; expected a text"),
-        (SMALLEST + '[packages]\nruntimes = "litert"\n', "packages.runtimes: 'litert'; expected a list, for example"),
+        (SMALLEST + '[packages]\nruntimes = "litert"\n', "packages.runtimes: 'litert'; expected a list in brackets"),
         (SMALLEST + '[packages]\nruntimes = ["litret"]\n', "packages.runtimes.0: 'litret'; expected one of coreml,"),
         (SMALLEST + '[server]\nrequire_keys = "always"\n', "server.require_keys: 'always'; expected true or false"),
         (SMALLEST + '[orchestration]\ndays_from = "x"\n', "orchestration.days_from: 'x'; expected a date, for example"),
@@ -254,7 +254,7 @@ def test_a_table_in_a_variable_must_be_json(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("ISTHMUS_PACKAGES__RUNTIMES", "litert", 'a list as JSON, for example ["first", "second"]'),
+        ("ISTHMUS_PACKAGES__RUNTIMES", "litert", "a list in brackets as JSON"),
         ("ISTHMUS_PRICES__HOUR", "3,", "a table as JSON"),
         ("ISTHMUS_SERVER__LIMITS", "rows", "a table [server.limits] as JSON"),
     ],

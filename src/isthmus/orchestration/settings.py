@@ -296,17 +296,14 @@ def load(path: Path) -> ProjectSettings:
         raise ConfigurationError(str(path), list(_problems(error))) from error
 
 
+_NESTED = {tuple: "a list in brackets", dict: "a table"}
 _EXPECTED = {
     "string_type": "a text",
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "a whole number"),
     **dict.fromkeys(("float_parsing", "float_type"), "a number"),
     **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
-    **dict.fromkeys(
-        ("date_from_datetime_parsing", "date_from_datetime_inexact", "date_parsing", "date_type"),
-        "a date, for example 2013-12-31",
-    ),
-    "tuple_type": 'a list, for example ["first", "second"]',
-    "dict_type": "a table",
+    **dict.fromkeys(("date_from_datetime_parsing", "date_from_datetime_inexact"), "a date, for example 2013-12-31"),
+    **{f"{kind.__name__}_type": expected for kind, expected in _NESTED.items()},
 }
 _WHY: dict[tuple[str, ...], str] = {
     ("profiles", "training", "precision"): ": gradients need floating point. For an INT8 package, set "
@@ -378,20 +375,12 @@ def _not_json() -> Iterator[Problem]:
     """The variables for tables and lists that are not JSON: the library's error does not name them."""
     for name, value in os.environ.items():
         place = tuple(name.upper().removeprefix(_ENVIRONMENT).lower().split("__"))
-        if not name.upper().startswith(_ENVIRONMENT):
-            continue
-        if _fields(place):
-            expected = f"a table [{'.'.join(place)}] as JSON"
-        elif get_origin(_type_of(place)) is tuple:
-            expected = 'a list as JSON, for example ["first", "second"]'
-        elif get_origin(_type_of(place)) is dict:
-            expected = "a table as JSON"
-        else:
-            continue
-        try:
-            json.loads(value)
-        except ValueError:
-            yield Problem(name, _shown(value), expected)
+        expected = f"a table [{'.'.join(place)}]" if _fields(place) else _NESTED.get(get_origin(_type_of(place)))
+        if name.upper().startswith(_ENVIRONMENT) and expected:
+            try:
+                json.loads(value)
+            except ValueError:
+                yield Problem(name, _shown(value), f"{expected} as JSON")
 
 
 def find(start: Path) -> Path:
