@@ -1,6 +1,8 @@
+import math
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -43,6 +45,29 @@ def test_all_wrong_values_are_reported_at_once() -> None:
         "learning_rate",
         "weight_decay",
     ]
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"split": 0.5}, "split: 0.5; expected a list, each item a number"),
+        (
+            {"gates": Gate("taught", at_least=0)},
+            "gates: Gate(metric='taught', at_least=0, at_most=None); expected a lis",
+        ),
+        ({"gates": ["taught"]}, "gates: ['taught']; expected a list, each item a Gate or None"),
+        ({"gates": [Gate("taught", at_least=math.nan)]}, "gates: [Gate(metric='taught', at_least=nan, at_most=None)];"),
+        ({"settings": "fast"}, "settings: 'fast'; expected a TrainingSettings or None"),
+        ({"seeds": "3"}, "seeds: '3'; expected a whole number"),
+        ({"runtimes": "litert"}, "runtimes: 'litert'; expected a list, each item a text"),
+        ({"hidden": 16}, "hidden: 16; expected a list, each item a whole number"),
+        ({"soft_weight": "0.9"}, "soft_weight: '0.9'; expected a number"),
+        ({"epochs": "ten"}, "epochs: 'ten'; expected a whole number or None"),
+    ],
+)
+def test_a_value_of_another_type_is_named(values: dict[str, Any], problem: str) -> None:
+    (found,) = declaration(**values).problems()
+    assert str(found).startswith(f"distillation late: {problem}")
 
 
 def test_without_gates_the_teacher_must_help_and_tables_keep_their_lift() -> None:

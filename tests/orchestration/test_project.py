@@ -152,6 +152,11 @@ def test_all_problems_of_the_definitions_at_once(shop: Shop) -> None:
         assert text in found
 
 
+def test_a_part_that_must_be_a_list_is_named(shop: Shop) -> None:
+    shop.append("phone = FeatureService('phone', features=shelf_demand)")
+    assert problems(shop) == ["service phone, features: is a FeatureView; expected a list"]
+
+
 def test_two_functions_with_one_name(shop: Shop) -> None:
     text = shop.definitions.read_text()
     begin = text.index("@transform(\n    entities=[shelf]")

@@ -120,6 +120,11 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         (SMALLEST + "now = 2013-12-31\n", "project.now: '2013-12-31'; expected a time with its zone, for example"),
         (SMALLEST + 'now = "soon"\n', "project.now: 'soon'; expected a time with its zone, for example"),
         ("engine = 3\n" + SMALLEST, "engine: 3; expected a text"),
+        (SMALLEST + '[packages]\nruntimes = "litert"\n', "packages.runtimes: 'litert'; expected a list in brackets"),
+        (SMALLEST + '[packages]\nruntimes = ["litret"]\n', "packages.runtimes.0: 'litret'; expected one of coreml,"),
+        (SMALLEST + '[server]\nrequire_keys = "always"\n', "server.require_keys: 'always'; expected true or false"),
+        (SMALLEST + '[orchestration]\ndays_from = "x"\n', "orchestration.days_from: 'x'; expected a date, for example"),
+        (SMALLEST + "[prices]\nhour = 3\n", "prices.hour: 3; expected a table"),
         ('engine = "sail\n' + SMALLEST, "TOML syntax: Illegal character '\\n' (at line 1, column 15)"),
         (SMALLEST + SMALLEST, "TOML syntax: Cannot declare ('project',) twice (at line 3, column 9)"),
     ],
@@ -244,6 +249,21 @@ def test_a_wrong_variable_is_named_as_one(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_table_in_a_variable_must_be_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ISTHMUS_STORES", "embedded")
     assert problems(tmp_path, SMALLEST) == ["ISTHMUS_STORES: 'embedded'; expected a table [stores] as JSON"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("ISTHMUS_PACKAGES__RUNTIMES", "litert", "a list in brackets as JSON"),
+        ("ISTHMUS_PRICES__HOUR", "3,", "a table as JSON"),
+        ("ISTHMUS_SERVER__LIMITS", "rows", "a table [server.limits] as JSON"),
+    ],
+)
+def test_a_list_or_table_within_a_table_likewise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, expected: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert problems(tmp_path, SMALLEST) == [f"{name}: {value!r}; expected {expected}"]
 
 
 def test_variables_that_are_no_settings_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from isthmus.distill.labels import Binary, Calibration, Label
-from isthmus.distill.settings import TrainingSettings, failed_checks
+from isthmus.distill.settings import TrainingSettings, failed_checks, mistyped
 from isthmus.features.definition.spec import OWNER, FeatureService, Spine, is_owner
 from isthmus.features.errors import Problem, one_of
 from isthmus.features.types import DataType, String
@@ -107,6 +108,8 @@ class Tabular:
 
     def problems(self, where: str) -> list[Problem]:
         """The invalid values, each with what would be valid."""
+        if wrong := mistyped(self, where, ("label", "calibration", "preparation")):
+            return wrong
         checks = [
             ("hidden", all(width >= 1 for width in self.hidden), "widths of at least 1"),
             ("dropout", 0 <= self.dropout < 1, "at least 0, less than 1"),
@@ -181,6 +184,8 @@ class Search:
 
     def problems(self, where: str, task: "Tabular | str") -> list[Problem]:
         """The invalid values, each with what would be valid."""
+        if wrong := mistyped(self, where):
+            return wrong
         checks = [
             ("shape", bool(self.shape), "at least one name with values"),
             ("trials", self.trials >= 1, "at least 1"),
@@ -216,6 +221,10 @@ MEASURED = ("lift_kept", "age_cost")
 
 
 _PLAIN_VALUES = "numbers, truth values, texts, and tuples of them"
+
+
+def _is_finite(bound: object) -> bool:
+    return isinstance(bound, Real) and math.isfinite(bound)
 
 
 def _plain(value: Any) -> bool:
@@ -298,10 +307,14 @@ class Distillation:
 
     def problems(self) -> list[Problem]:
         """The invalid values, each with what would be valid."""
+        # A task of another type has a check below.
+        if wrong := mistyped(self, self.where, ("task", "stale", "owner")):
+            return wrong
         tabular, three_shares = isinstance(self.task, Tabular), len(self.split) == 3 and min(self.split) > 0
         named = re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", self.name)
         own_task = re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", str(self.task))
-        bounded = all(gate.at_least is not None or gate.at_most is not None for gate in self.required)
+        bounds = [[bound for bound in (gate.at_least, gate.at_most) if bound is not None] for gate in self.required]
+        bounded = all(own and all(map(_is_finite, own)) for own in bounds)
         label = self.label or Binary()
         plain = "nothing: the layers of a Tabular are its `hidden`" if tabular else _PLAIN_VALUES
         checks = [
@@ -327,7 +340,7 @@ class Distillation:
                 f"{label.gives}, or a distillation" if label.stands_for(0) else "a distillation",
             ),
             ("shape", not (self.shape and tabular) and _plain([*self.shape.values()]), plain),
-            ("gates", bounded, "at_least or at_most in each"),
+            ("gates", bounded, "at_least or at_most in each, finite numbers"),
             ("owner", is_owner(self.owner), OWNER),
             (
                 "runtimes",

@@ -193,7 +193,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         if self.runs:
             colors = {"success": good, "failure": bad}
             yield Table(
-                ["run", "began", "ended with", "made"],
+                ["run", "began", "state", "made"],
                 [
                     [run.id[:8], minute(run.at), colors.get(run.status, str)(run.status), run.made]
                     for run in self.runs

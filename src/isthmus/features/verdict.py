@@ -106,7 +106,7 @@ class Verdict:
         device: likewise, of its offline value at the moment of the snapshot with what the reference client feeds the
             graph, from the file of the snapshot.
         runtimes: what each runtime that can run here was asked; a runtime that cannot is in `skipped`.
-        samples: whatever only a sample was compared of, in words: keys of views, rows in runtimes.
+        samples: whatever only a sample was compared of, in words: keys of views, rows in runtimes or asked of the API.
         skipped: whatever could not be compared to the reason: `deploy` refuses where a model needs it.
         singly: every comparison of rows that were asked for alone, or computed alone, by its name: no row may depend on
             others. Its rows are among those of the other comparisons.
@@ -149,9 +149,14 @@ class Verdict:
 
     @property
     def limits(self) -> list[str]:
-        """Whatever the verdict says nothing of, in sentences: samples, and what could not be compared."""
+        """Whatever the verdict says nothing of, in sentences: pushed rows, samples, and what could not be compared."""
+        ahead = (
+            f"left out: {keys:,} of the keys of {view}, pushed after everything the table holds"
+            for view, keys in self.ahead.items()
+            if keys
+        )
         samples = (f"a sample: {part.rows:,} of {part.of:,} {name}" for name, part in self.samples.items())
-        return [*samples, *(f"not compared: {name}, because {why}" for name, why in self.skipped.items())]
+        return [*ahead, *samples, *(f"not compared: {name}, because {why}" for name, why in self.skipped.items())]
 
     def named(self) -> dict[str, FeatureVerdict]:
         """Every comparison by its name in messages: `view.feature`, `input x`, `file y in z`, `view.feature alone`.

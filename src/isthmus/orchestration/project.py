@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -357,7 +357,7 @@ def _reached(declarations: list[Declaration]) -> list[Declaration]:
     reached: list[Declaration] = list(declarations)
     for declaration in reached:
         match declaration:
-            case FeatureService(features=parts) | RequestTransform(inputs=parts):
+            case FeatureService(features=parts) | RequestTransform(inputs=parts) if isinstance(parts, Sequence):
                 reached += [part.view if isinstance(part, FeatureProjection) else part for part in parts]
             case Spine(request=RequestSource() as request):
                 reached.append(request)

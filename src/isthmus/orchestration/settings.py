@@ -9,7 +9,7 @@ from dataclasses import fields as fields_of
 from dataclasses import is_dataclass, replace
 from datetime import date, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_settings import (
@@ -296,10 +296,14 @@ def load(path: Path) -> ProjectSettings:
         raise ConfigurationError(str(path), list(_problems(error))) from error
 
 
+_NESTED = {tuple: "a list in brackets", dict: "a table"}
 _EXPECTED = {
     "string_type": "a text",
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "a whole number"),
     **dict.fromkeys(("float_parsing", "float_type"), "a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
+    **dict.fromkeys(("date_from_datetime_parsing", "date_from_datetime_inexact"), "a date, for example 2013-12-31"),
+    **{f"{kind.__name__}_type": expected for kind, expected in _NESTED.items()},
 }
 _WHY: dict[tuple[str, ...], str] = {
     ("profiles", "training", "precision"): ": gradients need floating point. For an INT8 package, set "
@@ -336,14 +340,20 @@ def _problems(error: ValidationError) -> Iterator[Problem]:
 
 def _fields(place: tuple[str, ...]) -> list[str]:
     """The keys of the table at a place; empty if it is not a table."""
-    table: Any = ProjectSettings
-    for key in place:
-        fields = get_type_hints(table) if is_dataclass(table) else getattr(table, "model_fields", {})
-        field = fields.get(key)
-        table = getattr(field, "annotation", field)
+    table = _type_of(place)
     if is_dataclass(table):
         return [field.name for field in fields_of(table)]
     return list(getattr(table, "model_fields", {}))
+
+
+def _type_of(place: tuple[str, ...]) -> Any:
+    """The type of what is at a place; None if it is not a setting."""
+    kind: Any = ProjectSettings
+    for key in place:
+        fields = get_type_hints(kind) if is_dataclass(kind) else getattr(kind, "model_fields", {})
+        field = fields.get(key)
+        kind = getattr(field, "annotation", field)
+    return kind
 
 
 def _shown(value: object) -> str:
@@ -362,14 +372,15 @@ def _unknown_variables() -> Iterator[Problem]:
 
 
 def _not_json() -> Iterator[Problem]:
-    """The variables for complete tables that are not JSON: the library's error does not name them."""
+    """The variables for tables and lists that are not JSON: the library's error does not name them."""
     for name, value in os.environ.items():
-        key = name.upper().removeprefix(_ENVIRONMENT).lower()
-        if name.upper().startswith(_ENVIRONMENT) and _fields((key,)):
+        place = tuple(name.upper().removeprefix(_ENVIRONMENT).lower().split("__"))
+        expected = f"a table [{'.'.join(place)}]" if _fields(place) else _NESTED.get(get_origin(_type_of(place)))
+        if name.upper().startswith(_ENVIRONMENT) and expected:
             try:
                 json.loads(value)
             except ValueError:
-                yield Problem(name, _shown(value), f"a table [{key}] as JSON")
+                yield Problem(name, _shown(value), f"{expected} as JSON")
 
 
 def find(start: Path) -> Path:

@@ -516,7 +516,7 @@ def test_a_report_on_the_screen_has_times_and_small_mappings() -> None:
     report = {
         "deployed_at": 1_709_251_199_999_999, "verdict": {"at": 1_709_251_200_000_000, "compared": 44_961},
         "served": {"shelf": 0}, "tables": {}, "views": {"shelf": {"ttl": 1}}, "many": dict.fromkeys(range(5)),
-        "none": None, "path": "/a/[bold]b",
+        "none": None, "path": "/a/[bold]b", "discloses": ("age of every key", "name of every key"),
     }  # fmt: skip
     done = shown("report_blocks", report)
     assert [line.split(maxsplit=1) for line in done.stdout.splitlines()] == [
@@ -527,4 +527,5 @@ def test_a_report_on_the_screen_has_times_and_small_mappings() -> None:
         ["views", "1 entry, see --json"],
         ["many", "5 entries, see --json"],
         ["path", "/a/[bold]b"],
+        ["discloses", "age of every key, name of every key"],
     ]

@@ -20,19 +20,26 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.golden import TensorBytes
 from isthmus.features.package.inspect import inspect
 from isthmus.features.package.manifest import read_package
+from isthmus.features.progress import silent
 from isthmus.features.snapshot.file import SnapshotFile, read_snapshot
 from isthmus.features.snapshot.kept import kept_views
 from isthmus.features.verdict import ONNX_RUNTIME, Sample, Verdict
-from isthmus.orchestration.device.snapshot import shelf, signer, snapshot
+from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.artifacts import verdict_file
+from isthmus.orchestration.build.build import build
+from isthmus.orchestration.build.materialize import materialize
+from isthmus.orchestration.device.snapshot import KEY, shelf, signer, snapshot
+from isthmus.orchestration.graph.events import Checked, Request
+from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.models.models import export
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.products import RUNTIMES
 from isthmus.orchestration.runtimes.web import NAME as WEB
-from isthmus.orchestration.verification.devices import compare_snapshot
+from isthmus.orchestration.verification.devices import ComparedSnapshot, compare_snapshot
 from isthmus.orchestration.verification.verify import PREDICT, require_passed, verify
 from tests.distill.packages import resum, rewritten
-from tests.orchestration.shop import HOUR, Shop
+from tests.orchestration.shop import HOUR, Shop, with_device
 
 SERVICE, VIEW = "late_order_device", "snapshot shelf_demand"
 MINUTE = 60_000_000
@@ -70,6 +77,12 @@ def _rows(project: Project) -> dict[bytes, bytes]:
     )
 
 
+def _compared(project: Project, later: int = 0) -> ComparedSnapshot:
+    contract, declared = project.applied(), project.distillation()
+    histories = [OfflineStore(project.offline).history(view) for view in contract.views.values()]
+    return compare_snapshot(project, contract, declared, histories, project.now() + later)
+
+
 def _differing(verdict: Verdict) -> set[str]:
     return {name for name, part in verdict.named().items() if part.differing}
 
@@ -78,50 +91,88 @@ def test_a_snapshot_of_the_tables_passes(project: Project) -> None:
     verdict = verify(project)
     assert verdict.passed
     assert {name: part.compared for name, part in verdict.views[VIEW].items()} == {
-        "sold_1d": 30, "distance": 30, "status": 30,
+        "sold_1d": 30, "distance": 30, "event_timestamp": 30, "known_at": 30, "status": 30,
     }  # fmt: skip
     assert "the snapshot" not in verdict.skipped
 
 
 def test_whatever_is_wrong_in_it_is_found(project: Project) -> None:
     rows = _rows(project)
-    first, second, third, *_ = rows
-    changed = bytearray(rows[first])
-    changed[-1] ^= 1
+    first, second, third, fourth, fifth, *_ = rows
+    changed, happened, known = (bytearray(rows[key]) for key in (first, fourth, fifth))
+    for row, place in ((changed, -1), (happened, 0), (known, 8)):
+        row[place] ^= 1
     other = first.replace(b"s1", b"s9")
-    # A value, a row that is missing, and one of a key that the tables lack.
-    _replace(project, {first: bytes(changed), third: None, other: rows[second]})
+    # A value, times, a row that is missing, and one of a key that the tables lack.
+    others = {first: changed, fourth: happened, fifth: known, other: rows[second]}
+    _replace(project, {third: None, **{key: bytes(row) for key, row in others.items()}})
     verdict = verify(project)
     assert not verdict.passed
     found = {name: part.differing for name, part in verdict.views[VIEW].items()}
     assert found["status"] == 2
+    # Likewise of the row that is missing.
+    assert (found["event_timestamp"], found["known_at"]) == (2, 2)
     assert found["distance"] >= 1
     assert all(name.startswith(VIEW) for name in _differing(verdict))
+    with pytest.raises(GateFailed, match="isthmus snapshot"):
+        require_passed(verdict)
 
 
-def test_what_cannot_be_compared_is_said(project: Project) -> None:
+def test_a_row_is_null_where_the_features_that_devices_keep_are(built: Shop) -> None:
+    with_device(built).replace("features=[shelf_demand, basket]", 'features=[shelf_demand[["distance"]], basket]')
+    opened = Project(built.root)
+    for step in (apply, build, materialize, snapshot):
+        step(opened)
+    nulls = [row[16] for row in _rows(opened).values()]
+    assert 0 < sum(nulls) < len(nulls)
+    assert {VIEW} <= require_passed(verify(opened)).views.keys()
+
+
+def test_a_snapshot_that_no_device_takes_fails(project: Project) -> None:
     place = shelf(project, SERVICE)
     latest = place.latest()
     assert latest is not None
     file = place.path(latest.snapshot)
     whole = file.read_bytes()
 
+    def refused() -> str:
+        (example,) = _compared(project).views[f"snapshot {SERVICE}"]["file"].examples
+        return str(example.online)
+
+    key = (project.snapshots / KEY).read_bytes()
+    (project.snapshots / KEY).unlink()
+    assert "not signed by the key of the project" in refused()
+    (project.snapshots / KEY).write_bytes(key)
+    # A letter of the hash in its header: it says that it is of another contract.
+    digit = whole.index(b'"hash":"') + 8
+    for altered in (whole[: len(whole) // 2], whole[:digit] + bytes([whole[digit] ^ 1]) + whole[digit + 1 :]):
+        file.write_bytes(altered)
+        assert refused() == "it was altered since it was written"
+    file.unlink()
+    assert refused() == "its file is gone"
+    verdict = verify(project)
+    assert _differing(verdict) == {f"snapshot {SERVICE}.file"}
+    with pytest.raises(GateFailed, match=rf"1 of .* differ: snapshot {SERVICE}\.file .*Run `isthmus snapshot`"):
+        require_passed(verdict)
+
+
+def test_what_cannot_be_compared_is_said(project: Project) -> None:
+    place = shelf(project, SERVICE)
+    latest = place.latest()
+    assert latest is not None
+    whole = place.snapshot(latest.snapshot)
+
     def skipped(later: int = 0) -> str:
-        contract, declared = project.applied(), project.distillation()
-        histories = [OfflineStore(project.offline).history(view) for view in contract.views.values()]
-        compared = compare_snapshot(project, contract, declared, histories, project.now() + later)
+        compared = _compared(project, later)
         assert (compared.views, compared.file) == ({}, None)
         return compared.skipped
 
-    file.write_bytes(whole[:-1] + b"x")
-    assert "not signed by the key of the project" in skipped()
-    file.write_bytes(whole[: len(whole) // 2])
-    assert "ends within a row of shelf_demand" in skipped()
-    read = read_snapshot(whole, kept_views(project.applied(), SERVICE))
+    views = kept_views(project.applied(), SERVICE)
+    read = read_snapshot(whole, views)
     header = msgspec.structs.replace(read.header, hash="0" * 64)
-    file.write_bytes(signer(project).seal(SnapshotFile(header, read.rows)).data)
+    place.add(signer(project).seal(SnapshotFile(header, read.rows)), views, 0, tables=latest.tables)
     assert skipped().startswith(f"it is of contract 000000000000, and {SERVICE} has ")
-    file.write_bytes(whole)
+    snapshot(project)
     assert skipped(6 * HOUR + MINUTE) == (
         "it is 361 minutes old, and devices use one of at most 360: run `isthmus snapshot`"
     )
@@ -131,7 +182,11 @@ def test_what_cannot_be_compared_is_said(project: Project) -> None:
 
 def test_every_runtime_answers_and_is_fed_what_the_tables_have(on_device: Shop, web: None) -> None:
     verdict = require_passed(verify(Project(on_device.root)))
-    assert verdict.samples[f"rows in {WEB}"] == Sample(100, 500)
+    assert verdict.samples == {
+        "rows of request transforms": Sample(500, 2400),
+        f"rows in {WEB}": Sample(100, 500),
+        "rows asked of the API": Sample(500, 2000),
+    }
     assert verdict.skipped == {}
     files = {f"model.{precision}.ort in {WEB}" for precision in ("fp32", "int8")}
     assert verdict.runtimes.keys() == {ONNX_RUNTIME, WEB}
@@ -191,16 +246,19 @@ def _with_core_answers(files: Mapping[str, str], golden: Any) -> None:
 
 def test_a_runtime_that_is_absent_is_named_by_the_verdict_and_by_the_deployment(on_device: Shop) -> None:
     opened = Project(on_device.root)
-    verdict = require_passed(verify(opened))
-    (limit,) = verdict.limits
+    (checked,) = run_step(opened, Request("verify", checks=(("package/late_order", "verdict"),)), silent)
+    assert isinstance(checked, Checked)
+    verdict = require_passed(Verdict.loads(verdict_file(opened, opened.distillation()).read_bytes()))
+    *samples, limit = verdict.limits
+    assert checked.metadata["limits"] == "; ".join(verdict.limits)
     assert limit == (
         f"not compared: {WEB}, because it is not installed: run `isthmus package verify PACKAGE --runtime web`, "
         "which installs it"
     )
     assert verdict.device == {}
     released = deploy(opened)
-    assert released.deployment.verdict.limits == (limit,)
-    assert json.loads(opened.deployment_file.read_bytes())["verdict"]["limits"] == [limit]
+    assert released.deployment.verdict.limits == (*samples, limit)
+    assert json.loads(opened.deployment_file.read_bytes())["verdict"]["limits"] == verdict.limits
 
 
 @pytest.mark.accept

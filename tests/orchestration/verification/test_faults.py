@@ -37,7 +37,7 @@ from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.request.layout import output_name
 from isthmus.features.values.columns import Values, from_arrow, micros
 from isthmus.features.values.entitykey import entity_keys
-from isthmus.features.verdict import Verdict, flat
+from isthmus.features.verdict import Sample, Verdict, flat
 from isthmus.orchestration.api.server import running, settings
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import RECORD
@@ -378,7 +378,7 @@ def test_a_server_that_computes_something_else(exported: Shop, project: Open, tm
     found = []
     for asked in (project(exported), project(other)):
         with asked.redis() as url, private_api(asked, asked.applied(), url, asked.now()) as api:
-            compared, _, _ = recompute(project(exported), project(exported).applied(), declared, None, api, 2000)
+            compared, *_ = recompute(project(exported), project(exported).applied(), declared, None, api, 2000)
         found.append({f"{view}.{name}": one.differing for view, one_view in compared.items()
                       for name, one in one_view.items() if one.differing})  # fmt: skip
         assert {one.compared for one in compared["API moment"].values()} == {2000}
@@ -423,7 +423,7 @@ def test_a_graph_whose_bits_depend_on_the_size_of_the_batch(exported: Shop, proj
     written["computed"]["moment"]["hash"] = transform.hash
     record.write_text(json.dumps(written))
     with opened.redis() as url, private_api(opened, contract, url, opened.now()) as api:
-        compared, alone, _ = recompute(opened, contract, declared, None, api, 2000)
+        compared, alone, *_ = recompute(opened, contract, declared, None, api, 2000)
     assert {part.differing for parts in compared.values() for part in parts.values()} == {0}
     differing = {name: part for name, part in flat(alone).items() if part.differing}
     assert set(differing) == {"moment.per_sold", "API moment.per_sold"}
@@ -513,7 +513,8 @@ def test_a_server_that_answers_something_else_to_a_single_row(exported: Shop, pr
     assert {part.differing for part in view.features.values()} == {0}
     assert [name for name, part in view.singly.items() if part.differing] == ["mean_amount_7d"]
     assert view.singly["mean_amount_7d"].compared == len(history.table().group_by("customer").aggregate([]))
-    inputs, among, alone = predictions
+    inputs, among, alone, sample = predictions
+    assert sample == Sample(100, 2000)
     assert (among.differing, {part.differing for part in inputs.values()}) == (0, {0})
     assert alone.differing == alone.compared > 0
 

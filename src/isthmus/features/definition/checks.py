@@ -55,6 +55,9 @@ _PARTS: dict[type, dict[str, tuple[type, ...]]] = {
 }  # fmt: skip
 """The types of each part of a declaration, or of each item of a sequence."""
 
+_LISTS = ("entities", "expectations", "features", "inputs", "schema", "sources")
+"""The parts that are sequences."""
+
 
 class Declarations:
     """The declarations by kind and name, and their problems."""
@@ -84,6 +87,10 @@ class Declarations:
         for name, kinds in _PARTS[type(declaration)].items():
             value = getattr(declaration, name)
             several = isinstance(value, Sequence) and not isinstance(value, str) and kinds != (Mapping,)
+            if name in _LISTS and not several:
+                self._wrong(f"{title} {declaration.name}, {name}", f"is a {type(value).__name__}", "a list")
+                sound = False
+                continue
             for item in value if several else [value]:
                 if not isinstance(item, kinds):
                     expected = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)

@@ -277,6 +277,8 @@ def _verify(project: "Project", request: Request, progress: Progress) -> Iterato
                 rows.append([name, *counts, f"{feature.worst:.6g}", f"{feature.tolerance:g}", *sides])
         if rows:
             metadata["differs"] = table(rows, _DIFFERS)
+        if verdict.limits:
+            metadata["limits"] = "; ".join(verdict.limits)
         if verdict.runtimes:
             metadata["runtimes"] = table(
                 ([plain(cell) for cell in row] for row in page.runtimes(verdict).rows),

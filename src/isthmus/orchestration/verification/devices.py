@@ -1,7 +1,8 @@
 """Devices in the verdict: the rows of the newest snapshot, and questions to a device that has it."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +12,10 @@ from isthmus.distill.declaration import Distillation
 from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.types import spread
 from isthmus.features.clock import MICROSECOND, Status
-from isthmus.features.contract.contract import Contract, ViewContract
+from isthmus.features.contract.contract import STATUS, Contract, ViewContract
 from isthmus.features.definition.spec import Snapshot
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
-from isthmus.features.offline.history import ViewHistory, status_column
+from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.latest import LatestRows
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.plan import ViewAnswer, answer
@@ -24,16 +25,17 @@ from isthmus.features.publishing.publish import key_values
 from isthmus.features.snapshot.file import SnapshotFile, packed, read_header, read_snapshot
 from isthmus.features.snapshot.kept import kept_views, of_kept_keys
 from isthmus.features.snapshot.seal import require_sealed
-from isthmus.features.types import String
+from isthmus.features.types import String, UnixTimestamp
 from isthmus.features.values.columns import Values, from_arrow
 from isthmus.features.values.entitykey import encode_keys
 from isthmus.features.values.rows import RowCodec
-from isthmus.features.verdict import FeatureVerdict
+from isthmus.features.verdict import FeatureVerdict, ValueDifference
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.device.snapshot import shelf, signer
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.device import DeviceQuestions
 from isthmus.orchestration.verification.sides import ComparedRows, questions_at, sample_with_keys
+from isthmus.orchestration.verification.views import EVENT, KNOWN, offline_values
 
 ROWS = 500
 """Rows of the training set whose questions a device answers, unless a sample is enough."""
@@ -83,12 +85,14 @@ def compare_snapshot(
 ) -> ComparedSnapshot:
     """Compares each row of the newest snapshot of the student's service with the tables, at its moment.
 
-    One that no device uses any more at the moment `at` is not compared.
+    One that no device uses any more at the moment `at` is not compared. One that no device takes, because it is not
+    what was signed, differs: the example says how.
     """
     service, device = declared.student.name, declared.student.device
     if device is None:
         return ComparedSnapshot()
-    latest = shelf(project, service).latest()
+    place = shelf(project, service)
+    latest = place.latest()
     if latest is None:
         return ComparedSnapshot(skipped="none is written: run `isthmus snapshot`")
     fingerprints = {history.view.name: history.fingerprint for history in histories}
@@ -96,7 +100,9 @@ def compare_snapshot(
         return ComparedSnapshot(skipped="it is of earlier tables: run `isthmus snapshot`")
     views = kept_views(contract, service)
     try:
-        data, key = shelf(project, service).snapshot(latest.snapshot), signer(project).public_key
+        data, key = place.snapshot(latest.snapshot), signer(project).public_key
+        if hashlib.sha256(data).hexdigest() != latest.snapshot:
+            return _refused(service, "it was altered since it was written")
         header, _ = read_header(data, SNAPSHOT)
         if header.hash != (current := contract.service(service).hash):
             changed = f"it is of contract {header.hash[:12]}, and {service} has {current[:12]}: run `isthmus snapshot`"
@@ -104,10 +110,12 @@ def compare_snapshot(
         file = read_snapshot(data, views)
         require_sealed(file, key)
     except DataError as error:
-        return ComparedSnapshot(skipped=f"it {error.found}: run `isthmus snapshot`")
+        return _refused(service, f"it {error.found}")
     except (ConfigurationError, DependencyError) as error:
         return ComparedSnapshot(skipped=f"its signature cannot be checked here ({error})")
     except FileNotFoundError:
+        if place.latest() == latest:
+            return _refused(service, "its file is gone")
         return ComparedSnapshot(skipped="a newer one has just taken its place: verify again")
     if (old := at - header.made) > (allowed := device.age // MICROSECOND):
         minutes = f"{old / 60e6:,.0f} minutes old, and devices use one of at most {allowed / 60e6:,.0f}"
@@ -161,35 +169,42 @@ def device_rows(
     return DeviceRows(DeviceQuestions(file.data, snapshot.key, at, asked), named, len(places), offline, stored)
 
 
+def _refused(service: str, problem: str) -> ComparedSnapshot:
+    """The comparison of a snapshot that no device takes."""
+    example = ValueDifference("the newest", "a snapshot that devices take", problem)
+    return ComparedSnapshot({f"{SNAPSHOT} {service}": {"file": FeatureVerdict(1, 1, np.inf, [example])}})
+
+
 def _compare(
     view: ViewContract, history: ViewHistory, device: Snapshot, file: SnapshotFile
 ) -> dict[str, FeatureVerdict]:
-    """Each feature and the status of all keys that either side has."""
+    """Each feature, the times and the status of all keys that either side has."""
     names, made = [key.name for key in view.keys], file.header.made
     keys = LatestRows.of(history, made).keys
     keys = keys.filter(pa.array(of_kept_keys(view, keys, device)))
     asked = encode_keys(view.keys, key_values(view, keys))
     rows = [file.rows[view.name].get(key) for key in asked]
     on_device = _answered(view, rows, made)
-    joined = point_in_time(questions_at(keys, made), [history])
+    valid = np.isin(on_device.status, (Status.PRESENT, Status.NULL))
+    times = {EVENT: on_device.event, KNOWN: on_device.known}
+    device_side = {column.name: on_device.columns[column.name] for column in view.fields}
+    device_side |= {name: Values(np.where(valid, moments, 0), valid) for name, moments in times.items()}
+    # A row is null where the features that devices keep are, whatever the others of its view say.
+    offline = offline_values(questions_at(keys, made), replace(history, view=view))
+    types = {column.name: column.dtype for column in view.fields} | dict.fromkeys(times, UnixTimestamp)
     compared_rows = ComparedRows.of(keys, names, [made] * len(keys))
-    found = {
-        column.name: compared_rows.compare(
-            from_arrow(joined[view.full_name(column.name)], column.dtype), on_device.columns[column.name], column.dtype
-        )
-        for column in view.fields
-    }
+    found = {name: compared_rows.compare(offline[name], device_side[name], dtype) for name, dtype in types.items()}
     labels = np.array([Status(code).label for code in on_device.status.tolist()], object)
     every = np.ones(len(labels), bool)
-    status = from_arrow(joined[status_column(view)].cast(pa.string()), String)
+    status = offline[STATUS]
     if others := set(file.rows[view.name]) - set(asked):
         # A row of the snapshot whose key no table has.
         labels, every = np.append(labels, ["present"] * len(others)), np.ones(len(labels) + len(others), bool)
         status = Values(np.append(status.data, [None] * len(others)), np.append(status.valid, [False] * len(others)))
         extra = ComparedRows(np.append(compared_rows.keys, [key.hex() for key in others]),
                              np.append(compared_rows.times, [None] * len(others)))  # fmt: skip
-        return found | {"status": extra.compare(status, Values(labels, every), String)}
-    return found | {"status": compared_rows.compare(status, Values(labels, every), String)}
+        return found | {STATUS: extra.compare(status, Values(labels, every), String)}
+    return found | {STATUS: compared_rows.compare(status, Values(labels, every), String)}
 
 
 def _answered(view: ViewContract, rows: Sequence[bytes | None], at: int) -> ViewAnswer:

@@ -20,11 +20,18 @@ from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.request.layout import VALID, input_name
 from isthmus.features.types import Float32, String
 from isthmus.features.values.columns import Values, from_arrow
-from isthmus.features.verdict import FeatureVerdict
+from isthmus.features.verdict import FeatureVerdict, Sample
 from isthmus.orchestration.artifacts import Artifacts, serving_profile
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.client import Client, TypedValues
-from isthmus.orchestration.verification.sides import SINGLES, ComparedRows, OnlineSide, questions_at, sample_with_keys
+from isthmus.orchestration.verification.sides import (
+    SINGLES,
+    ComparedRows,
+    OnlineSide,
+    questions_at,
+    sample_of,
+    sample_with_keys,
+)
 
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -32,10 +39,10 @@ Numbers = np.ndarray[Any, np.dtype[np.float32]]
 def compare_package(
     project: Project, declared: Distillation, package: Package, histories: Sequence[ViewHistory], online: OnlineSide,
     count: int,
-) -> tuple[dict[str, FeatureVerdict], FeatureVerdict, FeatureVerdict]:  # fmt: skip
+) -> tuple[dict[str, FeatureVerdict], FeatureVerdict, FeatureVerdict, Sample]:  # fmt: skip
     """Compares each input of a package, and its predictions through the API, for moments like its training set's.
 
-    The last comparison is of predictions that were asked for alone.
+    The last comparison is of predictions that were asked for alone; with what the rows are a sample of.
 
     Keys and request fields are those of `count` rows of the training set; stored features are those of the present.
     The online side has the package deployed.
@@ -50,6 +57,7 @@ def compare_package(
     questions = sample_with_keys(examples, keys, count).select(
         list(dict.fromkeys((*keys, *(column.name for column in request))))
     )
+    sample = sample_of(questions, examples, keys)
     offline = point_in_time(questions_at(questions, online.at), histories)
     for history in histories:
         comparable = pa.array(~online.ahead(history, questions))
@@ -74,7 +82,7 @@ def compare_package(
         expected = predict(open_session(package, variant, 1), offline_feeds)
     names = {item.name for item in inputs}
     fields = _typed(questions, (column for column in request if column.name in names))
-    return compared, *_compare_predictions(rows, expected, (entities, fields), online.api, variant.tolerance)
+    return compared, *_compare_predictions(rows, expected, (entities, fields), online.api, variant.tolerance), sample
 
 
 def _compare_predictions(

@@ -95,9 +95,6 @@ def _differing(verdict: Verdict) -> dict[str, FeatureVerdict]:
 
 
 def _limits(verdict: Verdict) -> Iterator[Block]:
-    left_out = ", ".join(f"{keys:,} of {view}" for view, keys in verdict.ahead.items() if keys)
-    if left_out:
-        yield Paragraph(f"Left out, because they were pushed after everything the tables hold: {left_out}.")
     for limit in verdict.limits:
         yield Paragraph(f"{limit[0].upper()}{limit[1:]}.")
 

@@ -18,7 +18,7 @@ from isthmus.features.contract.contract import Column, Contract, TransformContra
 from isthmus.features.definition.spec import AtRequest
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import ARROW, Mask, Values, from_arrow, micros
-from isthmus.features.verdict import FeatureVerdict, equal_values
+from isthmus.features.verdict import FeatureVerdict, Sample, equal_values
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.client import Client
@@ -35,11 +35,12 @@ Comparisons = dict[str, Comparison]
 
 def recompute(
     project: Project, contract: Contract, declared: Distillation | None, sample: int | None, api: Client, requests: int
-) -> tuple[Comparisons, Comparisons, dict[str, str]]:
+) -> tuple[Comparisons, Comparisons, dict[str, str], Sample | None]:
     """Compares request transforms over `sample` rows of the last training set, or all; a server answers `requests`.
 
     Returns the comparisons, transform to field, as `API …` for what the server answers; those of rows computed alone;
-    and each transform that is left out, because no training set has it or it computed something else then, to why.
+    each transform that is left out, because no training set has it or it computed something else then, to why; and the
+    sample that was compared, if it was one.
     """
     services = (declared.teacher.name, declared.student.name) if declared else ()
     transforms = {transform.name: transform for service in services for transform in contract.used(service)}
@@ -51,8 +52,10 @@ def recompute(
     }
     examples = Artifacts(project, declared).latest_training_set() if declared and transforms else None
     if declared is None or examples is None:
-        return {}, {}, skipped | dict.fromkeys(transforms, "there is no training set in which an engine computed it")
+        absent = "there is no training set in which an engine computed it"
+        return {}, {}, skipped | dict.fromkeys(transforms, absent), None
     table = examples.table()
+    rows = len(table)
     keys = [name for name, _ in contract.spines[declared.spine.name]["keys"]]
     if sample is not None and len(table) > sample:
         table = table.take(pa.array(np.linspace(0, len(table) - 1, sample).astype(np.int64)))
@@ -67,7 +70,7 @@ def recompute(
         compared[name], singly[name] = engine.compare_graph()
         engine = _Engine(transform, declaration, contract, answered, keys)
         compared[f"API {name}"], singly[f"API {name}"] = engine.compare_answers(api)
-    return compared, singly, skipped
+    return compared, singly, skipped, Sample(len(table), rows) if compared and len(table) < rows else None
 
 
 class _Engine:

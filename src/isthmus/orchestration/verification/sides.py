@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from isthmus.distill.types import spread
+from isthmus.distill.types import Index, spread
 from isthmus.features import clock
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.offline.history import ViewHistory
@@ -24,6 +24,10 @@ from isthmus.orchestration.verification.client import Client
 SINGLES = 256
 """Rows of a view, of a request transform and of a service that are also asked for alone, in a request each: a row has
 the same bits alone and among others."""
+
+
+CHECKED_ROWS = 2000
+"""Rows of the training set whose requests the API answers, unless a sample is enough."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,16 @@ def questions_at(keys: pa.Table, at: int) -> pa.Table:
 
 def sample_with_keys(table: pa.Table, keys: Sequence[str], count: int) -> pa.Table:
     """Up to `count` rows, spread over the table. The API takes no null key: it is the key of no row."""
-    complete = np.logical_and.reduce([np.ones(len(table), bool), *(table[name].is_valid().to_numpy() for name in keys)])
-    rows = np.flatnonzero(complete)
+    rows = _with_keys(table, keys)
     return table.take(pa.array(rows[spread(len(rows), count)] if len(rows) else rows))
+
+
+def sample_of(compared: pa.Table, table: pa.Table, keys: Sequence[str]) -> Sample:
+    """What rows of `sample_with_keys` are a sample of."""
+    return Sample(len(compared), min(len(_with_keys(table, keys)), CHECKED_ROWS))
+
+
+def _with_keys(table: pa.Table, keys: Sequence[str]) -> Index:
+    return np.flatnonzero(
+        np.logical_and.reduce([np.ones(len(table), bool), *(table[name].is_valid().to_numpy() for name in keys)])
+    )

@@ -23,15 +23,12 @@ from isthmus.orchestration.artifacts import Artifacts, page_file, serving_profil
 from isthmus.orchestration.models.models import parity
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.client import private_api
-from isthmus.orchestration.verification.devices import ComparedSnapshot, compare_snapshot, device_rows
+from isthmus.orchestration.verification.devices import SNAPSHOT, ComparedSnapshot, compare_snapshot, device_rows
 from isthmus.orchestration.verification.page import page
 from isthmus.orchestration.verification.recomputation import recompute
-from isthmus.orchestration.verification.sides import ComparedPackage, OnlineSide
+from isthmus.orchestration.verification.sides import CHECKED_ROWS, ComparedPackage, OnlineSide
 from isthmus.orchestration.verification.views import SAMPLE, compare_view
 from isthmus.serving.deployment.deployment import unapproved
-
-CHECKED_ROWS = 2000
-"""Rows of the training set whose requests the API answers, unless a sample is enough."""
 
 DEVICE_SAMPLE = 100
 """Rows of them that a device answers, which are a sample."""
@@ -112,9 +109,10 @@ class _Verification:
                 samples[f"keys of {view}"] = compared.sample
         self.progress("comparing request transforms", 0.85)
         sample, requests = (None, CHECKED_ROWS) if self.all_keys else (SAMPLE, SAMPLE)
-        computed, alone, skipped = recompute(
+        computed, alone, skipped, rows = recompute(
             self.project, self.contract, self.declared, sample, self.online.api, requests
         )
+        samples |= {} if rows is None else {"rows of request transforms": rows}
         if self.declared and not self.package:
             no_package = "none is exported that can run under this contract: run `isthmus export`"
             skipped = {"the package": no_package} | skipped
@@ -154,9 +152,11 @@ class _Verification:
             parts.skipped["what the package is fed"] = reason
             return parts
         self.progress("comparing what the package is fed", 0.95)
-        inputs, predicted, alone = compare_package(
+        inputs, predicted, alone, asked = compare_package(
             self.project, self.declared, self.package, histories, self.online, rows
         )
+        if asked.rows < asked.of:
+            parts.samples["rows asked of the API"] = asked
         parts.files[PREDICT], parts.singly[f"file {PREDICT}"] = predicted, alone
         parts.inputs.update(inputs)
         return parts
@@ -183,7 +183,10 @@ def _remedy(verdict: Verdict) -> str:
     }
     if differing.intersection(verdict.tables) or not verdict.differing:
         return "run `isthmus build` and `isthmus materialize --full`, then verify again"
-    if not differing and any(part.differing for part in (*verdict.files.values(), *verdict.inputs.values())):
+    if any(name.startswith(f"{SNAPSHOT} ") for name in differing):
+        return "run `isthmus snapshot`, then verify again"
+    package = (*verdict.files.values(), *verdict.inputs.values(), *verdict.device.values())
+    if not differing and any(part.differing for part in package):
         return "run `isthmus export`, then verify again"
     if not differing:
         return (

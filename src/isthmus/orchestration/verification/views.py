@@ -59,7 +59,7 @@ def compare_view(offline: OfflineStore, history: ViewHistory, online: OnlineSide
         offline.check(history)
     with offline.reading(view.table):
         keys, count = _keys(history, online.at, served_keys)
-        trained = _trained(keys, history)
+        trained = offline_values(keys, history)
     served = _served(online.api, keys, history)
     singles = spread(len(keys), SINGLES)
     alone = _served(online.api.singly(), keys.take(pa.array(singles)), history)
@@ -105,8 +105,11 @@ def _keys(history: ViewHistory, at: int, served: Mapping[str, Sequence[KeyValue]
     return questions_at(keys, at), count
 
 
-def _trained(keys: pa.Table, history: ViewHistory) -> dict[str, Values]:
-    """What training sees of keys: features and status; times and content hash of rows that have not expired."""
+def offline_values(keys: pa.Table, history: ViewHistory) -> dict[str, Values]:
+    """What training sees of keys: features and status; times and content hash of rows that have not expired.
+
+    `keys` are questions about the keys of a view, of whose features the history's view may have only some.
+    """
     view = history.view
     # These are joined like features; they say which answers are null.
     more = Column(EVENT, UnixTimestamp), Column(KNOWN, UnixTimestamp), Column(CONTENT, Int64)

@@ -27,7 +27,7 @@ class Approval(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     Attributes:
         at: when it was reached, microseconds since 1970 UTC.
         compared: how many values it compared.
-        limits: what it says nothing of, in sentences: samples, and runtimes that were not there.
+        limits: what it says nothing of, in sentences: pushed rows, samples, and runtimes that were not there.
     """
 
     at: int

@@ -1,6 +1,6 @@
 """The reports of the steps, from their plain data."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from isthmus.features import clock
@@ -19,11 +19,11 @@ def report_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
         rows = [[name, *map(cell, row.values())] for name, row in report.items()]
         yield Table(["", *columns], rows, numbers=columns)
     else:
-        yield Fields([(key, _items(value) if isinstance(value, list) else _part(key, value))
+        yield Fields([(key, _items(value) if isinstance(value, list | tuple) else _part(key, value))
                       for key, value in report.items()])  # fmt: skip
 
 
-def _items(values: list[Any]) -> str:
+def _items(values: Sequence[Any]) -> str:
     if len(values) > 6:
         return f"{len(values)}"
     # Sentences have commas of their own.
