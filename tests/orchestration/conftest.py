@@ -12,6 +12,7 @@ from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.device.snapshot import snapshot
 from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.runtimes.web import installed
 from isthmus.orchestration.training.set import training_set
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import Shop, learnable, with_device, with_moment
@@ -90,5 +91,5 @@ def project() -> Callable[[Shop], Project]:
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a browser's runtime is installed, once."""
-    return tmp_path_factory.mktemp("cache")
+    """Where a browser's runtime is installed, by one worker for all."""
+    return once(tmp_path_factory, "cache", lambda folder: installed(folder / "isthmus")) / "isthmus"

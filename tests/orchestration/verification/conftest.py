@@ -2,8 +2,6 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.orchestration.runtimes.web import installed
-
 
 @pytest.fixture(autouse=True)
 def _nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -14,5 +12,4 @@ def _nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def web(cache: Path, monkeypatch: pytest.MonkeyPatch, _nothing_installed: None) -> None:
     """onnxruntime-web is installed."""
-    installed(cache / "isthmus")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))

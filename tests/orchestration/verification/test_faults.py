@@ -240,7 +240,10 @@ ONLINE: dict[str, tuple[str, Change, set[str], float]] = {
 }
 
 
-@pytest.mark.parametrize("fault", ONLINE)
+@pytest.mark.parametrize("fault", [
+    pytest.param(fault, marks=pytest.mark.accept if fault in {"two columns swapped", "a value in local time"} else [])
+    for fault in ONLINE
+])  # fmt: skip
 def test_a_fault_of_the_online_store(exported: Shop, project: Open, fault: str) -> None:
     view, change, fields, worst = ONLINE[fault]
     rewrite(exported, project, view, change)
@@ -553,7 +556,7 @@ def with_another_vocabulary(model: bytes) -> bytes:
     return altered
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.accept), "int8"])
 def test_a_wrong_vocabulary_in_the_package(exported: Shop, project: Open, precision: str) -> None:
     wrong = with_another_vocabulary((package(exported) / f"model.{precision}.onnx").read_bytes())
     forge(exported, {f"model.{precision}.onnx": wrong, f"model.{precision}.ort": ort_format(wrong)})
