@@ -92,7 +92,7 @@ $(VENV)/bin/uv: | python
 
 # What the example needs, and nothing of the tests.
 $(DEMO): pyproject.toml constraints.txt | $(VENV)/bin/uv
-	$(UV) -c constraints.txt -e '.[demo]' || $(PIP) -c constraints.txt -e '.[demo]'
+	$(UV) --compile-bytecode -c constraints.txt -e '.[demo]' || $(PIP) -c constraints.txt -e '.[demo]'
 	touch $@
 
 # All that is pinned, without a resolver; a test holds the pins to be complete. PyPI's torch for Linux is that for CUDA,

@@ -9,14 +9,14 @@ import pytest
 
 from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import ContractMismatch, DataError, GateFailed
+from isthmus.features.files import read_pointer
 from isthmus.features.package.manifest import package_digest
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.apply.diff import apply_diff
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
-from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.models.models import distill
 from isthmus.orchestration.models.release import deploy
-from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import verify
 from tests.commandline import run
 from tests.orchestration.cli.test_cli import strictly
@@ -35,53 +35,48 @@ SAME = "keep working as they are"
 MAKE = "must be trained again"
 
 
-def test_a_package_outlives_what_it_does_not_read(built: Shop, project: Open) -> None:
-    # The gate of `isthmus export` has tests of its own.
-    built.replace('Gate("lift_kept", at_least=0.95)', "")
-    built.append("\n[profiles.serving]\nlatency_objective_ms = 1000\n", "isthmus.toml")
-    training_set(project(built))
-    distill(project(built))
-    package = export(project(built)).path
-    verify(project(built))
-    before = deploy(project(built)).deployment
-    built.append(ELSEWHERE)
-    found = apply_diff(project(built))
+def test_a_package_outlives_what_it_does_not_read(exported: Shop, project: Open) -> None:
+    package = read_pointer(exported.state / "packages" / "late_order.latest")
+    verify(project(exported))
+    before = deploy(project(exported)).deployment
+    exported.append(ELSEWHERE)
+    found = apply_diff(project(exported))
     assert found.changes == ["view spent is new", "service spending is new"]
     assert found.stale == {"training set": ["late_order"], "package": [], "deployment": []}
-    apply(project(built))
-    build(project(built), ["spent"])
-    materialize(project(built))
+    apply(project(exported))
+    build(project(exported), ["spent"])
+    materialize(project(exported))
     with pytest.raises(GateFailed, match="its verdict is about contract"):
-        deploy(project(built))
-    verdict = verify(project(built))
+        deploy(project(exported))
+    verdict = verify(project(exported))
     assert (verdict.passed, verdict.package) == (True, package_digest(package))
     measured = package.parents[1] / "serving" / f"{package.name}.json"
     half = measured.read_bytes()
     measured.unlink()
     with pytest.raises(GateFailed, match="boundary card of late_order: the serving half is missing"):
-        deploy(project(built))
+        deploy(project(exported))
     measured.write_bytes(half)
-    after = deploy(project(built)).deployment
+    after = deploy(project(exported)).deployment
     assert (after.digest, after.contract) == (before.digest, before.contract)
-    assert after.contract != project(built).applied().hash
+    assert after.contract != project(exported).applied().hash
     with pytest.raises(DataError, match="training set of late_order: was written under contract"):
-        distill(project(built))
+        distill(project(exported))
 
-    shown = run("contract", "diff", str(package), cwd=built.root).stdout
+    shown = run("contract", "diff", str(package), cwd=exported.root).stdout
     assert "view spent is new\nservice spending is new\n" in shown
     assert outcomes(shown) == {"late_order_device": SAME, "late_order_server": SAME, "spending": "are not trained yet"}
 
-    built.replace("ttl=timedelta(days=3)", "ttl=timedelta(days=2)")
-    assert apply_diff(project(built)).stale == {
+    exported.replace("ttl=timedelta(days=3)", "ttl=timedelta(days=2)")
+    assert apply_diff(project(exported)).stale == {
         "training set": ["late_order"], "package": ["late_order"], "deployment": ["late_order"],
     }  # fmt: skip
-    apply(project(built))
-    build(project(built))
-    materialize(project(built))
-    assert verify(project(built)).package is None, "it cannot run under this contract"
+    apply(project(exported))
+    build(project(exported))
+    materialize(project(exported))
+    assert verify(project(exported)).package is None, "it cannot run under this contract"
     with pytest.raises(ContractMismatch, match=r"\(view shelf_demand: ttl was 3 days, is 2 days\)"):
-        deploy(project(built))
-    shown = run("contract", "diff", str(package), "applied", cwd=built.root).stdout
+        deploy(project(exported))
+    shown = run("contract", "diff", str(package), "applied", cwd=exported.root).stdout
     assert outcomes(shown)["late_order_device"] == outcomes(shown)["late_order_server"] == MAKE
 
 

@@ -140,8 +140,9 @@ def pretrained(  # noqa: PLR0913 - options of the model, by name
     where = f"teacher {source}"
     config = _configuration(folder, where)
     architecture = config["architectures"][0]
-    kind = getattr(transformers, architecture, None)
-    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+    kind: Any = getattr(transformers, architecture, None)
+    is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if not is_model:
         remote = "auto_map" in config
         found = f"{architecture!r}, which is {'code beside the weights' if remote else 'no model of transformers'}"
         remedy = "load the model yourself, once you trust its code, and wrap it with NetworkTeacher" if remote else ""
@@ -153,10 +154,9 @@ def pretrained(  # noqa: PLR0913 - options of the model, by name
     if any(key.startswith("attentions") for key in keys):
         options["attn_implementation"] = "eager"
     try:
-        loaded: Any = kind.from_pretrained(folder, **options)
+        model, info = kind.from_pretrained(folder, **options)
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise ConfigurationError(where, [Problem(str(folder), str(error).strip(), "a model that loads")]) from error
-    model, info = loaded
     absent = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
     if absent:
         shown = ", ".join(absent[:5]) + (" …" if len(absent) > 5 else "")
