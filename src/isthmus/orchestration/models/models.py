@@ -3,6 +3,7 @@
 A step without a name works on the project's only distillation.
 """
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -142,7 +143,7 @@ def _on_device(artifacts: Artifacts, examples: TrainingSet, material: "Material"
     from isthmus.distill.tabular.tensors import columns
     from isthmus.features.pointintime.aged import fixed
     from isthmus.features.values.columns import to_arrow
-    from isthmus.orchestration.training.aged import aged, seen
+    from isthmus.orchestration.training.aged import aged, rows_file, seen
 
     project, declared, table, test = artifacts.project, artifacts.declared, material.table, material.parts.test
     file = seen(project, declared, examples)
@@ -153,12 +154,19 @@ def _on_device(artifacts: Artifacts, examples: TrainingSet, material: "Material"
         found = aged(project, declared, examples, spine, fixed(each), computed=False)
         return [found.slice(place * len(rows), len(rows)) for place in range(len(ages))]
 
-    drawn, (oldest,) = pq.read_table(file), at_ages(test, [device.age // MICROSECOND])
-    request = material.request_inputs
-    complete, _ = request.complete(columns(oldest, request.fed(material.student_inputs)))
-    for item in material.student_inputs:
-        if item.name not in oldest.column_names:
-            oldest = oldest.append_column(item.name, to_arrow(complete[item.name], item.dtype))
+    def completed() -> pa.Table:
+        (rows,) = at_ages(test, [device.age // MICROSECOND])
+        request = material.request_inputs
+        complete, _ = request.complete(columns(rows, request.fed(material.student_inputs)))
+        for item in material.student_inputs:
+            if item.name not in rows.column_names:
+                rows = rows.append_column(item.name, to_arrow(complete[item.name], item.dtype))
+        return rows
+
+    # Training, export and verdict ask for the same rows.
+    service = project.applied().service(declared.student.name)
+    tested = {"service": service.hash, "tested": hashlib.sha256(test.tobytes()).hexdigest()}
+    drawn, oldest = pq.read_table(file), pq.read_table(rows_file(examples, device, completed, **tested))
     others = np.setdiff1d(np.arange(len(table)), test)
     places = np.empty(len(table), np.int64)
     places[others], places[test] = np.arange(len(others)), len(others) + np.arange(len(test))

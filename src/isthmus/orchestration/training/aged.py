@@ -1,5 +1,6 @@
 """A training set as a device sees it: what the student reads comes from a snapshot that is some time old."""
 
+from collections.abc import Callable
 from functools import partial
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.record import history_of
 from isthmus.orchestration.training.requestcolumns import request_columns
 
-_FOLDER, _FILE = "device", "drawn.parquet"
+_FOLDER, _FILE = "device", "rows.parquet"
 
 
 def seen(project: Project, declared: Distillation, examples: TrainingSet) -> str:
@@ -27,10 +28,14 @@ def seen(project: Project, declared: Distillation, examples: TrainingSet) -> str
         DataError: a table is not any more what the training set was joined from.
     """
     device = _device(declared)
-    folder = examples.path / f"{_FOLDER}-{sha256({_FOLDER: device.identity()})[:12]}"
+    return rows_file(examples, device, lambda: aged(project, declared, examples, examples.table(), drawn(device)))
+
+
+def rows_file(examples: TrainingSet, device: Snapshot, rows: Callable[[], pa.Table], **identity: str) -> str:
+    """The file beside a training set with such rows; written when it is missing."""
+    folder = examples.path / f"{_FOLDER}-{sha256({_FOLDER: device.identity(), **identity})[:12]}"
     if not (folder / _FILE).exists():
-        table = aged(project, declared, examples, examples.table(), drawn(device))
-        publish(folder, lambda fresh: pq.write_table(table, fresh / _FILE))
+        publish(folder, lambda fresh: pq.write_table(rows(), fresh / _FILE))
     return str(folder / _FILE)
 
 

@@ -1,11 +1,12 @@
 """`verify`: compares what training saw with what serving answers, value by value, and the package with its student."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from isthmus.distill.declaration import Distillation
 from isthmus.features.contract.contract import Contract
@@ -23,12 +24,21 @@ from isthmus.orchestration.artifacts import Artifacts, page_file, serving_profil
 from isthmus.orchestration.models.models import parity
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.client import private_api
-from isthmus.orchestration.verification.devices import SNAPSHOT, ComparedSnapshot, compare_snapshot, device_rows
+from isthmus.orchestration.verification.devices import (
+    SNAPSHOT,
+    ComparedSnapshot,
+    DeviceRows,
+    compare_snapshot,
+    device_rows,
+)
 from isthmus.orchestration.verification.page import page
 from isthmus.orchestration.verification.recomputation import recompute
 from isthmus.orchestration.verification.sides import CHECKED_ROWS, ComparedPackage, OnlineSide
 from isthmus.orchestration.verification.views import SAMPLE, compare_view
 from isthmus.serving.deployment.deployment import unapproved
+
+if TYPE_CHECKING:
+    from isthmus.orchestration.verification.runtimes import Client
 
 DEVICE_SAMPLE = 100
 """Rows of them that a device answers, which are a sample."""
@@ -87,6 +97,15 @@ def verify(
 
 
 @dataclass(frozen=True)
+class _Device:
+    """What devices have: the snapshot, rows as questions to one that has it, and who waits for its answers."""
+
+    snapshot: ComparedSnapshot
+    rows: DeviceRows | None = None
+    client: "Callable[[], Client] | None" = None
+
+
+@dataclass(frozen=True)
 class _Verification:
     project: Project
     contract: Contract
@@ -97,6 +116,27 @@ class _Verification:
     progress: Progress
 
     def verdict(self, offline: OfflineStore, histories: Sequence[ViewHistory]) -> Verdict:
+        with ThreadPoolExecutor(1) as pool:
+            # First: Node takes seconds, in which this process compares the rest.
+            device = self._device(histories, pool)
+            return self._verdict(offline, histories, device)
+
+    def _device(self, histories: Sequence[ViewHistory], pool: ThreadPoolExecutor) -> "_Device":
+        if self.declared is None:
+            return _Device(ComparedSnapshot())
+        self.progress("comparing the snapshot", 0.0)
+        snapshot = compare_snapshot(self.project, self.contract, self.declared, histories, self.online.at)
+        if self.package is None:
+            return _Device(snapshot)
+        # Imported here: a project without a package may lack the libraries that run one.
+        from isthmus.orchestration.verification.runtimes import ask_client
+
+        few = None if self.all_keys else DEVICE_SAMPLE
+        rows = device_rows(self.project, self.declared, self.package, histories, snapshot, few)
+        return _Device(snapshot, rows, pool.submit(ask_client, self.package, rows).result if rows else None)
+
+    def _verdict(self, offline: OfflineStore, histories: Sequence[ViewHistory], device: "_Device") -> Verdict:
+        snapshot = device.snapshot
         views: dict[str, Mapping[str, FeatureVerdict]] = {}
         singly: dict[str, Mapping[str, FeatureVerdict]] = {}
         ahead, samples = {}, {}
@@ -116,11 +156,8 @@ class _Verification:
         if self.declared and not self.package:
             no_package = "none is exported that can run under this contract: run `isthmus export`"
             skipped = {"the package": no_package} | skipped
-        snapshot = ComparedSnapshot()
-        if self.declared is not None:
-            snapshot = compare_snapshot(self.project, self.contract, self.declared, histories, self.online.at)
-            skipped = {**skipped, **({"the snapshot": snapshot.skipped} if snapshot.skipped else {})}
-        parts = self._package(histories, snapshot)
+        skipped = {**skipped, **({"the snapshot": snapshot.skipped} if snapshot.skipped else {})}
+        parts = self._package(histories, device)
         tables = {history.view.name: history.fingerprint for history in histories}
         model = merged(list(parts.files.values())) if self.package else None
         return Verdict(
@@ -130,22 +167,17 @@ class _Verification:
             flat(singly | alone) | parts.singly, parts.device, parts.runtimes, samples | parts.samples,
         )  # fmt: skip
 
-    def _package(self, histories: Sequence[ViewHistory], snapshot: ComparedSnapshot) -> ComparedPackage:
+    def _package(self, histories: Sequence[ViewHistory], device: "_Device") -> ComparedPackage:
         if self.declared is None or self.package is None:
             return ComparedPackage()
         self.progress("comparing the package with its student", 0.9)
-        # Imported here: a project without a package may lack the libraries that run one.
+        # As above.
         from isthmus.orchestration.verification.modelinputs import compare_package
-        from isthmus.orchestration.verification.runtimes import ask_client, compare_runtimes
+        from isthmus.orchestration.verification.runtimes import compare_runtimes
 
-        rows, few = (CHECKED_ROWS, None) if self.all_keys else (SAMPLE, DEVICE_SAMPLE)
-        device = device_rows(self.project, self.declared, self.package, histories, snapshot, few)
-        with ThreadPoolExecutor(1) as pool:
-            # Node takes seconds, in which this process restores the student.
-            client = pool.submit(ask_client, self.package, device).result if device else None
-            with parity(self.project, self.declared, self.package) as beside:
-                parts = compare_runtimes(beside, self.package, device, client, all_keys=self.all_keys)
-        if snapshot.file is not None and device is None:
+        with parity(self.project, self.declared, self.package) as beside:
+            parts = compare_runtimes(beside, self.package, device.rows, device.client, all_keys=self.all_keys)
+        if device.snapshot.file is not None and device.rows is None:
             parts.skipped["what a device feeds"] = "no row of the training set has only keys that a device keeps"
         if not self.package.manifest.inputs:
             reason = "only its own task makes it of features: whoever asks a server brings it"
@@ -153,8 +185,9 @@ class _Verification:
             return parts
         self.progress("comparing what the package is fed", 0.95)
         inputs, predicted, alone, asked = compare_package(
-            self.project, self.declared, self.package, histories, self.online, rows
-        )
+            self.project, self.declared, self.package, histories, self.online,
+            CHECKED_ROWS if self.all_keys else SAMPLE,
+        )  # fmt: skip
         if asked.rows < asked.of:
             parts.samples["rows asked of the API"] = asked
         parts.files[PREDICT], parts.singly[f"file {PREDICT}"] = predicted, alone
