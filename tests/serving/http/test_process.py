@@ -21,7 +21,7 @@ from isthmus.serving.http.protocol import LEAVING_SECONDS
 from isthmus.serving.limits import Limits
 from isthmus.serving.process import start
 from isthmus.serving.settings import VARIABLE, ServerSettings
-from tests.serving.support import CONTRACT, Server, free_port, read_all, serving, wait
+from tests.serving.support import CONTRACT, Server, free_port, make_package, read_all, serving, wait
 
 HEAVY = ("feast", "torch", "pyspark", "dagster", "pandas", "deltalake", "duckdb", "sklearn", "typer")
 
@@ -48,8 +48,15 @@ def test_the_application_imports_nothing_heavy() -> None:
     assert answer.stdout.strip() == "set()"
 
 
-def test_memory_of_a_worker(server: Server) -> None:
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
+def test_memory_of_a_worker(tmp_path: Path, redis_url: str) -> None:
+    # Of its own: one that has answered ten thousand rows keeps the memory for the next such answer.
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    package = make_package(tmp_path / "package")
+    with serving(tmp_path, redis_url) as server:
+        server.deploy(package)
+        wait(lambda: server.http.get("/readyz").json().get("model") == "late", "the model")
+        assert server.predict(entities={"carrier": ["UA"]}, request={"distance": [1]}).status_code == 200
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
     (resident,) = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")]
     assert resident < 150_000
 
