@@ -10,7 +10,7 @@ from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
 from isthmus.distill.tasks.task import Material
 from isthmus.features.definition.spec import Entity, Field, Spine
 from isthmus.features.types import DataType, Float64, Int64, String
-from isthmus.features.values.columns import from_arrow
+from isthmus.features.values.arrow import from_arrow
 from tests.distill.support import HOUR, material, training_set
 
 KINDS: dict[str, tuple[Label, DataType]] = {

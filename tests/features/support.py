@@ -15,7 +15,8 @@ from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.offline.latest import LatestRows
 from isthmus.features.pointintime.questions import moments
 from isthmus.features.types import SCALARS, TYPES, Array, DataType, Int64
-from isthmus.features.values.columns import ARROW, Values, from_python
+from isthmus.features.values.arrow import ARROW
+from isthmus.features.values.columns import Values, from_python
 from isthmus.features.values.rows import HEADER, VERSION, RowCodec
 
 SECOND = 1_000_000

@@ -12,7 +12,7 @@ import numpy as np
 
 from isthmus.features.errors import GateFailed
 from isthmus.features.progress import Progress, silent
-from isthmus.features.values.columns import micros
+from isthmus.features.values.arrow import micros
 from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.graph import build_definitions

@@ -20,7 +20,7 @@ from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.redis.pipeline import Client
 from isthmus.features.redis.routing import CHUNK
 from isthmus.features.types import Bool, Bytes, DataType, Float64, Int32, Int64, String, UnixTimestamp
-from isthmus.features.values.columns import to_arrow
+from isthmus.features.values.arrow import to_arrow
 from isthmus.features.values.entitykey import decode_key, entity_key, entity_keys
 from isthmus.features.values.rows import RowCodec
 from tests.features.support import bits, bits_of, columns_of, integers, make_contract, make_view, values_of

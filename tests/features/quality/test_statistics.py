@@ -15,7 +15,7 @@ from isthmus.features.contract.contract import Column
 from isthmus.features.quality import statistics
 from isthmus.features.quality.statistics import FeatureStatistics, category, measure
 from isthmus.features.types import TYPES, DataType, Float64, Int64, String
-from isthmus.features.values.columns import ARROW
+from isthmus.features.values.arrow import ARROW
 from tests.features.support import DTYPES, VALUES
 
 

@@ -16,7 +16,7 @@ from isthmus.features.definition.expectations import Expectation
 from isthmus.features.quality.statistics import view_statistics
 from isthmus.features.quality.validation import Finding, Reference, check
 from isthmus.features.types import Array, Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
-from isthmus.features.values.columns import ARROW
+from isthmus.features.values.arrow import ARROW
 from tests.features.support import DAY, make_view
 
 SCHEMA: dict[str, DataType] = {

@@ -15,7 +15,8 @@ from isthmus.features.errors import ConfigurationError, ContractMismatch
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.manifest import open_package
 from isthmus.features.pointintime.aged import drawn, fixed
-from isthmus.features.values.columns import ARROW, Ints, micros
+from isthmus.features.values.arrow import ARROW, micros
+from isthmus.features.values.columns import Ints
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts, TrainingSet
 from isthmus.orchestration.models import cards

@@ -12,7 +12,7 @@ from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.diff import differences
 from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.features.types import Float64
-from isthmus.features.values.columns import from_arrow
+from isthmus.features.values.arrow import from_arrow
 from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.apply.contracts import LocatedContract

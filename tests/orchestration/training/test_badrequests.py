@@ -20,7 +20,8 @@ from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.features.package.inputs import feeds
 from isthmus.features.package.manifest import read_package
 from isthmus.features.request.graph import RowGraph
-from isthmus.features.values.columns import ARROW, from_python, to_arrow
+from isthmus.features.values.arrow import ARROW, to_arrow
+from isthmus.features.values.columns import from_python
 from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts

@@ -35,7 +35,8 @@ from isthmus.features.publishing.publish import key_values
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.request.layout import output_name
-from isthmus.features.values.columns import Values, from_arrow, micros
+from isthmus.features.values.arrow import from_arrow, micros
+from isthmus.features.values.columns import Values
 from isthmus.features.values.entitykey import entity_keys
 from isthmus.features.verdict import Sample, Verdict, flat
 from isthmus.orchestration.api.server import running, settings

@@ -15,9 +15,9 @@ from isthmus.features.clock import Status, micros
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.types import TYPES, Int64
-from isthmus.features.values.columns import ARROW, from_arrow
+from isthmus.features.values.arrow import ARROW, from_arrow
 from isthmus.features.values.rows import RowCodec
-from isthmus.serving.lookup import compact
+from isthmus.serving.lookup import arrow
 from isthmus.serving.lookup.lookup import Lookup
 from isthmus.serving.wire.encode import LABELS
 from isthmus.serving.wire.errors import NotAcceptableError
@@ -140,7 +140,7 @@ def test_arrow_is_what_the_view_answered(rows: list[tuple[Status, int, dict[str,
     codec = RowCodec(EVERY_TYPE)
     answer = ViewAnswer(codec.decode(codec.encode(event, event, columns)).columns, status, event, event)
     keys = {"flight": list(range(len(rows)))}
-    body = compact.arrow(lookup, {"flight": FLIGHT}, keys, {"every_type": answer}, {})
+    body = arrow.stream(lookup, {"flight": FLIGHT}, keys, {"every_type": answer}, {})
     with pa.ipc.open_stream(body) as stream:
         batch = stream.read_next_batch()
     batch.validate(full=True)

@@ -26,7 +26,8 @@ from isthmus.features.definition.spec import FeatureService, Field, RequestSourc
 from isthmus.features.errors import ConfigurationError, DataError, RequestError
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.types import Array, Bool, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
-from isthmus.features.values.columns import ARROW, Values, from_arrow, to_arrow
+from isthmus.features.values.arrow import ARROW, from_arrow, to_arrow
+from isthmus.features.values.columns import Values
 from isthmus.transforms import engine
 from isthmus.transforms.request.compute import compiled, computed
 

@@ -35,7 +35,7 @@ from isthmus import (
 from isthmus.features.contract.contract import Column
 from isthmus.features.definition.compile import compile_contract
 from isthmus.features.types import DataType
-from isthmus.features.values.columns import ARROW
+from isthmus.features.values.arrow import ARROW
 from isthmus.transforms import sources
 from isthmus.transforms.views.compute import compute_spine, stream_view
 

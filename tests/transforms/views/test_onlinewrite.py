@@ -16,7 +16,7 @@ from isthmus.features.online.store import EVERYTHING, OnlineStore
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Int64, String
-from isthmus.features.values.columns import from_arrow
+from isthmus.features.values.arrow import from_arrow
 from isthmus.transforms import engine
 from isthmus.transforms.views import onlinewrite
 from isthmus.transforms.views.tablefiles import files, history

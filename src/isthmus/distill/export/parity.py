@@ -18,7 +18,8 @@ from isthmus.features.package.golden import read_golden
 from isthmus.features.package.inputs import feeds
 from isthmus.features.package.manifest import Package, Variant
 from isthmus.features.types import Float64
-from isthmus.features.values.columns import Values, micros
+from isthmus.features.values.arrow import micros
+from isthmus.features.values.columns import Values
 from isthmus.features.verdict import FeatureVerdict, ValueDifference, compare
 
 LEAST, BYTES = 16, 4 << 20

@@ -42,7 +42,7 @@ from isthmus.features.feast.sources import FIRST, LAST, KnownAt, Rows, Source, V
 from isthmus.features.feast.values import TIME, moments
 from isthmus.features.feast.views import is_registered
 from isthmus.features.files import write_atomically
-from isthmus.features.values import columns as columnar
+from isthmus.features.values import arrow
 from isthmus.features.values.columns import Ints
 
 
@@ -258,7 +258,7 @@ def newest(source: Source, known_at: KnownAt, start: datetime | None, end: datet
         created_within = source.within(first, last, source.created)
         condition = None if created_within is None else condition | created_within
     rows = source.rows([feature.name for feature in source.features], known_at, condition)
-    event = columnar.micros(rows.history.table()["event_timestamp"])
+    event = arrow.micros(rows.history.table()["event_timestamp"])
     inside = (event >= first) | ((rows.created >= first) & (rows.created <= last))
     if source.created and known_at == "created":
         inside &= rows.created <= clock.now()

@@ -41,7 +41,7 @@ from isthmus.features.online.store import OnlineStore
 from isthmus.features.redis.address import Address
 from isthmus.features.redis.connection import answering, connect
 from isthmus.features.redis.pipeline import Client
-from isthmus.features.values import columns
+from isthmus.features.values import arrow
 from isthmus.features.values.columns import Ints, Values
 from isthmus.features.values.entitykey import KeyValue, entity_keys
 
@@ -153,11 +153,11 @@ class IsthmusOnlineStore(FeastOnlineStore):
         event_times = feast_values.moments(event, f"view {view.name}, event timestamp")
         if event_times.null_count:
             raise DataError(view.name, "a row has no event timestamp", expected="one in every row")
-        event_micros = columns.micros(event_times)
+        event_micros = arrow.micros(event_times)
         known = event_micros + view.delay
         if created is not None:
             created_times = feast_values.moments(created, f"view {view.name}, created timestamp")
-            known = columns.micros(pc.coalesce(created_times, pa.array(known).cast(feast_values.TIME)))
+            known = arrow.micros(pc.coalesce(created_times, pa.array(known).cast(feast_values.TIME)))
         self._write(config, view, keys, event_micros, known, values)
 
     async def online_write_batch_async(

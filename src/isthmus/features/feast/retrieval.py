@@ -25,7 +25,7 @@ from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.sources import FIRST, KnownAt, Rows, Source, ValueTypes, micros
 from isthmus.features.offline.history import connection
-from isthmus.features.values import columns
+from isthmus.features.values import arrow
 
 TIMESTAMP = "event_timestamp"
 
@@ -136,7 +136,7 @@ class ViewJoin:
 
     def _warn_of_hidden(self, rows: Rows, last: int) -> None:
         """Says how many rows nobody sees who asks for moments up to `last`, microseconds since 1970 UTC."""
-        event, known = (columns.micros(rows.history.table()[name]) for name in (TIMESTAMP, "known_at"))
+        event, known = (arrow.micros(rows.history.table()[name]) for name in (TIMESTAMP, "known_at"))
         if hidden := np.count_nonzero((event <= last) & (known > last)):
             warnings.warn(
                 f"view {self.name}: {hidden:,} of {len(event):,} rows are hidden: they were created after the last "
@@ -220,8 +220,8 @@ def known_moments(views: Sequence[ViewJoin], start: datetime, end: datetime, kin
         if {*view.keys} != {*names}:
             continue
         history = view.source.rows([], view.known_at, view.source.within(None, last)).history.table()
-        event = columns.micros(history["event_timestamp"])
-        since = np.maximum(event, columns.micros(history["known_at"]))
+        event = arrow.micros(history["event_timestamp"])
+        since = np.maximum(event, arrow.micros(history["known_at"]))
         inside = since <= last
         if kind == "moments":
             inside &= since >= first

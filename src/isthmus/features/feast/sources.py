@@ -37,8 +37,9 @@ from isthmus.features.offline.latest import LatestRows
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.types import TYPES, DataType, Int64, String
-from isthmus.features.values import columns as columnar
-from isthmus.features.values.columns import ARROW, Ints, from_arrow, from_python
+from isthmus.features.values import arrow
+from isthmus.features.values.arrow import ARROW, from_arrow
+from isthmus.features.values.columns import Ints, from_python
 from isthmus.features.values.rows import RowCodec
 
 KnownAt = Literal["created", "event"]
@@ -239,7 +240,7 @@ class Source:
             history = history.set_column(
                 history.column_names.index("place"), "place", pa.array(np.arange(len(history)))
             )
-        created = columnar.micros(history["content_hash" if known_at == "event" else "known_at"])
+        created = arrow.micros(history["content_hash" if known_at == "event" else "known_at"])
         if tied:
             history = _decided(history, self._content(table))
         names = [f"key_{n}" for n in range(max(len(self.keys), 1))]

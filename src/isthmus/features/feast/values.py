@@ -21,7 +21,8 @@ from isthmus.features import clock
 from isthmus.features.contract.contract import Column
 from isthmus.features.errors import DataError, RequestError, one_of
 from isthmus.features.types import KEY_TYPES, TYPES, Bool, Bytes, DataType, Int32, Int64, String, UnixTimestamp
-from isthmus.features.values.columns import ARROW, Ints, Values, from_arrow, from_python, objects
+from isthmus.features.values.arrow import ARROW, from_arrow
+from isthmus.features.values.columns import Ints, Values, from_python, objects
 from isthmus.features.values.entitykey import KeyValue
 
 TIME = pa.timestamp("us", tz="UTC")

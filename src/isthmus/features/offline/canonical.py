@@ -11,7 +11,7 @@ from isthmus.features.days import DAY, FIRST, LAST
 from isthmus.features.errors import DataError
 from isthmus.features.offline.commits import Day, digest
 from isthmus.features.offline.history import table_schema
-from isthmus.features.values.columns import from_arrow, micros, null_elements
+from isthmus.features.values.arrow import from_arrow, micros, null_elements
 from isthmus.features.values.rows import RowCodec
 
 

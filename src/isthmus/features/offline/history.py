@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from isthmus.features.contract.contract import SEPARATOR, STATUS, ViewContract
 from isthmus.features.offline.commits import Commit
-from isthmus.features.values.columns import ARROW
+from isthmus.features.values.arrow import ARROW
 
 if TYPE_CHECKING:
     import duckdb

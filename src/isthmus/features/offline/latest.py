@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from isthmus.features.offline.history import ViewHistory, connection, table_schema
-from isthmus.features.values.columns import Ints, Mask, micros
+from isthmus.features.values.arrow import micros
+from isthmus.features.values.columns import Ints, Mask
 
 Places = Ints
 

@@ -12,7 +12,7 @@ from isthmus.features.contract.contract import ViewContract
 from isthmus.features.days import DAY, Days, day_name, union
 from isthmus.features.offline.history import table_schema
 from isthmus.features.offline.spool import Spool
-from isthmus.features.values.columns import micros
+from isthmus.features.values.arrow import micros
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds

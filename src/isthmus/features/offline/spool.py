@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from isthmus.features.days import DAY, Days
-from isthmus.features.values.columns import micros
+from isthmus.features.values.arrow import micros
 
 LIMIT = 256 << 20
 """Bytes of rows that a spool keeps in memory."""

@@ -32,7 +32,7 @@ from isthmus.features.offline.partitions import (
     require_readable,
 )
 from isthmus.features.offline.spool import Spool
-from isthmus.features.values.columns import from_arrow
+from isthmus.features.values.arrow import from_arrow
 from isthmus.features.values.rows import RowCodec
 
 _HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END")

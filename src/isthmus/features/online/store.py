@@ -22,7 +22,8 @@ from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.online.record import Published
 from isthmus.features.redis.pipeline import Client, ask, run
 from isthmus.features.redis.routing import CHUNK, Piece
-from isthmus.features.values.columns import Ints, Values, from_python, to_arrow
+from isthmus.features.values.arrow import to_arrow
+from isthmus.features.values.columns import Ints, Values, from_python
 from isthmus.features.values.entitykey import KeyValue, decode_key, entity_key, entity_keys, key_prefix
 from isthmus.features.values.rows import HEADER, VERSION, Block, RowCodec, known_of
 

@@ -22,7 +22,8 @@ from isthmus.features.pointintime.join import BATCH, PASS, Join
 from isthmus.features.pointintime.questions import moments
 from isthmus.features.pointintime.validity import by_ttl
 from isthmus.features.types import UnixTimestamp
-from isthmus.features.values.columns import ARROW, Ints, Mask
+from isthmus.features.values.arrow import ARROW
+from isthmus.features.values.columns import Ints, Mask
 from isthmus.features.values.rows import mix
 
 Ages = Callable[[Ints, int], Ints]

@@ -23,7 +23,7 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import BATCH, PASS, Join
 from isthmus.features.pointintime.validity import by_ttl
 from isthmus.features.types import Bool, UnixTimestamp
-from isthmus.features.values.columns import ARROW, from_arrow
+from isthmus.features.values.arrow import ARROW, from_arrow
 from isthmus.features.verdict import compare
 
 _EVENT, _PRESENT = Column("_event", UnixTimestamp), Column("_present", Bool)

@@ -21,7 +21,7 @@ from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.offline.scan import Scan, in_lots
 from isthmus.features.pointintime.asof import Integers, Questions
 from isthmus.features.pointintime.questions import cast, check, moments
-from isthmus.features.values.columns import ARROW, micros
+from isthmus.features.values.arrow import ARROW, micros
 
 PASS = 1 << 20
 """Rows of a spine for which each history is read once."""

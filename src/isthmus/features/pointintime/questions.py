@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.pointintime.asof import Integers
-from isthmus.features.values.columns import ARROW, micros
+from isthmus.features.values.arrow import ARROW, micros
 
 
 def check(spine: pa.Schema, parts: Sequence[tuple[ViewContract, Sequence[str]]]) -> None:

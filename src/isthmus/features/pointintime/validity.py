@@ -9,7 +9,7 @@ from isthmus.features.clock import Status
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.offline.history import status_column
 from isthmus.features.types import UnixTimestamp
-from isthmus.features.values.columns import ARROW
+from isthmus.features.values.arrow import ARROW
 
 _TIME = ARROW[UnixTimestamp.name]
 

@@ -32,7 +32,7 @@ from isthmus.features.online.store import EVERYTHING, LEASE_SECONDS, OnlineStore
 from isthmus.features.publishing.diff import RowsDiff
 from isthmus.features.redis.address import without_credentials
 from isthmus.features.redis.connection import answering
-from isthmus.features.values import columns as columnar
+from isthmus.features.values import arrow
 from isthmus.features.values.entitykey import KeyValue
 
 PART = 1 << 16
@@ -316,13 +316,11 @@ def require_same(url: str, before: dict[str, int], after: dict[str, int]) -> Non
 
 def write_rows(store: OnlineStore, view: ViewContract, rows: pa.Table, until: int | None) -> WriteCounts:
     """Writes rows in the form of the offline table up to a horizon, see `OnlineStore.write`."""
-    values = {column.name: columnar.from_arrow(rows[column.name], column.dtype) for column in view.fields}
-    event, known = columnar.micros(rows["event_timestamp"]), columnar.micros(rows["known_at"])
+    values = {column.name: arrow.from_arrow(rows[column.name], column.dtype) for column in view.fields}
+    event, known = arrow.micros(rows["event_timestamp"]), arrow.micros(rows["known_at"])
     return store.write(view, key_values(view, rows), event, known, values, horizon=until)
 
 
 def key_values(view: ViewContract, rows: pa.Table) -> dict[str, list[KeyValue]]:
     """The join keys of rows as Python values."""
-    return {
-        column.name: columnar.from_arrow(rows[column.name], column.dtype).tolist(column.dtype) for column in view.keys
-    }
+    return {column.name: arrow.from_arrow(rows[column.name], column.dtype).tolist(column.dtype) for column in view.keys}

@@ -37,7 +37,7 @@ import pyarrow.dataset as ds
 from isthmus.features.contract.contract import Column
 from isthmus.features.errors import DependencyError
 from isthmus.features.quality.statistics import POINTS, SAMPLE, FeatureStatistics, Measurement, read
-from isthmus.features.values.columns import micros
+from isthmus.features.values.arrow import micros
 
 WINDOWS = 50
 """Upper limit for the number of windows of the reference."""

@@ -25,7 +25,7 @@ import pyarrow.dataset as ds
 from isthmus.features.contract.contract import Column, ViewContract
 from isthmus.features.offline.scan import in_lots
 from isthmus.features.types import DataType
-from isthmus.features.values.columns import ARROW
+from isthmus.features.values.arrow import ARROW
 from isthmus.features.values.rows import mix
 
 FORMAT = 1

@@ -20,7 +20,7 @@ from isthmus.features.definition.expectations import Expectation
 from isthmus.features.quality.drift import psi, windows
 from isthmus.features.quality.statistics import FeatureStatistics, read, view_statistics
 from isthmus.features.types import DataType
-from isthmus.features.values.columns import ARROW, micros
+from isthmus.features.values.arrow import ARROW, micros
 
 EXAMPLES = 3
 

@@ -11,7 +11,8 @@ from isthmus.features.clock import MICROSECOND
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.definition.spec import FeatureService, Snapshot
 from isthmus.features.package.manifest import Device, KeptView
-from isthmus.features.values.columns import ARROW, Mask
+from isthmus.features.values.arrow import ARROW
+from isthmus.features.values.columns import Mask
 
 _LONGEST = (1 << 63) - 1
 """What Kotlin and Swift have for a number of microseconds. No row becomes older than that."""

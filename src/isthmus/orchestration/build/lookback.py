@@ -12,7 +12,8 @@ from isthmus.features.definition.spec import FeatureView
 from isthmus.features.errors import DataError
 from isthmus.features.offline.spool import Spool
 from isthmus.features.types import DataType
-from isthmus.features.values.columns import Mask, from_arrow
+from isthmus.features.values.arrow import from_arrow
+from isthmus.features.values.columns import Mask
 from isthmus.transforms import sources
 from isthmus.transforms.views.compute import Frames, stream_view
 

@@ -24,7 +24,7 @@ from isthmus.features.snapshot.file import LARGEST, Header, SnapshotFile, read_s
 from isthmus.features.snapshot.kept import disclosed, kept_views, of_kept_keys
 from isthmus.features.snapshot.seal import Sealer, create_key
 from isthmus.features.snapshot.shelf import Latest, Shelf
-from isthmus.features.values.columns import from_arrow, micros
+from isthmus.features.values.arrow import from_arrow, micros
 from isthmus.features.values.entitykey import encode_keys
 from isthmus.features.values.rows import RowCodec
 from isthmus.orchestration.project import Project

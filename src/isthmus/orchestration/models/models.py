@@ -142,7 +142,7 @@ def _on_device(artifacts: Artifacts, examples: TrainingSet, material: "Material"
 
     from isthmus.distill.tabular.tensors import columns
     from isthmus.features.pointintime.aged import fixed
-    from isthmus.features.values.columns import to_arrow
+    from isthmus.features.values.arrow import to_arrow
     from isthmus.orchestration.training.aged import aged, rows_file, seen
 
     project, declared, table, test = artifacts.project, artifacts.declared, material.table, material.parts.test

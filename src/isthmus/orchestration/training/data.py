@@ -23,7 +23,7 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.asserved import ServedJoin
 from isthmus.features.pointintime.join import BATCH, Join
 from isthmus.features.pointintime.spine import SpineRows, spine_rows
-from isthmus.features.values.columns import ARROW
+from isthmus.features.values.arrow import ARROW
 from isthmus.orchestration.artifacts import (
     DATA,
     RECORD,

@@ -10,7 +10,7 @@ from isthmus.features.files import write_atomically
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.spine import SpineRows
 from isthmus.features.progress import Progress, silent
-from isthmus.features.values.columns import ARROW
+from isthmus.features.values.arrow import ARROW
 from isthmus.orchestration.artifacts import RECORD, TrainingSet
 from isthmus.orchestration.frames import source_frames, spine_columns
 from isthmus.orchestration.project import Project

@@ -21,7 +21,8 @@ from isthmus.features import errors
 from isthmus.features.contract.contract import RESERVED, SEPARATOR, STATUS, Contract
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, DependencyError, IsthmusError
 from isthmus.features.types import DataType
-from isthmus.features.values.columns import ARROW, Values
+from isthmus.features.values.arrow import ARROW
+from isthmus.features.values.columns import Values
 from isthmus.features.values.entitykey import KeyValue
 from isthmus.orchestration.api.server import running, settings
 from isthmus.orchestration.project import Project

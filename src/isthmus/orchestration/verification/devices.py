@@ -26,7 +26,8 @@ from isthmus.features.snapshot.file import SnapshotFile, packed, read_header, re
 from isthmus.features.snapshot.kept import kept_views, of_kept_keys
 from isthmus.features.snapshot.seal import require_sealed
 from isthmus.features.types import String, UnixTimestamp
-from isthmus.features.values.columns import Values, from_arrow
+from isthmus.features.values.arrow import from_arrow
+from isthmus.features.values.columns import Values
 from isthmus.features.values.entitykey import encode_keys
 from isthmus.features.values.rows import RowCodec
 from isthmus.features.verdict import FeatureVerdict, ValueDifference

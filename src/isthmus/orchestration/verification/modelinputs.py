@@ -19,7 +19,8 @@ from isthmus.features.package.replay import open_session
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.request.layout import VALID, input_name
 from isthmus.features.types import Float32, String
-from isthmus.features.values.columns import Values, from_arrow
+from isthmus.features.values.arrow import from_arrow
+from isthmus.features.values.columns import Values
 from isthmus.features.verdict import FeatureVerdict, Sample
 from isthmus.orchestration.artifacts import Artifacts, serving_profile
 from isthmus.orchestration.project import Project

@@ -17,7 +17,8 @@ from isthmus.distill.types import Index, in_batches, spread
 from isthmus.features.contract.contract import Column, Contract, TransformContract
 from isthmus.features.definition.spec import AtRequest
 from isthmus.features.request.graph import RowGraph
-from isthmus.features.values.columns import ARROW, Mask, Values, from_arrow, micros
+from isthmus.features.values.arrow import ARROW, from_arrow, micros
+from isthmus.features.values.columns import Mask, Values
 from isthmus.features.verdict import FeatureVerdict, Sample, equal_values
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.project import Project

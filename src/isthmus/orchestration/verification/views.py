@@ -17,7 +17,8 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.publishing.publish import key_values
 from isthmus.features.types import Int64, String, UnixTimestamp
-from isthmus.features.values.columns import Values, from_arrow
+from isthmus.features.values.arrow import from_arrow
+from isthmus.features.values.columns import Values
 from isthmus.features.values.entitykey import KeyValue
 from isthmus.features.verdict import FeatureVerdict, Sample
 from isthmus.orchestration.verification.client import Client

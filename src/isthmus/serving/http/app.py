@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import sys
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -155,7 +156,9 @@ class Handlers:
             case Format.VALUES:
                 return await offload(large, compact.values, lookup, keys, answers, computed)
             case Format.ARROW:
-                return await offload(large, compact.arrow, lookup, asked.join_keys, keys, answers, computed)
+                # The first to ask waits for the library, in a thread: nobody else does.
+                waits = large or "pyarrow" not in sys.modules
+                return await offload(waits, _stream, lookup, asked.join_keys, keys, answers, computed)
 
     async def push(self, request: Request) -> Response:
         """Feast's push of rows to the online store."""
@@ -305,6 +308,12 @@ class _Direct:
             await (await _fail(request, error))(scope, receive, send)
             raise
         await response(scope, receive, send)
+
+
+def _stream(*answered: Any) -> bytes:
+    from isthmus.serving.lookup.arrow import stream
+
+    return stream(*answered)
 
 
 def _models(state: State) -> list[messages.ModelState]:

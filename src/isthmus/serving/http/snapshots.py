@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Collection
 from pathlib import Path
 
-import pyarrow as pa
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -51,7 +50,13 @@ def _read(shelf: Shelf | None, service: str, since: str | None, accepted: bool) 
         raise NotReadyError(error.where, error.found, remedy=error.remedy) from error
     # A difference is mostly changed numbers, which hardly get smaller.
     packed = accepted and bool(data) and not data.startswith(delta.MAGIC)
-    return latest, pa.compress(data, codec="zstd", asbytes=True) if packed else data, packed
+    return latest, _packed(data) if packed else data, packed
+
+
+def _packed(data: bytes) -> bytes:
+    import pyarrow as pa
+
+    return bytes(pa.compress(data, codec="zstd", asbytes=True))
 
 
 def _files(shelf: Shelf | None, service: str, since: str | None) -> tuple[Latest, bytes]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import DataError
 from isthmus.features.request.graph import RowGraph
-from isthmus.features.values.columns import from_arrow
+from isthmus.features.values.arrow import from_arrow
 
 REMEDY = "correct it, or leave such rows out of the spine"
 

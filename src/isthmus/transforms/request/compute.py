@@ -15,7 +15,7 @@ from isthmus.features.definition.checks import sized
 from isthmus.features.definition.spec import AtRequest, RequestSource
 from isthmus.features.errors import DataError, Problem
 from isthmus.features.types import INPUTS
-from isthmus.features.values.columns import ARROW, null_elements, other_sizes
+from isthmus.features.values.arrow import ARROW, null_elements, other_sizes
 from isthmus.transforms.request import fields as requestfields
 from isthmus.transforms.request.check import REMEDY, Graphs
 from isthmus.transforms.sources import failing_line, first_line

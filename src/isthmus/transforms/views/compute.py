@@ -13,7 +13,7 @@ from isthmus.features.contract.contract import Column, ViewContract
 from isthmus.features.definition import codehash
 from isthmus.features.definition.spec import FeatureView, Spine
 from isthmus.features.errors import ConfigurationError, DataError, Problem, nearest
-from isthmus.features.values.columns import ARROW, null_elements, other_sizes
+from isthmus.features.values.arrow import ARROW, null_elements, other_sizes
 from isthmus.transforms.sources import failing_line, first_line
 
 if TYPE_CHECKING:

@@ -1,0 +1,88 @@
+"""The answer of a lookup as an Arrow IPC stream: values without a status for each of them.
+
+It holds the join keys and the features in the order of the JSON answer. The status of a view for a row is written
+once, not with every feature: a feature that is null where its view is PRESENT is null in its row.
+
+Columns are built from their buffers: `pyarrow.array` imports pandas where that is installed, which takes half a second
+and a third of a server's memory. Arrow itself takes as much: a server loads this for the first who asks for it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from isthmus.features.clock import Status
+from isthmus.features.contract.contract import RESERVED, SEPARATOR, STATUS, Column
+from isthmus.features.online.plan import ViewAnswer
+from isthmus.features.types import DataType, String, UnixTimestamp
+from isthmus.features.values.arrow import ARROW
+from isthmus.features.values.columns import Values, from_python
+from isthmus.serving.lookup.lookup import Lookup, TransformOutputs, damage
+from isthmus.serving.wire.encode import LABELS
+
+CONTRACT = "isthmus-contract"
+"""The name of the contract's hash in the metadata of the Arrow schema, like the header of the answer."""
+
+PROBLEMS = "isthmus-problems"
+"""The name of what the JSON answer has as `problems`, a JSON list, in the metadata of the Arrow schema."""
+
+_EVENT = RESERVED[0]
+
+
+def stream(
+    lookup: Lookup,
+    types: Mapping[str, Column],
+    keys: Mapping[str, Sequence[Any]],
+    answers: Mapping[str, ViewAnswer],
+    computed: TransformOutputs,
+) -> bytes:
+    """An Arrow IPC stream of a single record batch.
+
+    Keys and features have the Arrow types of the contract. Then follow `<view>__status`, a dictionary of Feast's words,
+    and `<view>__event_timestamp`, null where the view has no row.
+    """
+    columns = {name: _array(from_python(key, types[name].dtype), types[name].dtype) for name, key in keys.items()}
+    for name, (view, feature, dtype) in zip(lookup.names, lookup.features, strict=True):
+        columns[name] = _array(computed[view][feature] if view in computed else answers[view].columns[feature], dtype)
+    for view, answer in answers.items():
+        codes = pa.Array.from_buffers(pa.int8(), len(answer.status), [None, pa.py_buffer(answer.status.tobytes())])
+        columns[f"{view}{SEPARATOR}{STATUS}"] = pa.DictionaryArray.from_arrays(codes, _WORDS)
+        known = Values(answer.event, answer.status < Status.NOT_FOUND)
+        columns[f"{view}{SEPARATOR}{_EVENT}"] = _array(known, UnixTimestamp)
+    metadata = {CONTRACT: lookup.contract.hash}
+    if problems := damage(answers):
+        metadata[PROBLEMS] = orjson.dumps(problems).decode()
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns), metadata=metadata)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    body: bytes = sink.getvalue().to_pybytes()
+    return body
+
+
+def _array(values: Values, dtype: DataType) -> pa.Array:
+    """The Arrow form of a column, the same as by `features.values.arrow.to_arrow`."""
+    valid = None if values.valid.all() else pa.py_buffer(np.packbits(values.valid, bitorder="little"))
+    if dtype.element is not None:
+        lists = [() if x is None else x for x in values.data]
+        inner = _array(from_python([item for items in lists for item in items], dtype.element), dtype.element)
+        return pa.Array.from_buffers(ARROW[dtype.name], len(lists), [valid, _ends(lists)], children=[inner])
+    if dtype.numpy is None:
+        texts = [b"" if x is None else x.encode() if isinstance(x, str) else x for x in values.data]
+        body: list[Any] = [_ends(texts), pa.py_buffer(b"".join(texts))]
+    elif dtype.name == "Bool":
+        body = [pa.py_buffer(np.packbits(values.data.astype(bool), bitorder="little"))]
+    else:
+        body = [pa.py_buffer(np.ascontiguousarray(values.data, dtype.numpy))]
+    return pa.Array.from_buffers(ARROW[dtype.name], len(values.valid), [valid, *body])
+
+
+def _ends(items: Sequence[Any]) -> pa.Buffer:
+    ends = np.cumsum([0, *map(len, items)], dtype=np.int64)
+    return pa.py_buffer(ends.astype(np.int32, casting="same_value"))
+
+
+_WORDS = _array(from_python(LABELS, String), String)
