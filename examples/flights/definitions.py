@@ -241,7 +241,6 @@ schedule = RequestSource(
         Field("dest", String),
         Field("minute_of_day", Int64),
         Field("weekday", Int64),
-        Field("month", Int64),
         Field("arrival_minute", Int64),
         Field("distance", Int64),
     ],
@@ -292,7 +291,10 @@ def moment(
     label=Field("late", Int64, description="1 if the flight arrived more than 15 minutes late"),
 )
 def departures(flights: DataFrame, airports: DataFrame) -> DataFrame:
-    """Every flight that arrived, at its scheduled departure. The others have no answer to the question."""
+    """Every flight that arrived, at its scheduled departure. The others have no answer to the question.
+
+    The month is no field: of a single year, the months of the test part are never learned from, and a network extrapolates.
+    """
     local = F.from_utc_timestamp("scheduled", HOME)
     return (
         outcomes(flights, airports)
@@ -306,7 +308,6 @@ def departures(flights: DataFrame, airports: DataFrame) -> DataFrame:
             "tailnum",
             (F.col("hour") * 60 + F.col("minute")).alias("minute_of_day"),
             F.dayofweek(local).cast("bigint").alias("weekday"),
-            "month",
             (F.floor(F.col("sched_arr_time") / 100) * 60 + F.col("sched_arr_time") % 100)
             .cast("bigint")
             .alias("arrival_minute"),

@@ -194,7 +194,7 @@ def test_the_page_asks_for_keys_and_brings_the_stored_features(
         page = context.new_page()
         page.goto(address)
         expect(page.locator("#checks")).to_contain_text("127 rows of stored features")
-        asked = {"carrier", "origin", "dest", "minute_of_day", "weekday", "month", "arrival_minute", "distance"}
+        asked = {"carrier", "origin", "dest", "minute_of_day", "weekday", "arrival_minute", "distance"}
         assert {field.get_attribute("name") for field in page.locator("#inputs input").all()} == asked
         page.evaluate("() => navigator.serviceWorker.ready")
         context.set_offline(True)
