@@ -293,7 +293,7 @@ def moment(
 def departures(flights: DataFrame, airports: DataFrame) -> DataFrame:
     """Every flight that arrived, at its scheduled departure. The others have no answer to the question.
 
-    The month is no field: of a single year, the months of the test part are never learned from, and a network extrapolates.
+    The month is no field: of a single year, those of the test part are never learned from, and a network extrapolates.
     """
     local = F.from_utc_timestamp("scheduled", HOME)
     return (
