@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -238,6 +239,39 @@ def test_what_is_changed_and_changed_back_was_never_current(built: Shop, project
     assert [item.contract.hash for item in contracts.retired] == [prepared.contract], "it may have rows"
     counts = materialize(project(built))
     assert {name: count.written for name, count in counts.items()} == dict.fromkeys(counts, 0)
+
+
+def test_a_model_answers_on_the_way_back_to_its_contract(built: Shop, project: Open, tmp_path: Path) -> None:
+    first = project(built).applied()
+    deployed(project(built), tmp_path / "package", first)
+    built.replace(*CHANGED)
+    apply(project(built))
+    build(project(built))
+    materialize(project(built))
+    built.replace(*reversed(CHANGED))
+
+    def answered(http: httpx.Client) -> None:
+        answer = http.post("/predict", json=PREDICT)
+        assert (answer.status_code, answer.headers.get("isthmus-contract")) == (200, first.hash), answer.text
+
+    with served(project(built)) as http:
+        answered(http)
+        assert apply(project(built)).current != first.hash
+        before = project(built).generations()
+        assert before.current is not None
+        assert before.next == first
+        # A server looks forty times a second.
+        for _ in range(20):
+            answered(http)
+            time.sleep(0.025)
+        build(project(built))
+        materialize(project(built))
+        wait(lambda: contract_of(http) == first.hash, "the way back")
+        answered(http)
+    assert [item.contract.hash for item in project(built).generations().retired] == [before.current.hash]
+    # As if the switch had been killed, or read, after the first of its files.
+    partly = Generations(before.current, before.next, before.switch(first, 5).retired)
+    assert partly.of_model(first, "late_order_device") == first
 
 
 def test_of_two_changes_at_once_one_is_next(built: Shop, project: Open, tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ class Generations:
             # The process that made it current was killed before it removed the file.
             following = None
         retired = _read(current.with_name(RETIRED), loads_retired) or ()
+        retired = tuple(item for item in retired if contract is None or item.contract.hash != contract.hash)
         forgotten = _read(current.with_name(FORGOTTEN), loads_retired) or ()
         return cls(contract, following, retired, tuple(item.contract for item in forgotten))
 
@@ -151,13 +152,15 @@ class Generations:
         """With a placed contract as the next one. What was the next one before is retired: it may have rows."""
         left = [self.next] if self.next is not None and self.next.hash != contract.hash else []
         following = None if self.current is not None and self.current.hash == contract.hash else contract
-        retired = _retire(self.retired, left, at, [contract, self.current])
+        # A contract that was current before stays retired, too: models run under it until it is current again.
+        retired = _retire(self.retired, left, at, [self.current])
         return replace(self, next=following, retired=retired)
 
     def switch(self, contract: Contract, at: int) -> "Generations":
         """With a placed contract as the current one."""
-        left = [item for item in (self.current, self.next) if item is not None]
-        return replace(self, current=contract, next=None, retired=_retire(self.retired, left, at, [contract]))
+        left = [item for item in (self.current, self.next) if item is not None and item.hash != contract.hash]
+        # If it was retired, it stays so in the file, which is written before that of the current contract.
+        return replace(self, current=contract, next=None, retired=_retire(self.retired, left, at, []))
 
     def abandoned(self) -> list[ViewContract]:
         """The definitions of views whose slots only forgotten contracts use."""
