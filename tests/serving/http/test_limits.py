@@ -171,6 +171,27 @@ def test_a_head_without_an_end_is_refused_before_it_is_kept(
         assert "32,768 bytes and 100 fields at most" in error["expected"]
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.1], ids=["at once", "while the body is awaited"])
+@pytest.mark.parametrize(
+    ("trailers", "found"), [(b"X: a\r\n" * 101, "100 fields"), (b"X: " + b"a" * 33_000, "32,768 bytes")]
+)
+def test_too_many_trailers_are_refused_by_name(connect: Connect, pause: float, trailers: bytes, found: str) -> None:
+    connection = connect(CHUNKED + b"2\r\n{}\r\n0\r\n")
+    time.sleep(pause)
+    connection.sendall(trailers)
+    status, error = answer(read_all(connection))
+    assert (status, error["error"], error["found"]) == (431, "HeadTooLargeError", f"has more than {found}")
+
+
+def test_an_answer_is_never_taken_for_that_to_an_earlier_request(connect: Connect) -> None:
+    body = json.dumps(ASKED).encode()
+    connection = connect(head(len(body)) + body + CHUNKED + b"2\r\n{}\r\n0\r\n" + b"X: a\r\n" * 101)
+    received = b""
+    with suppress(ConnectionResetError):
+        received = read_all(connection)
+    assert not received.startswith(b"HTTP/1.1 431")
+
+
 def test_heads_and_trailers_within_the_limits_are_answered(connect: Connect) -> None:
     fields = b"".join(b"X-%d: %s\r\n" % (n, b"a" * 300) for n in range(90))
     body = json.dumps(ASKED).encode()

@@ -95,8 +95,13 @@ class Connection(HttpToolsProtocol):
         if not self._over:
             super().send_400_response(msg)
             return
-        if self.cycle is not None and not self.cycle.response_complete:
-            # Its answer may have begun.
+        cycle = self.cycle
+        if (
+            cycle is not None
+            and not cycle.response_complete
+            and (cycle.response_started or not cycle.more_body or self.pipeline)
+        ):
+            # Its answer has begun, or the next one that the client expects is to an earlier request.
             self.transport.abort()
             return
         error = HeadTooLargeError("head or trailers", self._over, expected=self._limits.head_words())
