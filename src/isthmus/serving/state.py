@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Protocol, TypeVar
 
-from isthmus.features.contract.contract import Column, Contract
+from isthmus.features.contract.contract import Column, Contract, ViewContract
 from isthmus.features.contract.generations import Generations
 from isthmus.features.errors import ContractMismatch, IsthmusError, one_of
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
@@ -118,6 +118,16 @@ class State:
             return self._predictor_of(self.deployed(None))
         except IsthmusError as error:
             return error
+
+    @cached_property
+    def earlier_views(self) -> list[ViewContract]:
+        """The views that the model reads as they were before, because it runs under an earlier contract."""
+        predictor = None if self.model is None else self._predictor
+        if predictor is None or isinstance(predictor, IsthmusError) or predictor.contract.hash == self.contract.hash:
+            return []
+        contract, service = predictor.contract, predictor.model.deployment.service
+        read = {view: contract.views[view] for view, _ in contract.read(service)}
+        return [view for name, view in read.items() if view != self.contract.views.get(name)]
 
     def _predictor_of(self, model: Model) -> AnyPredictor:
         """The predictor of a model: under the contract that it was trained for, as long as that one has its rows."""

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import msgspec
 import pytest
 
 from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.generations import Generations, Retired
 from isthmus.features.online.record import NEVER, Published, records
 from isthmus.features.online.scripts import suspects
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from tests.serving.metrics.test_metrics import counted, folder_of, scrape, value, workers
-from tests.serving.support import CONTRACT, HOUR, NOW, PUNCTUALITY, Server, fill, free_port, serving, wait
+from tests.serving.support import CONTRACT, HOUR, NOW, PUNCTUALITY, Server, fill, free_port, make_package, serving, wait
 
 AGE, NEWEST = "isthmus_view_freshness_seconds", "isthmus_view_newest_known_timestamp_seconds"
 OBJECTIVE = "isthmus_view_freshness_objective_seconds"
@@ -70,6 +72,30 @@ def test_every_view_with_rows_has_a_time_before_anybody_asks(tmp_path: Path, own
         assert by_view(server, AGE) == {"punctuality": 60}
         materialized(own, PUNCTUALITY, NOW - 30_000_000)
         assert by_view(server, AGE) == {"punctuality": 30}
+
+
+def test_what_a_model_reads_of_an_earlier_contract_counts_as_well(tmp_path: Path, own: str) -> None:
+    """Nothing but pushes makes those rows fresher: the tables are those of the current contract."""
+    longer = replace(PUNCTUALITY, ttl=48 * HOUR)
+    changed = replace(CONTRACT, views={**CONTRACT.views, "punctuality": longer})
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    package = make_package(tmp_path / "package")
+    with serving(tmp_path, own) as server:
+        server.deploy(package)
+        wait(lambda: server.http.get("/readyz").json().get("model") == "late", "the model")
+        materialized(own, PUNCTUALITY, NOW - HOUR)
+        following = Generations(CONTRACT).placed(changed)
+        Generations(CONTRACT).switch(following, NOW).write(tmp_path / "contract.json")
+        wait(lambda: server.http.get("/readyz").json()["contract"] == following.hash, "the switch")
+        assert by_view(server, AGE) == {"punctuality": 3600}
+        materialized(own, following.views["punctuality"], NOW - 60_000_000)
+        assert by_view(server, AGE) == {"punctuality": 3600}
+        materialized(own, PUNCTUALITY, NOW)
+        assert by_view(server, AGE) == {"punctuality": 60}
+        gone = replace(following, views={"route": following.views["route"]}, services={})
+        Generations(following, None, (Retired(CONTRACT, NOW),)).switch(gone, NOW).write(tmp_path / "contract.json")
+        wait(lambda: server.http.get("/readyz").json()["contract"] == gone.hash, "the view to be gone")
+        assert by_view(server, AGE) == {"punctuality": 0}
 
 
 def test_a_run_that_is_not_complete_makes_no_view_fresher(tmp_path: Path, own: str) -> None:

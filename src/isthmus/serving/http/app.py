@@ -224,7 +224,9 @@ class Handlers:
         """The metrics, in the format that Prometheus asks for; while Redis is away, with what it said last."""
         gauges = self.metrics.gauges
         try:
-            gauges.rows = await self._store.rows(self._watch.state.contract, self._at())
+            state, at = self._watch.state, self._at()
+            gauges.rows = await self._store.rows(state.contract.project, state.contract.views.values(), at)
+            gauges.earlier = await self._store.rows(state.contract.project, state.earlier_views, at)
             gauges.ready = True
         except IsthmusError:
             gauges.ready = False

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.serving.metrics.counters import Tally
 from isthmus.serving.redis.store import ViewRows
 from isthmus.serving.state import DEPLOYMENT_STATES, State
@@ -27,6 +27,7 @@ class Gauges(Collector):
         latency_objective: for the p99 of answers, in seconds.
         freshness_objectives: view name to the age that its newest row may have, in seconds.
         rows: what the online store had of each view when it was read last.
+        earlier: the same of views that a model reads as they were under an earlier contract.
         ready: whether it answered then.
     """
 
@@ -36,6 +37,7 @@ class Gauges(Collector):
     latency_objective: float
     freshness_objectives: Mapping[str, float]
     rows: Mapping[str, ViewRows] = field(default_factory=dict)
+    earlier: Mapping[str, ViewRows] = field(default_factory=dict)
     ready: bool = False
 
     def views(self) -> Collection[str]:
@@ -77,22 +79,32 @@ class Gauges(Collector):
         age = GaugeMetricFamily(
             "isthmus_view_freshness_seconds",
             "Age of the newest row of a view: the present time, which is that of the settings if they fix one, less "
-            "the time the row was known. A view without rows, or without times, has none.",
+            "the time the row was known. A view without rows, or without times, has none. Where a model still reads "
+            "the rows of an earlier contract, the older of both counts.",
             labels=["view"],
         )
         objective = GaugeMetricFamily(
             "isthmus_view_freshness_objective_seconds", "The age that the newest row of a view may have.",
             labels=["view"],
         )  # fmt: skip
-        for name, view in contract.views.items():
-            stored = self.rows[name].newest(view) if name in self.rows else None
-            known = max((time for time in (stored, served.get(name)) if time is not None), default=None)
+        earlier = {view.name: view for view in self._state().earlier_views}
+        for name in dict.fromkeys([*contract.views, *earlier]):
+            known = self._known(contract.views.get(name), served.get(name), earlier.get(name))
             if known is not None:
                 newest.add_metric([name], known / 1e6)
                 age.add_metric([name], (self._now() - known) / 1e6)
             if name in self.freshness_objectives:
                 objective.add_metric([name], self.freshness_objectives[name])
         yield from (newest, age, objective)
+
+    def _known(self, view: ViewContract | None, served: int | None, earlier: ViewContract | None) -> int | None:
+        """When the newest current row became known or, if that was earlier, the newest of those that a model reads."""
+        current = [served] if view is not None else []
+        if view is not None and view.name in self.rows:
+            current.append(self.rows[view.name].newest(view))
+        before = self.earlier[earlier.name].newest(earlier) if earlier and earlier.name in self.earlier else None
+        latest = max((time for time in current if time is not None), default=None)
+        return min((time for time in (latest, before) if time is not None), default=None)
 
     def _deployed(self, contract: Contract) -> Iterator[Metric]:
         state = self._state()

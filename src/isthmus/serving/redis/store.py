@@ -1,6 +1,6 @@
 """The connection to the online store: a single pipelined round trip per request, every wait bounded."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -118,14 +118,15 @@ class Store:
                 _, written, _ = end.value
         return int(written)
 
-    async def rows(self, contract: Contract, now: int) -> dict[str, ViewRows]:
+    async def rows(self, project: str, views: Collection[ViewContract], now: int) -> dict[str, ViewRows]:
         """What there is of each view, by a present time in microseconds."""
-        views = contract.views.values()
+        if not views:
+            return {}
         latest = (b"%d" % now, b"-inf", b"WITHSCORES", b"LIMIT", b"0", b"1")
-        names = [suspects(contract.project, view.online_name) for view in views]
+        names = [suspects(project, view.online_name) for view in views]
         pushed = [(b"ZREVRANGEBYSCORE", name, *latest) for name in names]
         async with self._bounded():
-            reply, *times = await self._redis.ask([record.query(contract.project, views), *pushed])
+            reply, *times = await self._redis.ask([record.query(project, views), *pushed])
         return {
             view.name: ViewRows(record.decode(text), int(float(time[1])) if time else None)
             for view, text, time in zip(views, reply, times, strict=True)

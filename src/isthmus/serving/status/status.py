@@ -28,7 +28,7 @@ async def status(
     contract, problems = state.contract, []
     rows: dict[str, ViewRows] = {}
     try:
-        rows = await store.rows(contract, now)
+        rows = await store.rows(contract.project, contract.views.values(), now)
     except DependencyError as error:
         problems.append(str(error))
     file = Path(settings.deployment)
