@@ -157,6 +157,8 @@ def test_a_key_file_that_was_broken_from_the_start_opens_nothing(tmp_path: Path,
         answer = server.lookup(**BY_FEATURES)
         assert (answer.status_code, answer.json()["error"]) == (503, "NotReadyError")
         assert "is no file of API keys" in answer.json()["found"]
+        assert str(tmp_path) not in answer.text
+        assert any(line.get("path") == str(tmp_path / "keys.json") for line in server.lines())
 
 
 @pytest.fixture

@@ -122,7 +122,8 @@ class Guarded:
             self._file.load()
         content = self._file.content
         if isinstance(content, IsthmusError):
-            raise errors.NotReadyError(content.where, content.found, expected=content.expected, remedy=content.remedy)
+            # Whoever has no key need not know where it lies: the log says that.
+            raise errors.NotReadyError("the key file", content.found, expected=content.expected, remedy=content.remedy)
         return content
 
     def _take(self, name: str, rate: int) -> None:
