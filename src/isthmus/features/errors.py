@@ -193,6 +193,27 @@ def extra(name: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise DependencyError(
-            name, f"cannot be imported ({error})", remedy=f"install it: pip install 'isthmus[{name}]'"
-        ) from error
+        raise _not_installed(name, error) from error
+
+
+_EXTRAS = {
+    "dagster": "orchestration",
+    "deltalake": "offline",
+    "duckdb": "offline",
+    "feast": "orchestration",
+    "pysail": "transforms",
+    "pyspark": "transforms",
+}
+"""Libraries that whole rooms import at the top, where `extra` cannot wrap each import, to the extra that has them."""
+
+
+def missing_extra(error: BaseException) -> DependencyError | None:
+    """The extra whose library an import did not find; None for any other error."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if name not in _EXTRAS:
+        return None
+    return _not_installed(_EXTRAS[name], error)
+
+
+def _not_installed(name: str, error: BaseException) -> DependencyError:
+    return DependencyError(name, f"cannot be imported ({error})", remedy=f"install it: pip install 'isthmus[{name}]'")

@@ -34,7 +34,15 @@ from isthmus.features.definition.spec import (
     Source,
     Spine,
 )
-from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, RequestError, nearest, one_of
+from isthmus.features.errors import (
+    ConfigurationError,
+    ContractMismatch,
+    Problem,
+    RequestError,
+    missing_extra,
+    nearest,
+    one_of,
+)
 from isthmus.features.package.signature import PASSWORD, Signer, read_public_key
 from isthmus.orchestration.settings import FILE, ProjectSettings, find, load
 from isthmus.transforms.request.compute import compiled
@@ -159,6 +167,7 @@ class Project:
 
         Raises:
             ConfigurationError: the module cannot be imported, or what it declares is wrong; every problem is named.
+            DependencyError: it imports a library of an extra that is not installed.
         """
         with self._imported(self.settings.project.definitions) as module:
             return self._compiled(module)
@@ -307,6 +316,8 @@ class Project:
             try:
                 spec.loader.exec_module(module)
             except (Exception, SystemExit) as error:  # the user's own code may raise anything
+                if missing := missing_extra(error):
+                    raise missing from error
                 place = _place(error, self.root, file)
                 found, expected = reason(error)
                 if "SESSION" in found and "PySpark" in found:

@@ -384,6 +384,27 @@ def test_java_missing(built: Shop, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("library", "verb", "extra"),
+    [
+        ("deltalake", "apply", "offline"),
+        ("deltalake", "status", "offline"),
+        ("duckdb", "training-set", "offline"),
+        ("pyspark", "apply", "transforms"),
+        ("dagster", "dev", "orchestration"),
+    ],
+)
+def test_an_extra_missing(shop: Shop, library: str, verb: str, extra: str) -> None:
+    code = f"import sys; sys.modules[{library!r}] = None; from isthmus.orchestration.cli.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, verb], cwd=shop.root, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 3, done.stderr
+    [said] = done.stderr.splitlines()
+    assert said.startswith(f"isthmus: {extra}: cannot be imported (")
+    assert said.endswith(f"Install it: pip install 'isthmus[{extra}]'")
+
+
 def test_no_spark_connect_server(built: Shop) -> None:
     said = refused(built, "build", code=3, ISTHMUS_ENGINE="sc://127.0.0.1:1")
     assert said.startswith("isthmus: engine sc://127.0.0.1:1: does not answer (")

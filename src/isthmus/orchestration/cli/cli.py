@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from isthmus.features.errors import DependencyError, IsthmusError, RequestError
+from isthmus.features.errors import DependencyError, IsthmusError, RequestError, missing_extra
 from isthmus.orchestration.cli import contracts, features, keys, models, packages, project, releases
 from isthmus.orchestration.cli.help import WIDTH, CommandGroup
 from isthmus.orchestration.cli.options import ProjectOption
@@ -88,6 +88,10 @@ def run(arguments: Sequence[str]) -> int:
         message, _, meant = error.format_message().replace("Value error, ", "").partition(" Did you mean ")
         usage = RequestError("command line", message.rstrip("."), expected=meant.partition("?")[0], remedy=remedy)
         code = _failed(arguments, usage)
+    except ModuleNotFoundError as error:
+        if (missing := missing_extra(error)) is None:
+            raise
+        code = _failed(arguments, missing)
     except OSError as error:
         # A full disk, a folder that may not be written: the user's to mend.
         trouble = DependencyError(
