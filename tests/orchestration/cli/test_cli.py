@@ -388,7 +388,6 @@ def test_java_missing(built: Shop, tmp_path: Path) -> None:
     ("library", "verb", "extra"),
     [
         ("deltalake", "apply", "offline"),
-        ("deltalake", "status", "offline"),
         ("duckdb", "training-set", "offline"),
         ("pyspark", "apply", "transforms"),
         ("dagster", "dev", "orchestration"),
