@@ -35,7 +35,7 @@ def rehearse(
         ConfigurationError: a gate is about a figure that no report has, the student is no smaller than its teacher, a
             step has no loss, a batch would part a group of rows, or student, teacher and objective do not fit each
             other: outputs, labels, tokenizers, shared parameters.
-        DataError: an input of the student leaks the label.
+        DataError: an input leaks the label.
         GateFailed: the loss of the first batch is not finite.
     """
     declared = task.material.declaration
@@ -52,11 +52,11 @@ def rehearse(
     objective.alone(where).require_weight(steps, f"{where}: control")
     if leaks := task.leaks():
         raise DataError(
-            f"{where}: student",
+            f"{where}: inputs",
             "; ".join(leaks),
             expected="inputs that are known before the label, none of which says it alone",
-            remedy="leave what is known only after the label out of the student's features; if it is known before, no "
-            "model is needed",
+            remedy="leave what is known only after the label out of the features; if it is known before, no model is "
+            "needed",
         )
     _first_step(task, student, objective, outputs, settings)
     _require_compatible(task, teacher, student, outputs)

@@ -64,13 +64,14 @@ def test_one_long_text_does_not_make_all_rows_long() -> None:
     assert saying(from_python([float(label) if label else float("nan") for label in labels], Float64), labels) == 1
 
 
-def test_what_is_known_only_after_the_label_is_refused(table: pa.Table, tmp_path: Path) -> None:
+@pytest.mark.parametrize("feature", ["distance", "secret"], ids=["of the student", "of the teacher alone"])
+def test_what_is_known_only_after_the_label_is_refused(table: pa.Table, tmp_path: Path, feature: str) -> None:
     """A delay, of which being late is what it means, for those that arrived."""
     draw, late = np.random.default_rng(1), table["late"].to_numpy()
     delay = np.where(late == 1, 15 + draw.exponential(20, len(late)), 15 - draw.exponential(20, len(late)))
-    place, notes = table.column_names.index("distance"), list[str]()
-    leaking = table.set_column(place, "distance", pa.array(delay, pa.float32(), mask=draw.random(len(late)) < 0.1))
-    with pytest.raises(DataError, match=r"late: student: distance orders the labels .* AUC of 1\.0000; .*Leave what"):
+    place, notes = table.column_names.index(feature), list[str]()
+    leaking = table.set_column(place, feature, pa.array(delay, table[feature].type, mask=draw.random(len(late)) < 0.1))
+    with pytest.raises(DataError, match=rf"late: inputs: {feature} orders the labels .* AUC of 1\.0000; .*Leave what"):
         run(tmp_path, leaking, notes=notes)
     assert not any("teacher outputs" in note for note in notes)
     assert not (tmp_path / "models").exists()

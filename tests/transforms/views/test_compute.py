@@ -223,7 +223,8 @@ def test_no_event_time(events: "Mapping[str, DataFrame]") -> None:
     def timeless(events: DataFrame) -> DataFrame:
         return events.select("k", "x")
 
-    with pytest.raises(ConfigurationError, match="has no column 'event_timestamp'; expected one of type timestamp"):
+    missing = "has no column 'event_timestamp'; expected one of type timestamp. Return it, or "
+    with pytest.raises(ConfigurationError, match=f"{missing}the column that the source names by timestamp=: at"):
         compute(view(timeless), events)
 
 

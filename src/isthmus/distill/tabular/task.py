@@ -154,10 +154,11 @@ class TabularTask(Task):
         return Batch((numbers, places), targets)
 
     def leaks(self) -> list[str]:
-        """Each by itself, over the training part or 100,000 rows of it."""
-        train = self.material.parts.train
+        """Of the student or of the teacher, each by itself, over the training part or 100,000 rows of it."""
+        material, train = self.material, self.material.parts.train
         rows = train[spread(len(train), 100_000)]
-        values = columns(self.material.student_table.take(rows), self.material.student_inputs)
+        values = columns(material.table.take(rows), material.teacher_inputs)
+        values |= columns(material.student_table.take(rows), material.student_inputs)
         return [f"{name} {leak}" for name, column in values.items() if (leak := self._kind.leak(column, rows))]
 
     def groups(self, rows: Index) -> Index | None:

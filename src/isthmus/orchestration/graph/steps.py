@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from isthmus.features.contract.contract import sha256
+from isthmus.features.document.markdown import to_markdown
 from isthmus.features.errors import ContractMismatch, GateFailed
 from isthmus.features.progress import Progress
 from isthmus.orchestration.graph.events import (
@@ -350,12 +351,18 @@ _COSTS = ("parameters", "bytes", "p50_us", "p99_us")
 
 
 def _models(report: Mapping[str, Any]) -> Metadata:
+    """The models side by side, and what each figure means."""
+    from isthmus.distill.gates import gate_figures
+    from isthmus.distill.reports import explained
+
     measures = list(report["models"]["student"]["quality"])
     rows = [
         [name, *(_figure(model["quality"].get(measure)) for measure in measures), *(_figure(model[c]) for c in _COSTS)]
         for name, model in report["models"].items()
     ]
-    return table(rows, ["model", *measures, *_COSTS])
+    shown = table(rows, ["model", *measures, *_COSTS])
+    meanings = to_markdown(explained([*measures, *gate_figures(report), "p50", "p99"]))
+    return {**shown, "raw_value": f"{shown['raw_value']}\n\n{meanings}"}
 
 
 def _figures(model: Mapping[str, Any]) -> Metadata:

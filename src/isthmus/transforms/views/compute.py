@@ -12,7 +12,7 @@ from isthmus.features import clock
 from isthmus.features.contract.contract import Column, ViewContract
 from isthmus.features.definition import codehash
 from isthmus.features.definition.spec import FeatureView, Spine
-from isthmus.features.errors import ConfigurationError, DataError, Problem, nearest
+from isthmus.features.errors import ConfigurationError, DataError, Problem, nearest, one_of
 from isthmus.features.values.arrow import ARROW, null_elements, other_sizes
 from isthmus.transforms.sources import failing_line, first_line
 
@@ -162,7 +162,7 @@ def _frame(
             for name, standard in zip((source.timestamp, source.known), _TIMES, strict=True):
                 if name is not None and name in frame.columns and standard not in frame.columns:
                     frame = frame.withColumnRenamed(name, standard)
-        _check_schema(place, frame, columns, needs_known=isinstance(declaration, Spine))
+        _check_schema(place, frame, columns, declaration)
         times = [name for name in _TIMES if name in frame.columns]
         return place, frame.select(*(column.name for column in columns), *times)
     except PySparkException as error:
@@ -222,7 +222,7 @@ def _typed(place: str, table: pa.Table, columns: Sequence[Column], identity: Seq
     return table.cast(pa.schema([(name, types[name]) for name in table.column_names]))
 
 
-def _check_schema(place: str, frame: "DataFrame", columns: Sequence[Column], *, needs_known: bool) -> None:
+def _check_schema(place: str, frame: "DataFrame", columns: Sequence[Column], declaration: FeatureView | Spine) -> None:
     types = dict(frame.dtypes)
     names = frame.columns
     problems = [
@@ -245,8 +245,12 @@ def _check_schema(place: str, frame: "DataFrame", columns: Sequence[Column], *, 
             problems.append(Problem(place, wrong, because, remedy))
     for name in _TIMES:
         if name not in types:
-            if name == "event_timestamp" or needs_known:
-                remedy = f"return it, or name the column in the source: {_ROLES[name]}="
+            if name == "event_timestamp" or isinstance(declaration, Spine):
+                role = _ROLES[name]
+                named = dict.fromkeys(time for source in declaration.sources if (time := getattr(source, role)))
+                remedy = f"return it, or name the column in the source: {role}="
+                if named:
+                    remedy = f"return it, or the column that the source names by {role}=: {one_of(named)}"
                 problems.append(Problem(place, f"its result has no column {name!r}", "one of type timestamp", remedy))
         elif types[name] != "timestamp":
             zone = "has no time zone (timestamp_ntz)" if types[name] == "timestamp_ntz" else f"has type {types[name]}"
