@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,10 @@ def test_passed_needs_something_compared_and_nothing_differing() -> None:
     assert not _verdict(a=GOOD, b=BAD).passed
     assert not Verdict("c", 0, {"traffic": {"a": GOOD}}, {}, {}, "p", BAD).passed
     assert (_verdict(a=GOOD, b=BAD).compared, _verdict(a=GOOD, b=BAD).differing) == (6, 1)
+    for group in ("inputs", "device", "singly"):
+        group_of: Any = {group: {"x": BAD}}
+        verdict = replace(_verdict(a=GOOD), **group_of)
+        assert (verdict.passed, verdict.compared, verdict.differing) == (False, 6, 1), group
 
 
 def test_a_verdict_whose_sums_are_not_its_own_is_refused() -> None:

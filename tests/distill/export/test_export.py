@@ -294,6 +294,20 @@ def test_a_precision_that_is_too_coarse_is_left_out(
         made("fastest", gates=[Gate("student.accuracy", at_least=1.5)])
 
 
+def test_a_gate_holds_of_each_precision(
+    exported: ExportReport, trained: DistillationReport, table: pa.Table, tmp_path: Path
+) -> None:
+    exact, coarse = (exported.quality[f"model.{precision}.onnx"]["log_loss"] for precision in ("fp32", "int8"))
+    assert exact is not None
+    assert coarse is not None
+    assert exact != coarse
+    between = {"at_most" if exact < coarse else "at_least": (exact + coarse) / 2}
+    report = make_package(
+        trained.path, table, tmp_path, replace(SERVING, precision="fp32"), gates=[Gate("student.log_loss", **between)]
+    )
+    assert "model.int8.onnx: student.log_loss is" in report.left_out["int8"]
+
+
 def test_the_fastest_precision_is_found_by_measuring(
     exported: ExportReport, trained: DistillationReport, table: pa.Table, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 import time
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,13 @@ def test_the_checkpoint_of_another_run_is_passed_over_with_the_reason(tmp_path: 
     found = checkpoints(tmp_path, [], "another").latest()
     assert found is not None
     assert found[0].step == 8
+
+
+def test_every_setting_but_those_of_checkpoints_makes_another_run() -> None:
+    settings = tiny.SETTINGS.identity()
+    missing = {field.name for field in fields(tiny.SETTINGS)} - settings.keys()
+    assert missing == {"checkpoint_steps", "checkpoint_seconds"}
+    assert replace(tiny.SETTINGS, seed=1).identity() != settings
 
 
 def test_discarding_leaves_everything_else(tmp_path: Path) -> None:

@@ -235,6 +235,10 @@ def test_nothing_of_an_expired_or_future_row_leaks(client: Client) -> None:
         assert answer.columns["a"].data[0] == 0
         assert answer.columns["b"].data[0] is None
     assert to_arrow(answer.columns["b"], String).to_pylist() == [None, "fresh"]
+    # Of the past, and not known yet.
+    _write(store, VIEW, [_row("z", 100, 108, 7, "early")])
+    for at, value in ((107, None), (108, "early")):
+        assert store.read(VIEW, {"k": ["z"]}, at).columns["b"].tolist(String) == [value]
 
 
 def test_more_rows_than_one_chunk(client: Client) -> None:

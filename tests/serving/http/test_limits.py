@@ -161,7 +161,7 @@ def test_a_head_without_an_end_is_refused_before_it_is_kept(
             with suppress(BlockingIOError):
                 received += connection.recv(65_536)
                 break
-    assert sent < 5 << 20, "what the system keeps for both sides"
+    assert sent < 10 << 20, "what the system keeps for both sides"
     assert resident(small) - before < 50 << 20
     assert small.http.get("/healthz").status_code == 200
     if found and received:
