@@ -73,7 +73,7 @@ def test_all_mistakes_in_data_and_functions_at_once(shop: Shop, project: Open) -
         ),
         (
             "spine placed (there): its result has no column 'known_at'; expected one of type timestamp. Return it, or "
-            "name the column in the source: known="
+            "the column that the source names by known=: delivered_at"
         ),
     ]
     assert not (shop.state / "contract.json").exists()
