@@ -49,10 +49,10 @@ def table(name: str, run: dict[str, Any]) -> str:
 
 
 def number(value: float | None) -> str:
-    """A figure with three digits that mean something."""
+    """A figure with three digits, a share with four."""
     if value is None:
         return ""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 1 else f"{value:.4g}"
 
 
 def plot(name: str, compared: list[dict[str, Any]]) -> None:

@@ -103,6 +103,13 @@ AFTER: dict[str, Callable[[Mapping[str, Any]], None]] = {
 """What the blocks of a page leave, and what is known of it."""
 
 
+def test_the_results_of_every_benchmark_have_their_place() -> None:
+    text = (ROOT / "docs" / "performance.md").read_text()
+    for file in (ROOT / "benchmarks" / "results").iterdir():
+        assert f"<!-- {file.stem} -->" in text, file.name
+        assert f"<!-- /{file.stem} -->" in text, file.name
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in WHOLE and blocks(page, "python")])
 def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "\n".join(block.text for block in blocks(page, "python"))
