@@ -58,6 +58,14 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Waits for the rest of a head, if any: most heads come complete."""
+        most = self._limits.head_bytes
+        # The parser does not say where in its bytes a field begins: only from the next ones on is all of it counted.
+        for start in range(0, len(data), most):
+            if self.transport.is_closing():
+                break
+            self._parse(data[start : start + most] if len(data) > most else data)
+
+    def _parse(self, data: bytes) -> None:
         self._unparsed += len(data)
         super().data_received(data)
         if self._unparsed > self._limits.head_bytes and not self.transport.is_closing():
