@@ -158,6 +158,7 @@ def test_what_was_made_is_shown_with_its_rows_and_plots(ran: Dagster) -> None:
     auc = student["auc"].value
     assert isinstance(auc, float)
     assert auc == float(f"{auc:.4g}")
+    assert "e+0" not in str(student["models"].value)
     assert "**auc**: area under the ROC curve" in str(student["models"].value), "figures are explained"
     for plotted in ("loss", "quality", "latency"):
         assert "data:image/" in str(shown(f"{MODEL}/student")[plotted].value), plotted

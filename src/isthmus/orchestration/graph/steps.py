@@ -371,7 +371,7 @@ def _figures(model: Mapping[str, Any]) -> Metadata:
 
 
 def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:,.4g}"
+    return "" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _name(node: str) -> str:
