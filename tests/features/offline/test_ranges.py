@@ -278,7 +278,7 @@ def test_of_two_writers_the_second_is_refused(store: OfflineStore) -> None:
     fresh = OfflineStore(Path(store.root).parent / "fresh")
     with fresh.prepare(VIEW, rows_of(range(2))) as first, fresh.prepare(VIEW, rows_of(range(3))) as second:
         fresh.write(first)
-        with pytest.raises(DataError, match="offline table of traffic"):
+        with pytest.raises(DataError, match="another process wrote to it at the same moment"):
             fresh.write(second)
     assert len(read(fresh)[0]) == 6
 

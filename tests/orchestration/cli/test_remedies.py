@@ -3,16 +3,25 @@
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from isthmus.features import clock
+from isthmus.features.files import write_atomically
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
+from isthmus.serving.deployment.deployment import Deployment
+from isthmus.serving.rollout.decision import Decision, decision_file
+from isthmus.serving.rollout.rollout import undo
 from tests.commandline import run
 from tests.orchestration.shop import Shop, data_file
+from tests.serving.support import wait
 
 NAMED = re.compile("`isthmus ([a-z][^`]*)`")
 REMOVED = re.compile(r"(/\S+) (?:cannot be read|was written).*[Rr]emove that folder|[Rr]emove (/\S+)")
@@ -124,3 +133,76 @@ def test_messages_lead_from_nothing_to_a_deployment_and_back_there(shop: Shop) -
     assert "is gone, with what the package cost" in follow(shop, "deploy")[0]
     (shop.state / "verdicts" / "late_order.json").write_bytes(b"{")
     assert "is not a verdict" in follow(shop, "deploy")[0]
+
+
+@pytest.mark.accept
+def test_messages_about_candidates_and_the_way_back_lead_there(exported: Shop) -> None:
+    exported.append("probation_seconds = 3600\n", "isthmus.toml")
+    file = exported.state / "deployment.json"
+
+    def done(*verbs: str) -> None:
+        for verb in verbs:
+            assert run(*verb.split(), cwd=exported.root).returncode == 0
+
+    def leads(command: str, *sentences: str) -> None:
+        followed = follow(exported, command)
+        assert len(followed) == len(sentences), followed
+        assert all(map(re.search, sentences, followed)), followed
+
+    def in_force() -> Deployment:
+        return Deployment.loads(file.read_bytes(), str(file))
+
+    leads("deploy --promote", "nothing is deployed", "has no verdict", "there is no candidate")
+    assert "there is no deployment before" in run("rollback", cwd=exported.root).stderr
+    exported.replace("epochs = 2", "epochs = 3", "isthmus.toml")
+    done("distill", "export", "verify")
+    leads("rollback", "there is no deployment before .* for another package")
+    first = in_force()
+
+    done("deploy --canary 0.5")
+    candidate = in_force().candidate
+    assert candidate is not None
+    given_up = candidate.deployment
+    why = Decision(given_up.digest, given_up.deployed_at, clock.now(), "it was slow")
+    write_atomically(decision_file(file), why.dumps())
+    leads("deploy --promote", "was given up: it was slow", "there is no candidate")
+    second = in_force()
+    assert (second.digest, second.probation and second.probation.before.digest) == (given_up.digest, first.digest)
+
+    exported.append("threads = 2\n", "isthmus.toml")
+    assert "was measured with threads 1; expected threads 2" in follow(exported, "deploy")[0]
+    third = in_force()
+    assert undo(file, third, "it failed", at=clock.now())
+    assert in_force().runs == second.runs
+    said = run("rollback", cwd=exported.root).stderr
+    assert "the server has gone back by itself" in said
+    done(*NAMED.findall(said))
+    assert in_force().runs == first.runs
+
+
+WAITS = """    if (folder := Path(__file__).with_name("wait")).exists():
+        folder.rename(folder.with_name("waits"))
+        while folder.with_name("waits").exists():
+            time.sleep(0.05)
+    second = F.unix_seconds("ordered_at")
+    day"""
+"""Of the second view: the first one is ready to be written by then."""
+
+
+@pytest.mark.accept
+def test_a_build_that_met_the_rows_of_another_is_run_again(shop: Shop) -> None:
+    shop.replace('    second = F.unix_seconds("ordered_at")\n    day', WAITS)
+    shop.replace(
+        "from datetime import timedelta\n", "import time\nfrom datetime import timedelta\nfrom pathlib import Path\n"
+    )
+    assert follow(shop, "apply") == []
+    (shop.root / "wait").mkdir()
+    command = [Path(sys.executable).with_name("isthmus"), "build"]
+    with subprocess.Popen(command, cwd=shop.root, stderr=subprocess.PIPE, text=True) as late:
+        wait(lambda: (shop.root / "waits").exists(), "the transform that waits", 60)
+        assert follow(shop, "build") == []
+        (shop.root / "waits").rmdir()
+        said = late.communicate()[1]
+    assert "another process wrote to it at the same moment" in said
+    (again,) = NAMED.findall(said)
+    assert follow(shop, again) == []

@@ -187,7 +187,7 @@ class OfflineStore:
             # The file of a day is small: dictionaries would make it larger, and slower to read.
             "writer_properties": WriterProperties(default_column_properties=ColumnProperties(dictionary_enabled=False)),
         }
-        with _writing(view.table, where):
+        with _writing(view.table, where, new=table is None):
             rows = reader(view, prepared.rows)
             if table is None:
                 write_deltalake(where, rows, partition_by=[DAY_COLUMN.name], **options)
@@ -343,17 +343,17 @@ def _duckdb_error() -> type[Exception]:
 
 
 @contextmanager
-def _writing(table: str, path: str) -> Iterator[None]:
+def _writing(table: str, path: str, *, new: bool) -> Iterator[None]:
     """Turns the errors of writing a table, which is unchanged then, into a DataError."""
     where = f"offline table of {table}"
     try:
         yield
-    except CommitFailedError as error:
-        raise DataError(
-            where, "another process wrote to it at the same moment",
-            remedy="its rows are whole: run `isthmus build` again once the other run has ended",
-        ) from error  # fmt: skip
     except (DeltaError, OSError, pa.ArrowException, ValueError, RuntimeError) as error:
+        if isinstance(error, CommitFailedError) or (new and DeltaTable.is_deltatable(path)):
+            raise DataError(
+                where, "another process wrote to it at the same moment",
+                remedy="its rows are whole: run `isthmus build` again once the other run has ended",
+            ) from error  # fmt: skip
         raise DataError(
             where, f"{path} cannot be written ({first_line(error)})",
             remedy="its rows are as they were: mend that, then run `isthmus build` again",

@@ -1,7 +1,8 @@
 """The Lua scripts: Redis itself decides which rows replace what is stored, and which are removed.
 
 So batch, streaming and pushes may write at the same time, in any order, and end in the same state. Rows that come from
-anywhere but the offline table are called pushed.
+anywhere but the offline table are called pushed. No history has them: one that lost to a row which the table takes back
+later is gone.
 """
 
 import struct

@@ -154,7 +154,7 @@ def promote(
         candidate = _beside(file).candidate
         if candidate is None:
             raise GateFailed(str(file), "there is no candidate", expected="a candidate to promote",
-                             remedy="run `isthmus deploy --shadow` or `isthmus deploy --canary SHARE`")  # fmt: skip
+                             remedy="run `isthmus deploy --shadow`, or with `--canary SHARE`")  # fmt: skip
         if decision := read_decision(file, candidate.deployment):
             where = f"package {candidate.deployment.digest[:12]}"
             raise GateFailed(where, f"was given up: {decision.why}", expected="a candidate that is still running",
@@ -333,12 +333,13 @@ def _earlier(file: Path, events: list[Event], current: Deployment | None, to: st
     if current is None:
         raise GateFailed(str(file), "nothing is deployed", expected="a deployment to go back from",
                          remedy="run `isthmus deploy`")  # fmt: skip
+    before = succession(events)[:-1]
     if current.undone is not None:
         # Whoever means the deployment that failed would go one too far.
+        further = f"run `isthmus rollback --to {before[-1].digest[:12]}`" if before else "there is none further back"
         raise GateFailed(str(file), f"the server has gone back by itself: {current.undone.why}",
                          expected="--to with a package, to go further back",
-                         remedy="see `isthmus history`")  # fmt: skip
-    before = succession(events)[:-1]
+                         remedy=further)  # fmt: skip
     if not before:
         raise GateFailed(str(file), f"there is no deployment before package {current.digest[:12]}",
                          expected="an earlier deployment",
