@@ -197,7 +197,7 @@ def test_a_build_that_met_the_rows_of_another_is_run_again(shop: Shop) -> None:
     )
     assert follow(shop, "apply") == []
     (shop.root / "wait").mkdir()
-    command = [Path(sys.executable).with_name("isthmus"), "build"]
+    command = [str(Path(sys.executable).with_name("isthmus")), "build"]
     with subprocess.Popen(command, cwd=shop.root, stderr=subprocess.PIPE, text=True) as late:
         wait(lambda: (shop.root / "waits").exists(), "the transform that waits", 60)
         assert follow(shop, "build") == []
