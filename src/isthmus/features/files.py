@@ -41,6 +41,13 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     _sync(path.parent)
 
 
+def move_atomically(partial: Path, path: Path) -> None:
+    """Gives a file that was written beside `path` this name. After a crash, there is the old content or the new."""
+    _sync(partial)
+    partial.replace(path)
+    _sync(path.parent)
+
+
 def read_pointer(file: Path) -> Path:
     """The folder beside a file that contains only the folder's name.
 

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.contract import Column, ViewContract
 from isthmus.features.snapshot.file import Header, SnapshotFile, unpacked
+from isthmus.features.snapshot.owners import generation_of
 from isthmus.features.snapshot.seal import Sealer, create_key
+from isthmus.features.snapshot.shelf import Latest, Shelf
 from isthmus.features.types import Bool, DataType, Int32, Int64, String
 from isthmus.features.values.entitykey import encode_keys
 from isthmus.features.values.rows import RowCodec
@@ -69,13 +71,26 @@ def made(views: Sequence[ViewContract], rows: Sequence[Content], number: int = 1
     return sealer().seal(SnapshotFile(Header("prod", "service", "5" * 64, "c" * 64, 1_700, number, counts), files))
 
 
-def as_documented(views: Sequence[ViewContract], rows: Sequence[Content], number: int = 1) -> bytes:
+def put_owners(
+    shelf: Shelf, views: Sequence[ViewContract], rows: Sequence[Content], owner: Column, number: int = 1, keep: int = 3
+) -> Latest:
+    """Makes a snapshot in which each owner has a file the newest of a shelf."""
+    file = made(views, rows, number)
+    generation, own = generation_of(file.header, owner, views, file.rows)
+    with shelf.locked():
+        return shelf.add_owners(generation, own, sealer().sign, keep)
+
+
+def as_documented(
+    views: Sequence[ViewContract], rows: Sequence[Content], number: int = 1, owner: tuple[str, str] | None = None
+) -> bytes:
     """The oracle: what is signed, byte by byte as the documentation reads."""
     header = {
         "project": "prod", "service": "service", "hash": "5" * 64, "contract": "c" * 64, "made": 1_700,
         "number": number, "views": [[view.name, len(content)] for view, content in zip(views, rows, strict=True)],
     }  # fmt: skip
-    text = json.dumps(header, separators=(",", ":")).encode()
+    header |= {"owner": owner} if owner else {}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     found = b"isthsnap" + bytes([1]) + struct.pack("<I", len(text)) + text
     for view, content in zip(views, rows, strict=True):
         types = [key.dtype.name for key in sorted(view.keys, key=lambda key: key.name)]

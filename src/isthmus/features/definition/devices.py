@@ -46,6 +46,9 @@ def snapshot_problems(where: str, service: FeatureService) -> Iterator[Problem]:
         yield Problem(f"{where}, keep", repr(device.keep), f"0 to {_MOST_KEPT}")
     entities = [entity for view in views.values() for entity in view.entities]
     known = {key: dtype for entity in entities for key, dtype in entity.join_keys.items()}
+    if device.owner is not None and (not isinstance(device.owner, str) or device.owner not in known):
+        what = f"no join key {device.owner!r}{nearest(device.owner, known)}"
+        yield Problem(f"{where}, owner", what, f"{one_of(known)}: a join key of a view that the service reads")
     if not isinstance(device.keys, Mapping):
         yield Problem(f"{where}, keys", repr(device.keys), "a mapping of join keys to lists of values")
         return
@@ -54,6 +57,9 @@ def snapshot_problems(where: str, service: FeatureService) -> Iterator[Problem]:
             yield Problem(f"{where}, keys", f"no join key {key!r}{nearest(key, known)}", one_of(known))
         elif not _values_of(values, known[key]):
             yield Problem(f"{where}, keys {key!r}", repr(values), f"a list of values of type {known[key]!r}")
+        elif key == device.owner:
+            yield Problem(f"{where}, owner", f"{key!r} is among `keys`, too",
+                          "the rows of these values on every device, or those of its own on each")  # fmt: skip
 
 
 def _stored(service: FeatureService) -> list[tuple[FeatureView, Field]]:

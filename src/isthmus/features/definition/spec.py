@@ -209,15 +209,21 @@ class Snapshot:
             data are joined as a device sees them.
         keys: a join key to the values that devices keep; a view with another join key is kept whole.
         keep: of how many earlier snapshots the differences to the newest are kept.
+        owner: a join key that each device has one value of, such as the customer who uses it: of the views with that
+            key, it keeps the rows of this value alone. None where every device keeps the same.
     """
 
     age: timedelta
     every: timedelta
     keys: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     keep: int = 6
+    owner: str | None = None
 
     def identity(self) -> list[Any]:
-        """Plain data, of which it depends what a device sees."""
+        """Plain data, of which it depends what a device sees.
+
+        The owner is left out: each row of a training set is asked by the device of its own key, which has its rows.
+        """
         keys = {key: sorted(map(str, values)) for key, values in sorted(self.keys.items())}
         return [self.age / MICROSECOND, self.every / MICROSECOND, *([keys] if keys else [])]
 

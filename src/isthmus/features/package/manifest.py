@@ -127,6 +127,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         views: in the order of a snapshot.
         stale: what to answer where no snapshot is young enough; None to refuse.
         instead: the name of the package that answers then; None to refuse.
+        owner: the join key of which a device has one value; None where all devices keep the same rows.
     """
 
     project: str
@@ -136,6 +137,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     views: tuple[KeptView, ...]
     stale: float | None = None
     instead: str | None = None
+    owner: str | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -17,12 +17,28 @@ import hashlib
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from isthmus.features.errors import DataError
-from isthmus.features.snapshot.file import SnapshotFile
 
 MAGIC, VERSION = b"isthdiff", 1
 _START = struct.Struct("<8sB32s32sI")
+
+
+class Pieces(Protocol):
+    """The bytes of a file, and its SHA-256 in hex."""
+
+    @property
+    def parts(self) -> list[bytes]:
+        """What may stay as it is from one file to another."""
+
+    @property
+    def data(self) -> bytes:
+        """All of them."""
+
+    @property
+    def digest(self) -> str:
+        """Of the data."""
 
 
 @dataclass
@@ -33,7 +49,7 @@ class _Step:
     data: bytearray
 
 
-def difference(base: SnapshotFile, target: SnapshotFile) -> bytes:
+def difference(base: Pieces, target: Pieces) -> bytes:
     """What leads from a snapshot to another one: rows that are the same are copied."""
     places: dict[bytes, int] = {}
     place = 0

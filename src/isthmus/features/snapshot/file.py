@@ -43,7 +43,7 @@ Rows = Mapping[bytes, bytes]
 """Keys, as in the file, to rows: their times, and the packed row from its null bits on."""
 
 
-class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a snapshot is of.
 
     Attributes:
@@ -52,6 +52,8 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         made: the moment that it shows, microseconds since 1970 UTC.
         number: greater than that of every earlier snapshot of the service.
         views: name and number of rows of each.
+        owner: the join key whose rows are of one value alone, and that value as text (`owners`); None, and left out,
+            where every device gets the same file.
     """
 
     project: str
@@ -61,6 +63,13 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     made: int
     number: int
     views: tuple[tuple[str, int], ...]
+    owner: tuple[str, str] | None = None
+
+
+def head(header: Header) -> bytes:
+    """How the file with this header begins."""
+    text = msgspec.json.encode(header)
+    return _START.pack(MAGIC, VERSION, len(text)) + text
 
 
 @dataclass(frozen=True)
@@ -84,9 +93,8 @@ class SnapshotFile:
     @cached_property
     def parts(self) -> list[bytes]:
         """The bytes of the file in pieces: the header, each row with its key, the signature."""
-        header = msgspec.json.encode(self.header)
         rows = [key + row for name, _ in self.header.views for key, row in sorted(self.rows[name].items())]
-        return [_START.pack(MAGIC, VERSION, len(header)) + header, *rows, self.signature]
+        return [head(self.header), *rows, self.signature]
 
     @cached_property
     def data(self) -> bytes:
@@ -145,28 +153,39 @@ def read_snapshot(data: bytes, views: Sequence[ViewContract], where: str = "snap
         named = ", ".join(name for name, _ in header.views)
         raise DataError(where, f"is of views {named}", expected=", ".join(view.name for view in views))
     end = len(data) - SIGNATURE_SIZE
-    rows: dict[str, dict[bytes, bytes]] = {}
+    rows, body = dict[str, dict[bytes, bytes]](), data[:end]
     for (name, count), view in zip(header.views, views, strict=True):
-        found: dict[bytes, bytes] = {}
-        fixed = _TIMES.size + RowCodec(view).width - ROW_HEADER.size
-        variable = any(column.dtype.numpy is None for column in view.fields)
-        torn = DataError(where, f"ends within a row of {name}, or is damaged there")
-        for _ in range(count):
-            try:
-                begin = place + key_size(view.keys, data, place)
-                stop = begin + _row_size(fixed, variable, data, begin)
-            except (struct.error, ValueError) as error:
-                raise torn from error
-            if stop > end:
-                raise torn
-            found[data[place:begin]] = data[begin:stop]
-            place = stop
-        if len(found) < count or any(one >= other for one, other in pairwise(found)):
-            raise DataError(where, f"its rows of {name} are not in order", expected="each key once, ascending")
-        rows[name] = found
+        rows[name], place = read_rows(view, count, body, place, where)
     if place != end:
         raise DataError(where, f"has {end - place} bytes more than its header says")
     return SnapshotFile(header, rows, data[end:])
+
+
+def read_rows(
+    view: ViewContract, count: int, data: bytes, place: int = 0, where: str = "snapshot"
+) -> tuple[dict[bytes, bytes], int]:
+    """So many rows of a view from a place on, and the place after them.
+
+    Raises:
+        DataError: the bytes end before, or the keys do not ascend.
+    """
+    found: dict[bytes, bytes] = {}
+    fixed = _TIMES.size + RowCodec(view).width - ROW_HEADER.size
+    variable = any(column.dtype.numpy is None for column in view.fields)
+    torn = DataError(where, f"ends within a row of {view.name}, or is damaged there")
+    for _ in range(count):
+        try:
+            begin = place + key_size(view.keys, data, place)
+            stop = begin + _row_size(fixed, variable, data, begin)
+        except (struct.error, ValueError) as error:
+            raise torn from error
+        if stop > len(data):
+            raise torn
+        found[data[place:begin]] = data[begin:stop]
+        place = stop
+    if len(found) < count or any(one >= other for one, other in pairwise(found)):
+        raise DataError(where, f"its rows of {view.name} are not in order", expected="each key once, ascending")
+    return found, place
 
 
 def _row_size(fixed: int, variable: bool, data: bytes, place: int) -> int:

@@ -28,7 +28,10 @@ def kept_views(contract: Contract, service: str) -> list[ViewContract]:
 
 
 def of_kept_keys(view: ViewContract, rows: pa.Table, device: Snapshot) -> Mask:
-    """Which rows, with the join keys of a view among their columns, have a key of it that devices keep, shape (n,)."""
+    """Which rows, with the join keys of a view among their columns, have a key of it that devices keep, shape (n,).
+
+    Where each device has the rows of an owner, all of these: each is kept by some device.
+    """
     of_kept = np.ones(len(rows), bool)
     for key in view.keys:
         if key.name in device.keys:
@@ -41,14 +44,16 @@ def disclosed(views: Sequence[ViewContract], device: Snapshot) -> tuple[str, ...
     """What whoever has a snapshot can read."""
     found = []
     for view in views:
-        keys = " and ".join(
-            f"{key.name} {', '.join(map(str, device.keys[key.name]))}"
-            if key.name in device.keys
-            else f"every {key.name}"
-            for key in view.keys
-        )
+        keys = " and ".join(_whose(key.name, device) for key in view.keys)
         found += [f"{view.name}:{column.name} of {keys}" for column in view.fields]
     return tuple(found)
+
+
+def _whose(key: str, device: Snapshot) -> str:
+    """Of which values of a join key a snapshot has rows."""
+    if key == device.owner:
+        return f"their own {key} alone"
+    return f"{key} {', '.join(map(str, device.keys[key]))}" if key in device.keys else f"every {key}"
 
 
 def kept(contract: Contract, service: FeatureService, stale: float | str | None = None) -> Device | None:
@@ -70,4 +75,4 @@ def kept(contract: Contract, service: FeatureService, stale: float | str | None 
     service_hash = contract.service(service.name).hash
     answer, instead = (None, stale) if isinstance(stale, str) else (stale, None)
     age = service.device.age // MICROSECOND
-    return Device(contract.project, service.name, service_hash, age, views, answer, instead)
+    return Device(contract.project, service.name, service_hash, age, views, answer, instead, service.device.owner)

@@ -1,5 +1,6 @@
 """The signature of a snapshot: ECDSA with P-256, which browsers, Android and iOS verify without a library."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,12 +42,16 @@ class Sealer:
 
     def seal(self, snapshot: SnapshotFile) -> SnapshotFile:
         """The snapshot with its signature."""
+        return snapshot.signed(self.sign(snapshot.body))
+
+    def sign(self, body: bytes) -> bytes:
+        """The signature of what stands before it in a file."""
         from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
         from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
         from cryptography.hazmat.primitives.hashes import SHA256
 
-        halves = decode_dss_signature(self.key.sign(snapshot.body, ECDSA(SHA256())))
-        return snapshot.signed(b"".join(half.to_bytes(_HALF) for half in halves))
+        halves = decode_dss_signature(self.key.sign(body, ECDSA(SHA256())))
+        return b"".join(half.to_bytes(_HALF) for half in halves)
 
     @property
     def public_key(self) -> str:
@@ -81,6 +86,16 @@ def require_sealed(snapshot: SnapshotFile, public_key: str, where: str = "snapsh
     Raises:
         DataError: it has no signature, or not by this key, or was altered since.
     """
+    if not signed_by(public_key, where)(snapshot.data):
+        raise DataError(where, "is not signed by the key of the project, or was altered since")
+
+
+def signed_by(public_key: str, where: str = "snapshot") -> Callable[[bytes], bool]:
+    """Whether the owner of a key, in PEM, has signed a file as it is.
+
+    Raises:
+        DataError: it is no elliptic key.
+    """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
     from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
@@ -88,10 +103,16 @@ def require_sealed(snapshot: SnapshotFile, public_key: str, where: str = "snapsh
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     key = load_pem_public_key(public_key.encode())
-    halves = (int.from_bytes(part) for part in (snapshot.signature[:_HALF], snapshot.signature[_HALF:]))
     if not isinstance(key, EllipticCurvePublicKey):
         raise DataError(where, "is to be signed by what is no elliptic key", expected="the public key of the project")
-    try:
-        key.verify(encode_dss_signature(*halves), snapshot.body, ECDSA(SHA256()))
-    except InvalidSignature as error:
-        raise DataError(where, "is not signed by the key of the project, or was altered since") from error
+
+    def signed(data: bytes) -> bool:
+        body, signature = data[:-SIGNATURE_SIZE], data[-SIGNATURE_SIZE:]
+        halves = (int.from_bytes(part) for part in (signature[:_HALF], signature[_HALF:]))
+        try:
+            key.verify(encode_dss_signature(*halves), body, ECDSA(SHA256()))
+        except InvalidSignature:
+            return False
+        return True
+
+    return signed

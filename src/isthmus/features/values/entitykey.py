@@ -78,6 +78,17 @@ def key_size(columns: Sequence[Column], data: bytes, place: int) -> int:
     return place - start
 
 
+def key_part(columns: Sequence[Column], name: str, key: bytes) -> bytes:
+    """The value of one of these join keys, with its tag, within a key without its prefix."""
+    place = 0
+    for column in sorted(columns, key=lambda column: column.name):
+        end = place + _size(key, place)
+        if column.name == name:
+            return key[place:end]
+        place = end
+    raise KeyError(name)
+
+
 def _size(data: bytes, place: int) -> int:
     """The bytes of a value with its tag."""
     match data[place : place + 1]:
