@@ -65,8 +65,8 @@ class Phone:
 
 
 @contextmanager
-def _phone(command: Command, site: Site, folder: Path, now: int) -> Iterator[Phone]:
-    arguments = [*command, f"{site.url}snapshots/late", str(folder), str(now)]
+def _phone(command: Command, site: Site, folder: Path, now: int, *owner: str) -> Iterator[Phone]:
+    arguments = [*command, f"{site.url}snapshots/late", str(folder), str(now), *owner]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Phone(process)
@@ -121,6 +121,39 @@ def test_it_fetches_goes_on_by_differences_and_goes_offline(command: Command, tm
     file.write_bytes(file.read_bytes()[:-1])
     with _phone(command, site, folder, MADE) as phone:
         assert phone.begin == "digest null signature"
+
+
+def test_it_has_the_rows_of_its_owner_alone(command: Command, tmp_path: Path, redis_url: str) -> None:
+    folder, fetched = tmp_path / "phone", list[bytes]()
+
+    def noted(body: bytes) -> bytes:
+        fetched.append(body[:8])
+        return body
+
+    with open_site(tmp_path, redis_url) as site:
+        site.views, site.harm = vectors.VIEWS, noted
+        site.offer_owners(snapshot(), vectors.SEALER)
+        with _phone(command, site, folder, MADE + SECOND, "c7") as phone:
+            assert [phone("update"), phone("row c7"), phone("row c2")] == ["true", "present 7 wet", "owner"]
+            site.offer_owners(snapshot(CHANGED, number=2), vectors.SEALER)
+            assert [phone("update"), phone("row c7"), phone("require")] == ["true", "present -1 null", "fit"]
+            assert fetched[-1] == b"isthdiff"
+            site.offer_owners(snapshot(number=3), vectors.SEALER)
+            other = site.own("c2")
+            site.harm = lambda _: other
+            assert [phone("update"), phone("row c7")] == ["owner", "present -1 null"]
+            site.harm = bytes
+        # After the user changes, nothing of the one before is used, nor lost.
+        with _phone(command, site, folder, MADE + SECOND, "c2") as phone:
+            assert phone.begin == "digest null null"
+            assert [phone("update"), phone("row c2"), phone("row c7")] == ["true", "present 2 wet", "owner"]
+        with _phone(command, site, folder, MADE + SECOND, "ü") as phone:
+            assert [phone("update"), phone("row ü")] == ["true", "expired null null"]
+        with _phone(command, site, folder, MADE + SECOND, "a/b %") as phone:
+            assert phone("update") == "refused"
+    with _phone(command, site, folder, MADE + SECOND, "c7") as phone:
+        assert not phone.begin.startswith("digest null")
+        assert [phone("update"), phone("row c7")] == ["offline", "present -1 null"]
 
 
 def test_killed_at_any_moment_of_an_update_it_has_the_old_or_the_new(

@@ -21,10 +21,13 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Error, Page, Playwright, sync_playwright
 
 from isthmus.features.clients import FOLDER
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.contract import Column, ViewContract
 from isthmus.features.snapshot.delta import difference
 from isthmus.features.snapshot.file import LARGEST, Header, SnapshotFile
-from isthmus.features.snapshot.shelf import Shelf
+from isthmus.features.snapshot.owners import generation_of, key_of
+from isthmus.features.snapshot.seal import Sealer
+from isthmus.features.snapshot.shelf import Latest, Shelf
+from isthmus.features.types import String
 from tests.end_to_end.phones import chromium, of_profile
 from tests.features.snapshot import vectors
 from tests.features.snapshot.support import Content, made, sealer
@@ -37,6 +40,7 @@ VIEWS = vectors.VIEWS[:2]
 DEVICE = {**vectors.DEVICE, "views": vectors.DEVICE["views"][:2]}
 
 EMPTY: Content = {}
+CARRIER = Column("carrier", String)
 
 
 def _snapshot(
@@ -71,6 +75,20 @@ class Site:
         with self.shelf.locked():
             self.shelf.add(file, self.views, keep)
         return file
+
+    def offer_owners(self, file: SnapshotFile, signer: Sealer) -> Latest:
+        """Makes the files of its carriers the newest."""
+        generation, own = generation_of(file.header, CARRIER, self.views, file.rows)
+        with self.shelf.locked():
+            return self.shelf.add_owners(generation, own, signer.sign, 3)
+
+    def own(self, carrier: str) -> bytes:
+        """The newest file of a carrier."""
+        latest = self.shelf.latest()
+        assert latest is not None
+        found = self.shelf.own(key_of(carrier, CARRIER), latest)
+        assert found is not None
+        return found[1]
 
 
 @contextmanager
@@ -141,10 +159,10 @@ def browser(playwright: Playwright) -> Iterator[Browser]:
     browser.close()
 
 
-OPEN = """async ({ device, key, now, url = "/snapshots/late", files = false }) => {
+OPEN = """async ({ device, key, now, url = "/snapshots/late", files = false, owner = null }) => {
   const { Snapshots } = await import("/snapshot.mjs");
   window.now = BigInt(now);
-  window.snapshots = await Snapshots.open({ device, key, url, files, now: () => window.now });
+  window.snapshots = await Snapshots.open({ device, key, url, files, owner, now: () => window.now });
 }"""
 UPDATE = "() => snapshots.update().catch((error) => `${error.kind}: ${error.message}`)"
 LOOKED = """(key) => {
@@ -220,6 +238,47 @@ def test_it_goes_on_by_a_difference(site: Site, page: Page) -> None:
     assert page.evaluate("() => snapshots.state.digest") == newest.digest
     assert len(fetched) == 1
     assert fetched[0] < len(newest.data) / 20
+
+
+def test_a_device_has_the_rows_of_its_owner_alone(site: Site, page: Page, context: BrowserContext) -> None:
+    site.offer_owners(_snapshot(_rows(3)), sealer())
+    page.goto(site.url)
+    options = {"device": {**DEVICE, "owner": "carrier"}, "key": sealer().public_key, "now": str(MADE)}
+    with pytest.raises(Error, match="the snapshots of late are of one carrier each; expected that of this device"):
+        page.evaluate(OPEN, options)
+    with pytest.raises(Error, match="the snapshots of late are for all users; expected no owner"):
+        page.evaluate(OPEN, {**options, "device": DEVICE, "owner": "c2"})
+    page.evaluate(OPEN, {**options, "owner": "c2"})
+    assert page.evaluate(UPDATE) is True
+    assert page.evaluate(LOOKED, "c2") == ["present", 2, "wet"]
+    with pytest.raises(Error, match="this device has the rows of carrier c2 alone; it was asked for c1"):
+        page.evaluate(LOOKED, "c1")
+    # It goes on by a difference.
+    site.offer_owners(_snapshot(_rows(3, value=10), number=2), sealer())
+    fetched: list[bytes] = []
+    site.harm = lambda body: fetched.append(body) or body  # type: ignore[func-returns-value]
+    assert page.evaluate(UPDATE) is True
+    assert page.evaluate(LOOKED, "c2") == ["present", 12, "wet"]
+    assert [body[:8] for body in fetched] == [b"isthdiff"]
+    # The file of another is signed as well, and refused.
+    site.offer_owners(_snapshot(_rows(3, value=20), number=3), sealer())
+    other = site.own("c1")
+    site.harm = lambda _: other
+    assert page.evaluate(UPDATE) == "owner: the snapshot is of carrier c1; expected one of carrier c2"
+    assert page.evaluate(LOOKED, "c2") == ["present", 12, "wet"]
+    site.harm = bytes
+    # After the user changes, nothing of the one before is used; without a connection there is nothing yet.
+    context.set_offline(True)
+    page.evaluate(OPEN, {**options, "owner": "c1"})
+    assert page.evaluate(REQUIRED) == "none: this device has no snapshot yet"
+    assert page.evaluate(UPDATE) == "offline: the snapshot cannot be fetched: there is no connection"
+    assert page.evaluate(LOOKED, "c1") == ["not_found", None, None]
+    page.evaluate(OPEN, {**options, "owner": "c2"})
+    assert page.evaluate(LOOKED, "c2") == ["present", 12, "wet"]
+    context.set_offline(False)
+    # Whoever is no owner has no snapshot.
+    page.evaluate(OPEN, {**options, "owner": "a/b %ü"})
+    assert str(page.evaluate(UPDATE)).startswith("refused: the snapshot cannot be fetched: 404")
 
 
 @pytest.mark.parametrize(
@@ -444,7 +503,7 @@ def test_rows_of_all_types_are_read_to_the_bit(site: Site, page: Page, count: in
             assert status == ("null" if all(value is None for value in row[2].values()) else "present")
 
 
-CASES = """async ({ key, device, files, cases }) => {
+CASES = """async ({ key, device, manifests, files, cases }) => {
   const { Snapshots } = await import("/snapshot.mjs");
   const hex = (size, write) => {
     const view = new DataView(new ArrayBuffer(size));
@@ -479,26 +538,35 @@ CASES = """async ({ key, device, files, cases }) => {
     features: (snapshots, _, keys) => texts(snapshots.features(keys)),
   };
   const answers = [];
-  for (const { name, steps: taken } of cases) {
+  for (const { name, of = null, owner = null, steps: taken } of cases) {
     let at;
-    let stored = null;
-    const store = { get: async () => stored, put: async (_, content) => { stored = content; } };
-    const options = { device, key, url: "/", now: () => at, store };
-    const snapshots = await Snapshots.open(options);
+    const stored = new Map();
+    const store = {
+      get: async (name) => stored.get(name) ?? null,
+      put: async (name, content) => stored.set(name, content),
+    };
+    const options = { device: of ? JSON.parse(manifests[of]).device : device, key, url: "/", now: () => at, store };
+    const value = (name, text) => (kinds[name] === "Bytes" && text !== null ? bytes(text) : text);
+    const open = (owner) => Snapshots.open({ ...options, owner: value(of, owner) });
+    let [whose, snapshots] = [owner, await open(owner)];
     for (const step of taken) {
       at = BigInt(step.now);
-      const value = ([name, text]) => [name, kinds[name] === "Bytes" ? bytes(text) : text];
-      const keys = Object.entries(step.keys ?? {}).map(value);
+      const keys = Object.entries(step.keys ?? {}).map(([name, text]) => [name, value(name, text)]);
       let answer;
       try {
-        answer = await steps[step.do](snapshots, step, Object.fromEntries(keys));
+        if (step.do === "open") {
+          [whose, snapshots] = [step.owner, await open(step.owner)];
+          answer = "opened";
+        } else {
+          answer = await steps[step.do](snapshots, step, Object.fromEntries(keys));
+        }
       } catch (error) {
         answer = error.kind ?? String(error);
       }
       answers.push([name, answer]);
     }
     at = 4_000_000_000_000_000n;
-    const again = await Snapshots.open(options);
+    const again = await open(whose);
     if (again.state?.digest !== snapshots.state?.digest) answers.push([name, "opened anew, it has another"]);
   }
   return answers;

@@ -11,21 +11,38 @@ fun main(arguments: Array<String>) {
     val vectors = File(arguments[0]).readBytes()
     val content = Json(String(vectors)).read()
     val (device, key) = Pair(Device.of(vectors), content.at("key") as String)
-    if (arguments.size > 1) return follow(Snapshots(device, arguments[1], key, File(arguments[2]), now = { arguments[3].toLong() }))
+    val of = { name: Any? -> Device.of((content.at("manifests").at(name as String) as String).toByteArray()) }
+    if (arguments.size > 1) {
+        val own = arguments.getOrNull(4)?.let { of("carrier") } ?: device
+        return follow(Snapshots(own, arguments[1], key, File(arguments[2]), owner = arguments.getOrNull(4), now = { arguments[3].toLong() }))
+    }
     @Suppress("UNCHECKED_CAST")
     val files = (content.at("files") as Map<Any?, Any?>).mapValues { Base64.getDecoder().decode(it.value as String) }
     var (passed, failed) = Pair(0, 0)
     for (case in content.at("cases").list()) {
         var time = 0L
         val folder = Files.createTempDirectory("cases").toFile()
-        val snapshots = Snapshots(device, "http://127.0.0.1:1/", key, folder, now = { time })
+        val mine = case.at("of")?.let(of) ?: device
+        val types = device.views.flatMap { it.keys }.toMap()
+        val open = { owner: String? ->
+            val value = owner?.let { key(types[mine.owner] ?: "String", it) }
+            Snapshots(mine, "http://127.0.0.1:1/", key, folder, owner = value, now = { time })
+        }
+        var whose = case.at("owner") as String?
+        var snapshots = open(whose)
         for (step in case.at("steps").list()) {
             time = (step.at("now") as String).toLong()
-            val answer = answered { done(snapshots, device, step, files) }
+            val answer = answered {
+                if (step.at("do") != "open") done(snapshots, device, step, files) else {
+                    snapshots = open(step.at("owner") as String?)
+                    whose = step.at("owner") as String?
+                    "opened"
+                }
+            }
             if (answer == step.at("answer")) passed++ else failed++.also { println("${case.at("name")}: $answer; expected ${step.at("answer")}") }
         }
         time = 4_000_000_000_000_000
-        val again = Snapshots(device, "http://127.0.0.1:1/", key, folder, now = { time })
+        val again = open(whose)
         if (again.digest == snapshots.digest) passed++ else failed++.also { println("${case.at("name")}: opened anew, ${again.digest}") }
         folder.deleteRecursively()
     }

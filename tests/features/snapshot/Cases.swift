@@ -10,10 +10,13 @@ struct Cases {
         let arguments = CommandLine.arguments
         let vectors = try Data(contentsOf: URL(fileURLWithPath: arguments[1]))
         let content = try JSONSerialization.jsonObject(with: vectors) as! Json
-        let device = try Device(manifest: vectors), key = content["key"] as! String
+        let device = try Device(manifest: vectors), pem = content["key"] as! String
+        let manifests = content["manifests"] as! [String: String]
         if arguments.count > 2 {
-            let now = Int64(arguments[4])!
-            return try await follow(Snapshots(device: device, url: arguments[2], key: key, folder: URL(fileURLWithPath: arguments[3]), now: { now }))
+            let now = Int64(arguments[4])!, own = arguments.count > 5 ? KeyValue.string(arguments[5]) : nil
+            let mine = try own == nil ? device : Device(manifest: Data(manifests["carrier"]!.utf8))
+            let folder = URL(fileURLWithPath: arguments[3])
+            return try await follow(Snapshots(device: mine, url: arguments[2], key: pem, folder: folder, owner: own, now: { now }))
         }
         let files = (content["files"] as! [String: String]).mapValues { Data(base64Encoded: $0)! }
         var passed = 0, failed = 0
@@ -25,13 +28,30 @@ struct Cases {
         for one in content["cases"] as! [Json] {
             let folder = FileManager.default.temporaryDirectory.appendingPathComponent(UUID().uuidString)
             let clock = Clock()
-            let snapshots = try Snapshots(device: device, url: "http://127.0.0.1:1/", key: key, folder: folder, now: { clock.now })
+            let mine = try (one["of"] as? String).map { try Device(manifest: Data(manifests[$0]!.utf8)) } ?? device
+            let type = device.views.flatMap(\.keys).first { $0[0] == mine.owner }?[1] ?? "String"
+            func open(_ owner: String?) throws -> Snapshots {
+                let value = owner.map { key(type, $0) }
+                return try Snapshots(device: mine, url: "http://127.0.0.1:1/", key: pem, folder: folder, owner: value, now: { clock.now })
+            }
+            var whose = one["owner"] as? String, snapshots = try open(whose)
             for step in one["steps"] as! [Json] {
                 clock.now = Int64(step["now"] as! String)!
-                check(one["name"], await answered { try await done(snapshots, device, step, files) }, step["answer"]!)
+                let answer: Any
+                if step["do"] as! String == "open" {
+                    do {
+                        snapshots = try open(step["owner"] as? String)
+                        whose = step["owner"] as? String
+                        answer = "opened"
+                    } catch { answer = (error as? SnapshotError)?.kind ?? "\(error)" }
+                } else {
+                    let opened = snapshots
+                    answer = await answered { try await done(opened, device, step, files) }
+                }
+                check(one["name"], answer, step["answer"]!)
             }
             clock.now = 4_000_000_000_000_000
-            let again = try Snapshots(device: device, url: "http://127.0.0.1:1/", key: key, folder: folder, now: { clock.now })
+            let again = try open(whose)
             check(one["name"], again.digest ?? "none", snapshots.digest ?? "none")
             try? FileManager.default.removeItem(at: folder)
         }

@@ -3,6 +3,8 @@
 `python -m tests.features.snapshot.vectors` writes them to tests/fixtures/snapshots.json: files, and cases of steps.
 Each case is a client that has nothing yet. A step says the time, what is done and the answer: of `accept` "newer",
 "same" or the kind of the error, of `require` "fit" or the kind, of `row` and `features` what they have, or the kind.
+A case with `of` is a client of an owner: of the device in that manifest, opened with the value `owner` of its join key.
+The step `open` opens the client anew, with another owner or none, over what it has stored: "opened", or the kind.
 
 Values are text: whole numbers in decimal, floats as the hexadecimal digits of their bits, bytes in hexadecimal.
 """
@@ -127,15 +129,43 @@ def sealed(body: bytes, sealer: Sealer = SEALER) -> bytes:
     return body + b"".join(half.to_bytes(32) for half in halves)
 
 
-def snapshot(one: Content = ONE, *, number: int = 1, at: int = MADE, **header: Any) -> SnapshotFile:
+def snapshot(
+    one: Content = ONE, *, number: int = 1, at: int = MADE, every_key: Content = EVERY_KEY, **header: Any
+) -> SnapshotFile:
     """A signed snapshot of these rows, and of all of the other views."""
-    file = made(VIEWS, [one, EVERY_TYPE, EVERY_KEY], number)
+    file = made(VIEWS, [one, EVERY_TYPE, every_key], number)
     fields = msgspec.structs.asdict(file.header) | {"service": "late", "made": at, **header}
     file = SnapshotFile(Header(**fields), file.rows)
     return file.signed(sealed(file.body)[-64:])
 
 
+def own(name: str, value: Any, text: str, *, one: Content = ONE, **header: Any) -> SnapshotFile:
+    """A signed snapshot of an owner: of the views with this join key, the rows of the value alone."""
+    rows = []
+    for view, content in zip(VIEWS, (one, EVERY_TYPE, EVERY_KEY), strict=True):
+        names = sorted(key.name for key in view.keys)
+        place = names.index(name) if name in names else None
+        rows.append({key: row for key, row in content.items() if place is None or key[place] == value})
+    return snapshot(rows[0], every_key=rows[2], **{"owner": (name, text), **header})
+
+
 FIRST_FILE, SECOND_FILE = snapshot(), snapshot(CHANGED, number=2, at=MADE + SECOND)
+
+
+OWN = {
+    "own": own("carrier", "c2", "c2"),
+    "own_newer": own("carrier", "c2", "c2", one={**ONE, ("c2",): CHANGED["c7",]}, number=2),
+    "own_other": own("carrier", "c3", "c3", number=2),
+    "own_other_newer": own("carrier", "c3", "c3", number=3),
+    "own_of_another_key": own("carrier", "c2", "c2", number=2, owner=("id", "c2")),
+    "own_umlaut": own("carrier", "ü", "ü"),
+    "own_bytes": own("raw", b"\0\xff", "AP8="),
+    "own_true": own("flag", True, "true"),
+    "own_false": own("flag", False, "false"),
+    "own_least": own("id", -(2**63), "-9223372036854775808"),
+    "own_last": own("at", LAST, str(LAST)),
+}
+"""The files of owners."""
 
 
 def reheaded(change: Callable[[bytes], bytes]) -> bytes:
@@ -292,8 +322,53 @@ def cases() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     for name, _, answer in differences():
         yield name, [begin, accept(name, answer), row(0, ("c8",), "present", ONE)]
     yield "delta_from_nothing", [accept("delta", "torn")]
+    yield "for_all", [opened("c2", "owner"), begin, accept("own_newer", "owner"), row(0, ("c7",), "present", ONE)]
     yield "text", [accept("text", "newer"), bad_row(0, "torn", carrier="c0")]
     yield "ends", [accept("ends", "newer"), bad_row(1, "torn", a="-3", b="k0")]
+
+
+def cases_of_owners() -> Iterator[tuple[str, str, Any, list[dict[str, Any]]]]:
+    """Each case of an owner: its name, the join key, the value, and the steps."""
+    begin, here = accept("own", "newer"), row(0, ("c2",), "present", ONE)
+    yield "own", "carrier", "c2", [
+        begin, require("fit"), here, row(1, NULLS, "null", EVERY_TYPE), bad_row(0, "owner", carrier="c3"),
+        bad_row(0, "key"), features({("c2",): ONE["c2",]}, EVERY_TYPE, EVERY_KEY), accept("own", "same"),
+        accept("own_delta", "newer"), row(0, ("c2",), "present", {("c2",): CHANGED["c7",]}, MADE + 1),
+    ]  # fmt: skip
+    for name in ("own_other", "first", "own_of_another_key"):
+        yield f"own_then_{name}", "carrier", "c2", [begin, accept(name, "owner"), require("fit"), here]
+    yield "own_forged", "carrier", "c3", [accept("own_forged", "signature"), require("signature")]
+    yield "own_delta_of_another", "carrier", "c2", [begin, accept("own_delta_of_another", "torn"), here]
+    # What the user before has stored is neither used nor lost, and its number counts for nobody else.
+    yield "own_changes", "carrier", "c3", [
+        accept("own_other_newer", "newer"), opened("c2"), require("none"), accept("own_other", "owner"), begin, here,
+        opened("c3"), row(0, ("c3",), "present", ONE), bad_row(0, "owner", carrier="c2"), accept("own_other", "older"),
+    ]  # fmt: skip
+    yield "own_missing", "carrier", "c2", [opened(None, "owner"), opened("", "owner"), opened("c2"), begin]
+    yield "own_umlaut", "carrier", "ü", [accept("own_umlaut", "newer"), row(0, ("ü",), "expired", ONE)]
+    first, last = EVERY_KEY
+    for name, key, value, present in (
+        ("own_bytes", "raw", b"\0\xff", first), ("own_true", "flag", True, first), ("own_false", "flag", False, last),
+        ("own_least", "id", -(2**63), last), ("own_last", "at", LAST, last),
+    ):  # fmt: skip
+        absent = first if present is last else last
+        asked = row(2, absent, "not_found", {})
+        status = "null" if present is last else "present"
+        steps = [accept(name, "newer"), row(2, present, status, EVERY_KEY), {**asked, "answer": "owner"}]
+        yield name, key, value, steps
+
+
+def opened(owner: str | None, answer: str = "opened") -> dict[str, Any]:
+    """A step that opens the client of another owner, or of none."""
+    return {"do": "open", "now": str(MADE), "owner": owner, "answer": answer}
+
+
+def of_owners() -> Iterator[tuple[str, bytes]]:
+    """The files of owners, and what leads from one to another."""
+    yield from ((name, file.data) for name, file in OWN.items())
+    yield "own_forged", OWN["own"].data.replace(b'"owner":["carrier","c2"]', b'"owner":["carrier","c3"]')
+    yield "own_delta", difference(OWN["own"], OWN["own_newer"])
+    yield "own_delta_of_another", difference(OWN["own_other"], OWN["own_other_newer"])
 
 
 def unreadable() -> Iterator[tuple[str, bytes]]:
@@ -309,12 +384,19 @@ def unreadable() -> Iterator[tuple[str, bytes]]:
 def vectors() -> dict[str, Any]:
     """The content of the file."""
     files = {"first": FIRST_FILE.data, "second": SECOND_FILE.data}
-    files |= {name: data for name, data, _ in (*refused(), *differences())} | dict(unreadable())
+    files |= {name: data for name, data, _ in (*refused(), *differences())} | dict(unreadable()) | dict(of_owners())
+    types = {key.name: key.dtype for view in VIEWS for key in view.keys}
+    owners = [
+        {"name": name, "of": key, "owner": shown(value, types[key]), "steps": steps}
+        for name, key, value, steps in cases_of_owners()
+    ]
+    manifests = {key: json.dumps({"device": {**DEVICE, "owner": key}}) for _, key, _, _ in cases_of_owners()}
     return {
         "key": SEALER.public_key,
         "device": DEVICE,
+        "manifests": manifests,
         "files": {name: base64.b64encode(data).decode() for name, data in files.items()},
-        "cases": [{"name": name, "steps": steps} for name, steps in cases()],
+        "cases": [*({"name": name, "steps": steps} for name, steps in cases()), *owners],
     }
 
 

@@ -13,6 +13,7 @@ import java.io.RandomAccessFile
 import java.math.BigInteger
 import java.net.HttpURLConnection
 import java.net.URL
+import java.net.URLEncoder
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
 import java.nio.charset.CharacterCodingException
@@ -42,8 +43,10 @@ class SnapshotError(val kind: String, message: String, cause: Throwable? = null)
 /** A view of which a device has rows: join keys and features, each with its type. [ttl] is in microseconds. */
 class DeviceView(val name: String, val keys: List<Pair<String, String>>, val fields: List<Pair<String, String>>, val ttl: Long?)
 
-/** What a device stores to feed a model. [age] is in microseconds. */
-class Device(val project: String, val service: String, val hash: String, val age: Long, val views: List<DeviceView>) {
+/** What a device stores to feed a model. [age] is in microseconds. Of the join key [owner] a device has one value. */
+class Device(
+    val project: String, val service: String, val hash: String, val age: Long, val views: List<DeviceView>, val owner: String? = null,
+) {
     companion object {
         /** The `device` of a package, from the bytes of its manifest.json. */
         fun of(manifest: ByteArray): Device = Json(utf8(manifest)).read().at("device").run {
@@ -51,7 +54,9 @@ class Device(val project: String, val service: String, val hash: String, val age
             val views = at("views").list().map {
                 DeviceView(it.at("name") as String, pairs(it, "keys"), pairs(it, "fields"), it.at("ttl") as Long?)
             }
-            Device(at("project") as String, at("service") as String, at("hash") as String, at("age") as Long, views)
+            Device(
+                at("project") as String, at("service") as String, at("hash") as String, at("age") as Long, views, at("owner") as String?,
+            )
         }
     }
 }
@@ -75,20 +80,27 @@ class Row(val status: Status, val event: Long?, val known: Long?, val values: Ma
  * @param folder for the last good snapshot, which is checked when it is opened; created if it is missing.
  * @param files whether differences are files beside it, as `isthmus snapshot --to` writes them.
  * @param headers of every request, such as an API key.
+ * @param owner the value of the join key that the device names as owner, whose rows it has; only where it names one.
  * @param now the time in microseconds since 1970 UTC.
  */
 class Snapshots(
     private val device: Device,
-    private val url: String,
+    url: String,
     key: String,
     private val folder: File,
     private val files: Boolean = false,
     private val headers: Map<String, String> = emptyMap(),
+    owner: Any? = null,
     private val now: () -> Long = { System.currentTimeMillis() * 1000 },
 ) {
-    private val owner = publicKey(key)
+    private val signer = publicKey(key)
+    private val owner = ownerOf(device, owner)
+    private val url = if (this.owner == null) url else "$url/${encoded(this.owner.text)}"
     private val layouts = device.views.associate { it.name to Layout(it) }
-    private val file = File(folder, hex(sha256("${device.project}/${device.service}/${device.hash}".toByteArray())) + ".snapshot")
+
+    // Where the user changes, what the one before has stored is not in the way, nor in use.
+    private val name = listOfNotNull(device.project, device.service, device.hash, this.owner?.text).joinToString("/")
+    private val file = File(folder, hex(sha256(name.toByteArray())) + ".snapshot")
 
     @Volatile
     private var state: Snapshot? = null
@@ -159,7 +171,7 @@ class Snapshots(
 
     private fun row(view: DeviceView, keys: Map<String, Any?>, used: Snapshot?, at: Long): Row {
         val layout = layouts.getValue(view.name)
-        val key = keyOf(view, keys)
+        val key = keyOf(view, keys, owner)
         val nothing = layout.fields.associate { it.name to null }
         val row = used?.rows?.getValue(view.name)?.get(key) ?: return Row(Status.NOT_FOUND, null, null, nothing)
         val (event, known) = Pair(row.getLong(0), row.getLong(8))
@@ -199,10 +211,10 @@ class Snapshots(
      * stays known whatever the clock says, so that nothing older can take its place.
      */
     private fun checked(bytes: ByteArray, timely: Boolean = true): Snapshot {
-        if (!signed(bytes, owner)) {
+        if (!signed(bytes, signer)) {
             throw SnapshotError("signature", "the snapshot is not signed by the key of this model, or was altered since")
         }
-        val fresh = read(bytes, device, layouts)
+        val fresh = read(bytes, device, layouts, owner)
         val (had, at) = Pair(state, now())
         if (had != null && (fresh.number < had.number || (fresh.number == had.number && fresh.digest != had.digest))) {
             throw SnapshotError("older", "the snapshot is of ${moment(fresh.made)}; this device has had one of ${moment(had.made)}")
@@ -369,8 +381,11 @@ private class Layout(view: DeviceView) {
     }
 }
 
+/** Whose snapshots a device has: the join key, its value as text, and as part of a key. */
+private class Owner(val name: String, val text: String, val key: String)
+
 /** A file whose signature was checked, if it is a snapshot for this device. */
-private fun read(bytes: ByteArray, device: Device, layouts: Map<String, Layout>): Snapshot {
+private fun read(bytes: ByteArray, device: Device, layouts: Map<String, Layout>, owner: Owner?): Snapshot {
     val data = ByteBuffer.wrap(bytes).order(ByteOrder.LITTLE_ENDIAN)
     val end = bytes.size - SIGNATURE
     if (end < 13 || !begins(bytes, "isthsnap")) throw torn("it does not begin as one")
@@ -388,6 +403,8 @@ private fun read(bytes: ByteArray, device: Device, layouts: Map<String, Layout>)
         val (found, wanted) = Pair(counts.joinToString { "${it.first}" }, device.views.joinToString { it.name })
         throw SnapshotError("contract", "the snapshot is of views $found; expected $wanted")
     }
+    val (has, wanted) = Pair(header.at("owner").list(), listOfNotNull(owner?.name, owner?.text))
+    if (has != wanted) throw SnapshotError("owner", "the snapshot is ${whose(has)}; expected one ${whose(wanted)}")
     data.limit(end).position(13 + size)
     val rows = device.views.zip(counts).associate { (view, count) ->
         view.name to try {
@@ -418,10 +435,22 @@ private fun row(data: ByteBuffer, bytes: ByteArray, view: DeviceView, layout: La
     return Pair(String(bytes, begin, row - begin, Charsets.ISO_8859_1), content)
 }
 
+private fun whose(owner: List<Any?>) = if (owner.isEmpty()) "for all users" else "of ${owner.joinToString(" ")}"
+
 /** The name of a row: each join key in the order of the manifest. */
-private fun keyOf(view: DeviceView, keys: Map<String, Any?>): String = view.keys.joinToString("") { (name, type) ->
+private fun keyOf(view: DeviceView, keys: Map<String, Any?>, owner: Owner?): String = view.keys.joinToString("") { (name, type) ->
     val value = keys[name]
     if (value == null || value == "") throw SnapshotError("key", "${view.name} needs the key $name")
+    val part = partOf(name, type, value)
+    // Its rows are not here: to answer that there are none would be wrong.
+    if (owner?.name == name && part != owner.key) {
+        throw SnapshotError("owner", "this device has the rows of $name ${owner.text} alone; it was asked for $value")
+    }
+    part
+}
+
+/** A join key in the name of a row. */
+private fun partOf(name: String, type: String, value: Any): String {
     val bytes = when (type) {
         "Bool" -> byteArrayOf(TRUTHS[value.toString()] ?: throw SnapshotError("key", "the key $name is $value; expected a truth value"))
         "String", "Bytes" -> (value as? ByteArray ?: value.toString().toByteArray()).let { little(4).putInt(it.size).array() + it }
@@ -430,8 +459,30 @@ private fun keyOf(view: DeviceView, keys: Map<String, Any?>): String = view.keys
             little(8).putLong(whole ?: throw SnapshotError("key", "the key $name is $value; expected a whole number")).array()
         }
     }
-    TAGS.getValue(type) + String(bytes, Charsets.ISO_8859_1)
+    return TAGS.getValue(type) + String(bytes, Charsets.ISO_8859_1)
 }
+
+/** Whose snapshots a device has; null where all devices have the same. */
+private fun ownerOf(device: Device, value: Any?): Owner? {
+    val (name, isMissing) = Pair(device.owner, value == null || value == "")
+    if (name == null) {
+        return if (isMissing) null else throw SnapshotError("owner", "the snapshots of ${device.service} are for all users; expected no owner")
+    }
+    if (value == null || isMissing) {
+        throw SnapshotError("owner", "the snapshots of ${device.service} are of one $name each; expected that of this device as owner")
+    }
+    val (_, type) = device.views.flatMap { it.keys }.first { it.first == name }
+    val key = partOf(name, type, value)
+    val text = when (type) {
+        "Bool" -> "${key.last() == '\u0001'}"
+        "Bytes" -> Base64.getEncoder().encodeToString(key.drop(5).toByteArray(Charsets.ISO_8859_1))
+        "String" -> value.toString()
+        else -> "${value.toString().toLong()}"
+    }
+    return Owner(name, text, key)
+}
+
+private fun encoded(text: String) = URLEncoder.encode(text, "UTF-8").replace("+", "%20")
 
 /** The file that a difference leads to from another one. */
 private fun applied(base: ByteArray, delta: ByteArray): ByteArray {

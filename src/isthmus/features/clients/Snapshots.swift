@@ -26,14 +26,15 @@ public struct SnapshotError: LocalizedError {
     public var errorDescription: String? { message }
 }
 
-/// What a device stores to feed a model: the `device` of a package's manifest. `age` and `ttl` are in microseconds.
+/// What a device stores to feed a model: the `device` of a package's manifest. `age` and `ttl` are in microseconds. Of the
+/// join key `owner` a device has one value.
 public struct Device: Decodable, Sendable {
     /// A view of which a device has rows: join keys and features, each with its type.
     public struct View: Decodable, Sendable {
         let name: String, keys: [[String]], fields: [[String]], ttl: Int64?
     }
 
-    let project: String, service: String, hash: String, age: Int64, views: [View]
+    let project: String, service: String, hash: String, age: Int64, views: [View], owner: String?
 
     /// From the bytes of the package's manifest.json.
     public init(manifest: Data) throws {
@@ -65,7 +66,7 @@ public struct Row: Sendable {
 
 /// The snapshots of a model's service, on this device. Several threads may use it.
 public final class Snapshots: @unchecked Sendable {
-    private let device: Device, url: String, owner: P256.Signing.PublicKey, file: URL, files: Bool
+    private let device: Device, url: String, signer: P256.Signing.PublicKey, file: URL, files: Bool, owner: Owner?
     private let headers: [String: String], now: @Sendable () -> Int64, layouts: [String: Layout]
     private let lock = NSLock()
     private var stateNow: Snapshot?, problemNow: SnapshotError?
@@ -79,15 +80,19 @@ public final class Snapshots: @unchecked Sendable {
     ///   - folder: for the last good snapshot, which is checked when it is opened; created if it is missing.
     ///   - files: whether differences are files beside it, as `isthmus snapshot --to` writes them.
     ///   - headers: of every request, such as an API key.
+    ///   - owner: the value of the join key that the device names as owner, whose rows it has; only where it names one.
     ///   - now: the time in microseconds since 1970 UTC.
     public init(
         device: Device, url: String, key: String, folder: URL, files: Bool = false, headers: [String: String] = [:],
-        now: @escaping @Sendable () -> Int64 = { Int64(Date().timeIntervalSince1970 * 1e6) }
+        owner value: KeyValue? = nil, now: @escaping @Sendable () -> Int64 = { Int64(Date().timeIntervalSince1970 * 1e6) }
     ) throws {
-        let name = hex(SHA256.hash(data: Data("\(device.project)/\(device.service)/\(device.hash)".utf8)))
-        (self.device, self.url, self.files, self.headers, self.now) = (device, url, files, headers, now)
-        owner = try P256.Signing.PublicKey(pemRepresentation: key)
-        file = folder.appendingPathComponent(name + ".snapshot")
+        let owner = try ownerOf(device, value)
+        // Where the user changes, what the one before has stored is not in the way, nor in use.
+        let name = ([device.project, device.service, device.hash] + (owner.map { [$0.text] } ?? [])).joined(separator: "/")
+        (self.device, self.files, self.headers, self.now, self.owner) = (device, files, headers, now, owner)
+        self.url = owner.map { "\(url)/\(encoded($0.text))" } ?? url
+        signer = try P256.Signing.PublicKey(pemRepresentation: key)
+        file = folder.appendingPathComponent(hex(SHA256.hash(data: Data(name.utf8))) + ".snapshot")
         layouts = Dictionary(uniqueKeysWithValues: device.views.map { ($0.name, Layout($0)) })
         adopt()
     }
@@ -161,7 +166,7 @@ public final class Snapshots: @unchecked Sendable {
     }
 
     private func row(_ view: Device.View, _ keys: [String: KeyValue], _ used: Snapshot?, _ at: Int64) throws -> Row {
-        let layout = layouts[view.name]!, key = try keyOf(view, keys)
+        let layout = layouts[view.name]!, key = try keyOf(view, keys, owner)
         var values = Dictionary(uniqueKeysWithValues: layout.fields.map { ($0.name, FeatureValue?.none) })
         guard let bytes = used?.rows[view.name]?[key] else {
             return Row(status: .notFound, event: nil, known: nil, values: values)
@@ -210,10 +215,10 @@ public final class Snapshots: @unchecked Sendable {
     private func checked(_ bytes: [UInt8], timely: Bool = true) throws -> Snapshot {
         let end = max(bytes.count - signatureSize, 0)
         guard let signature = try? P256.Signing.ECDSASignature(rawRepresentation: bytes[end...]),
-              owner.isValidSignature(signature, for: Data(bytes[..<end])) else {
+              signer.isValidSignature(signature, for: Data(bytes[..<end])) else {
             throw SnapshotError(kind: "signature", message: "the snapshot is not signed by the key of this model, or was altered since")
         }
-        let fresh = try read(bytes, device, layouts), at = now()
+        let fresh = try read(bytes, device, layouts, owner), at = now()
         if let had = state, fresh.number < had.number || (fresh.number == had.number && fresh.digest != had.digest) {
             let message = "the snapshot is of \(moment(fresh.made)); this device has had one of \(moment(had.made))"
             throw SnapshotError(kind: "older", message: message)
@@ -403,11 +408,14 @@ private struct Header: Decodable {
         }
     }
 
-    let project: String, service: String, hash: String, made: Int64, number: Int64, views: [Count]
+    let project: String, service: String, hash: String, made: Int64, number: Int64, views: [Count], owner: [String]?
 }
 
+/// Whose snapshots a device has: the join key, its value as text, and as part of a key.
+private struct Owner { let name: String, text: String, key: [UInt8] }
+
 /// A file whose signature was checked, if it is a snapshot for this device.
-private func read(_ bytes: [UInt8], _ device: Device, _ layouts: [String: Layout]) throws -> Snapshot {
+private func read(_ bytes: [UInt8], _ device: Device, _ layouts: [String: Layout], _ owner: Owner?) throws -> Snapshot {
     let body = bytes.dropLast(signatureSize)
     guard body.count >= 13, body.starts(with: "isthsnap".utf8) else { throw torn("it does not begin as one") }
     if body[8] != 1 { throw SnapshotError(kind: "version", message: "the snapshot has version \(body[8]); expected 1") }
@@ -426,6 +434,10 @@ private func read(_ bytes: [UInt8], _ device: Device, _ layouts: [String: Layout
     let (found, expected) = (header.views.map(\.view).joined(separator: ", "), device.views.map(\.name).joined(separator: ", "))
     guard found == expected else {
         throw SnapshotError(kind: "contract", message: "the snapshot is of views \(found); expected \(expected)")
+    }
+    let has = header.owner ?? [], wanted = owner.map { [$0.name, $0.text] } ?? []
+    guard same(has, wanted) else {
+        throw SnapshotError(kind: "owner", message: "the snapshot is \(whose(has)); expected one \(whose(wanted))")
     }
     var rest = body.dropFirst(13 + size), rows: [String: [[UInt8]: ArraySlice<UInt8>]] = [:]
     for (view, count) in zip(device.views, header.views) {
@@ -457,20 +469,65 @@ private func keySize(_ bytes: ArraySlice<UInt8>, _ view: Device.View) throws -> 
     return size
 }
 
+private func whose(_ owner: [String]) -> String { owner.isEmpty ? "for all users" : "of \(owner.joined(separator: " "))" }
+
+/// Whether texts have the same bytes: for Swift, letters that look alike are equal.
+private func same(_ some: [String], _ others: [String]) -> Bool { some.map { [UInt8]($0.utf8) } == others.map { [UInt8]($0.utf8) } }
+
 /// The name of a row: each join key in the order of the manifest.
-private func keyOf(_ view: Device.View, _ keys: [String: KeyValue]) throws -> [UInt8] {
+private func keyOf(_ view: Device.View, _ keys: [String: KeyValue], _ owner: Owner?) throws -> [UInt8] {
     try view.keys.flatMap { key -> [UInt8] in
-        let (name, type) = (key[0], key[1]), value: [UInt8]
-        switch (type, keys[name]) {
-        case (_, nil), (_, .string("")): throw SnapshotError(kind: "key", message: "\(view.name) needs the key \(name)")
-        case ("Bool", .bool(let truth)): value = [truth ? 1 : 0]
-        case ("String", .string(let text)): value = bytes(UInt32(text.utf8.count)) + text.utf8
-        case ("Bytes", .bytes(let data)): value = bytes(UInt32(data.count)) + data
-        case ("Int32", .int(let whole)), ("Int64", .int(let whole)), ("UnixTimestamp", .int(let whole)): value = bytes(whole)
-        case (_, .some(let found)): throw SnapshotError(kind: "key", message: "the key \(name) is \(found); expected \(type)")
+        let (name, type) = (key[0], key[1])
+        guard let value = keys[name], value != .string("") else {
+            throw SnapshotError(kind: "key", message: "\(view.name) needs the key \(name)")
         }
-        return [tags[type]!.asciiValue!] + value
+        let part = try partOf(name, type, value)
+        // Its rows are not here: to answer that there are none would be wrong.
+        if let owner = owner, owner.name == name, owner.key != part {
+            let message = "this device has the rows of \(name) \(owner.text) alone; it was asked for \(value)"
+            throw SnapshotError(kind: "owner", message: message)
+        }
+        return part
     }
+}
+
+/// A join key in the name of a row.
+private func partOf(_ name: String, _ type: String, _ found: KeyValue) throws -> [UInt8] {
+    let value: [UInt8]
+    switch (type, found) {
+    case ("Bool", .bool(let truth)): value = [truth ? 1 : 0]
+    case ("String", .string(let text)): value = bytes(UInt32(text.utf8.count)) + text.utf8
+    case ("Bytes", .bytes(let data)): value = bytes(UInt32(data.count)) + data
+    case ("Int32", .int(let whole)), ("Int64", .int(let whole)), ("UnixTimestamp", .int(let whole)): value = bytes(whole)
+    default: throw SnapshotError(kind: "key", message: "the key \(name) is \(found); expected \(type)")
+    }
+    return [tags[type]!.asciiValue!] + value
+}
+
+/// Whose snapshots a device has; nil where all devices have the same.
+private func ownerOf(_ device: Device, _ value: KeyValue?) throws -> Owner? {
+    let own = value == .string("") ? nil : value
+    guard let name = device.owner else {
+        if own == nil { return nil }
+        throw SnapshotError(kind: "owner", message: "the snapshots of \(device.service) are for all users; expected no owner")
+    }
+    guard let value = own, let type = device.views.flatMap(\.keys).first(where: { $0[0] == name })?[1] else {
+        let message = "the snapshots of \(device.service) are of one \(name) each; expected that of this device as owner"
+        throw SnapshotError(kind: "owner", message: message)
+    }
+    let text: String
+    switch value {
+    case .bool(let truth): text = "\(truth)"
+    case .int(let whole): text = "\(whole)"
+    case .string(let letters): text = letters
+    case .bytes(let data): text = Data(data).base64EncodedString()
+    }
+    return try Owner(name: name, text: text, key: partOf(name, type, value))
+}
+
+private func encoded(_ text: String) -> String {
+    let letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
+    return text.addingPercentEncoding(withAllowedCharacters: CharacterSet(charactersIn: letters))!
 }
 
 /// The file that a difference leads to from another one.

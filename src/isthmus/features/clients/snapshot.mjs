@@ -69,8 +69,9 @@ function layout(view) {
  * The header of a snapshot and its rows: view to key to a DataView.
  *
  * @param device of the manifest of a package.
+ * @param owner whose it must be, as of `ownerOf`; null where all devices have the same.
  */
-export function read(bytes, device) {
+export function read(bytes, device, owner = null) {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   const end = bytes.length - SIGNATURE;
   if (end < 13 || String.fromCharCode(...bytes.subarray(0, 8)) !== "isthsnap") throw torn("it does not begin as one");
@@ -94,6 +95,8 @@ export function read(bytes, device) {
   }
   const [found, expected] = [header.views.map(([name]) => name).join(", "), device.views.map(({ name }) => name).join(", ")];
   if (found !== expected) throw new SnapshotError("contract", `the snapshot is of views ${found}; expected ${expected}`);
+  const [has, wanted] = [header.owner, owner && [owner.name, owner.text]].map((pair) => (pair ? `of ${pair.join(" ")}` : "for all users"));
+  if (has !== wanted) throw new SnapshotError("owner", `the snapshot is ${has}; expected one ${wanted}`);
   const rows = new Map();
   for (const [number, [name, count]] of header.views.entries()) {
     const kept = device.views[number];
@@ -120,31 +123,62 @@ export function read(bytes, device) {
 
 const latin = (bytes) => Array.from(bytes, (byte) => String.fromCharCode(byte)).join("");
 
+const isMissing = (value) => value === undefined || value === null || value === "";
+
 /** The name of a row: each join key in the order of the manifest. */
-function keyOf(view, keys) {
+function keyOf(view, keys, owner) {
   const parts = view.keys.map(([name, type]) => {
-    const value = keys[name];
-    if (value === undefined || value === null || value === "") {
-      throw new SnapshotError("key", `${view.name} needs the key ${name}`);
+    if (isMissing(keys[name])) throw new SnapshotError("key", `${view.name} needs the key ${name}`);
+    const part = partOf(name, type, keys[name]);
+    // Its rows are not here: to answer that there are none would be wrong.
+    if (owner?.name === name && part !== owner.key) {
+      throw new SnapshotError("owner", `this device has the rows of ${name} ${owner.text} alone; it was asked for ${keys[name]}`);
     }
-    const tag = TAGS[type];
-    if (tag === "b") {
-      if (!TRUTHS.has(`${value}`)) throw new SnapshotError("key", `the key ${name} is ${value}; expected a truth value`);
-      return tag + String.fromCharCode(TRUTHS.get(`${value}`));
-    }
-    if (tag === "s" || tag === "y") {
-      const bytes = tag === "s" ? new TextEncoder().encode(value) : value;
-      return tag + latin(new Uint8Array(new Uint32Array([bytes.length]).buffer)) + latin(bytes);
-    }
-    // A number from 2^53 on may have been another one before it was read.
-    const isWhole = typeof value === "bigint" || Number.isSafeInteger(value) || (typeof value === "string" && /^-?\d+$/.test(value));
-    if (!isWhole || BigInt(value) !== BigInt.asIntN(64, BigInt(value))) {
-      const large = Math.abs(Number(value)) >= 2 ** 53 ? " of 64 bits, as a BigInt" : "";
-      throw new SnapshotError("key", `the key ${name} is ${value}; expected a whole number${large}`);
-    }
-    return tag + latin(new Uint8Array(new BigInt64Array([BigInt(value)]).buffer));
+    return part;
   });
   return parts.join("");
+}
+
+/** A join key in the name of a row. */
+function partOf(name, type, value) {
+  const tag = TAGS[type];
+  if (tag === "b") {
+    if (!TRUTHS.has(`${value}`)) throw new SnapshotError("key", `the key ${name} is ${value}; expected a truth value`);
+    return tag + String.fromCharCode(TRUTHS.get(`${value}`));
+  }
+  if (tag === "s" || tag === "y") {
+    const bytes = tag === "s" ? new TextEncoder().encode(value) : value;
+    return tag + latin(new Uint8Array(new Uint32Array([bytes.length]).buffer)) + latin(bytes);
+  }
+  // A number from 2^53 on may have been another one before it was read.
+  const isWhole = typeof value === "bigint" || Number.isSafeInteger(value) || (typeof value === "string" && /^-?\d+$/.test(value));
+  if (!isWhole || BigInt(value) !== BigInt.asIntN(64, BigInt(value))) {
+    const large = Math.abs(Number(value)) >= 2 ** 53 ? " of 64 bits, as a BigInt" : "";
+    throw new SnapshotError("key", `the key ${name} is ${value}; expected a whole number${large}`);
+  }
+  return tag + latin(new Uint8Array(new BigInt64Array([BigInt(value)]).buffer));
+}
+
+/** Whose snapshots a device has: the join key, its value as text, and as part of a key; null where all have the same. */
+function ownerOf(device, value) {
+  const name = device.owner;
+  if (!name) {
+    if (isMissing(value)) return null;
+    throw new SnapshotError("owner", `the snapshots of ${device.service} are for all users; expected no owner`);
+  }
+  if (isMissing(value)) {
+    throw new SnapshotError("owner", `the snapshots of ${device.service} are of one ${name} each; expected that of this device as owner`);
+  }
+  const [, type] = device.views.flatMap(({ keys }) => keys).find(([key]) => key === name);
+  const key = partOf(name, type, value);
+  const texts = {
+    b: () => String(key.endsWith("\x01")),
+    s: () => decoder.decode(new TextEncoder().encode(value)),
+    y: () => btoa(latin(value)),
+    i: () => String(BigInt(value)),
+  };
+  texts.t = texts.i;
+  return { name, key, text: texts[TAGS[type]]() };
 }
 
 /** The value of a field; null where it has none. */
@@ -289,12 +323,16 @@ export class Snapshots {
    * @param headers of every request, such as an API key.
    * @param now the time in microseconds since 1970 UTC, a BigInt.
    * @param store with `get` and `put`; by default IndexedDB.
+   * @param owner the value of the join key that `device` names as owner, whose rows this device has; only where it names one.
    */
-  static async open({ device, url, files = false, key, headers = {}, now = () => BigInt(Date.now()) * 1000n, store = null }) {
+  static async open({ device, url, files = false, key, headers = {}, now = () => BigInt(Date.now()) * 1000n, store = null, owner = null }) {
     const made = new Snapshots();
-    Object.assign(made, { device, url, files, key, headers, now, store: store ?? (await Kept.open()), state: null, problem: null });
+    const whose = ownerOf(device, owner);
+    const place = whose ? `${url}/${encodeURIComponent(whose.text)}` : url;
+    Object.assign(made, { device, url: place, files, key, headers, now, owner: whose, store: store ?? (await Kept.open()), state: null, problem: null });
     made.layouts = new Map(device.views.map((view) => [view.name, layout(view)]));
-    made.name = `${device.project}/${device.service}/${device.hash}`;
+    // Where the user changes, what the one before has stored is not in the way, nor in use.
+    made.name = [device.project, device.service, device.hash, ...(whose ? [whose.text] : [])].join("/");
     await made.adopt();
     return made;
   }
@@ -320,7 +358,7 @@ export class Snapshots {
       throw new SnapshotError("signature", "the snapshot is not signed by the key of this model, or was altered since");
     }
     const digest = await sha256(bytes);
-    const { header, rows } = read(bytes, this.device);
+    const { header, rows } = read(bytes, this.device, this.owner);
     const had = this.state?.header;
     if (had && (header.number < had.number || (header.number === had.number && digest !== this.state.digest))) {
       throw new SnapshotError("older", `the snapshot is of ${moment(header.made)}; this device has had one of ${moment(had.made)}`);
@@ -436,7 +474,7 @@ export class Snapshots {
     const at = this.present;
     const view = this.device.views.find((one) => one.name === name);
     const form = this.layouts.get(name);
-    const key = keyOf(view, keys);
+    const key = keyOf(view, keys, this.owner);
     const row = this.state?.rows.get(name).get(key);
     const answer = { status: "not_found", event: null, known: null, values: {} };
     for (const field of form.fields) answer.values[field.name] = null;
