@@ -244,11 +244,24 @@ def test_what_is_no_key_file_is_refused(tmp_path: Path, content: bytes, found: s
 
 def test_names_and_scopes() -> None:
     assert problems("backend-1.eu", ["read:late", "push:*", "predict:late_model"]) == []
+    assert problems("phone", ["snapshot:late", "snapshot:late/7", "snapshot:late/a%20b%2F%C3%BC", "snapshot:*"]) == []
     assert [problem.where for problem in problems("", [])] == ["name", "scope"]
     for name in ("-x", "a b", "a" * 65, "é", "a\n"):
         assert problems(name, ["read:*"]), name
-    for scope in ("read", "read:", "write:*", "read:*late", "read:a b", ":*", "*", "*:*", "read:late:*x", "READ:*"):
+    wrong = ["read", "read:", "write:*", "read:*late", "read:a b", ":*", "*", "*:*", "read:late:*x", "READ:*"]
+    # The value of an owner is as in the path of the API.
+    wrong += [
+        "snapshot:late/",
+        "snapshot:/7",
+        "snapshot:late/7/8",
+        "snapshot:late/a%2fb",
+        "snapshot:*/7",
+        "read:late/7",
+    ]
+    for scope in [*wrong, "snapshot:late/ü", "snapshot:late/a+b", "snapshot:late/%zz"]:
         assert problems("owner", [scope]), scope
+    (problem,) = problems("owner", ["snapshot:late/a+b"])
+    assert problem.expected == "snapshot:late/a%2Bb, as in the path of the API"
 
 
 NAMES = st.sampled_from(["late", "lat", "latest", "*", "a:b"])

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -22,7 +23,7 @@ ACTIONS = ("read", "push", "predict", "snapshot")
 
 _FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SCOPE = re.compile(rf"({'|'.join(ACTIONS)}):(\*|[^\s:*]+)")
+_SCOPE = re.compile(rf"({'|'.join(ACTIONS)}):(\*|[^\s:*/]+)|snapshot:[^\s:*/]+/[^\s:*]+")
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,7 +34,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         sha256: SHA-256 of the key, in hexadecimal. A password would need a slow, salted hash because it can be guessed.
             A key is 32 random bytes: with 2^256 of them there is nothing to try, so a fast hash loses nothing, and
             checking one costs each request a microsecond.
-        scopes: `action:name` or `action:*`.
+        scopes: `action:name` or `action:*`; of the snapshot of an owner `snapshot:service/value`.
         created_at: microseconds since 1970 UTC.
     """
 
@@ -55,6 +56,15 @@ class Grants(msgspec.Struct, frozen=True):
             raise ForbiddenError(
                 f"API key {self.name}", f"lacks the scope {action}:{name}", expected=f"{action}:{name} or {action}:*",
                 remedy=f"create a key with `isthmus keys create NAME --scope {action}:{name}`",
+            )  # fmt: skip
+
+    def require_owner(self, service: str, text: str) -> None:
+        """Refuses an owner's snapshot that the key has no scope for; `text` is the owner's value as in its header."""
+        own = f"snapshot:{service}/{quote(text, safe='')}"
+        if not self.scopes.intersection((own, f"snapshot:{service}", "snapshot:*")):
+            raise ForbiddenError(
+                f"API key {self.name}", f"lacks the scope {own}", expected=f"{own}, snapshot:{service} or snapshot:*",
+                remedy=f"create a key with `isthmus keys create NAME --scope {own}`",
             )  # fmt: skip
 
     def require_lookup(self, service: str | None, features: Sequence[str] | None) -> None:
@@ -156,6 +166,12 @@ def problems(name: str, scopes: Sequence[str]) -> list[Problem]:
         wrong.append(Problem("name", repr(name), "letters, digits, ., _ and -, a letter or digit first, 64 at most"))
     if not scopes:
         wrong.append(Problem("scope", "there is none", "at least one"))
-    expected = "read:SERVICE, push:VIEW, predict:MODEL, snapshot:SERVICE, or * for the name"
-    wrong += [Problem("scope", repr(scope), expected) for scope in scopes if not _SCOPE.fullmatch(scope)]
+    expected = "read:SERVICE, push:VIEW, predict:MODEL, snapshot:SERVICE, snapshot:SERVICE/VALUE, or * for the name"
+    for scope in scopes:
+        service, _, value = scope.partition("/")
+        encoded = quote(unquote(value), safe="")
+        if not _SCOPE.fullmatch(scope):
+            wrong.append(Problem("scope", repr(scope), expected))
+        elif value != encoded:
+            wrong.append(Problem("scope", repr(scope), f"{service}/{encoded}, as in the path of the API"))
     return wrong

@@ -1,17 +1,21 @@
 """`GET /snapshots/SERVICE`: the newest snapshot, whole or as a difference, for whoever may have it."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
+from urllib.parse import quote
 
 import httpx
 import pyarrow as pa
 import pytest
 
+from isthmus.features.contract.contract import Column
 from isthmus.features.snapshot.delta import applied
-from isthmus.features.snapshot.file import SnapshotFile, read_snapshot
+from isthmus.features.snapshot.file import SnapshotFile, read_header, read_snapshot
 from isthmus.features.snapshot.shelf import Shelf
-from tests.features.snapshot.support import made
+from isthmus.features.types import Int64, String
+from tests.features.snapshot.support import made, put_owners
 from tests.features.snapshot.test_file import ROWS, VIEWS
 from tests.serving.support import CONTRACT, Server, serving
 
@@ -71,7 +75,7 @@ def test_what_is_not_there_is_named(offered: tuple[Server, Shelf], server: Serve
         assert "run `isthmus snapshot`" in answer.json()["remedy"]
     unknown = running.http.get("/snapshots/lat")
     assert (unknown.status_code, unknown.json()["found"]) == (404, "no service 'lat' (did you mean late?)")
-    for path in ("/snapshots/..%2Flate", "/snapshots/late/x", "/snapshots/", "/snapshots/%00"):
+    for path in ("/snapshots/..%2Flate", "/snapshots/late/x", "/snapshots/", "/snapshots/%00", "/snapshots//7"):
         assert running.http.get(path).status_code == 404
     assert running.http.post("/snapshots/late").status_code == 405
     _add(shelf, 1)
@@ -90,6 +94,138 @@ def test_a_key_needs_the_scope(offered: tuple[Server, Shelf]) -> None:
     assert server.http.get("/snapshots/late").status_code == 401
     other = server.http.get("/snapshots/lat", headers={"authorization": keys["phone"]})
     assert other.status_code == 403
+
+
+K, PLACE = Column("k", Int64), Column("place", String)
+
+
+def _add_owners(shelf: Shelf, number: int, owner: Column = K) -> None:
+    many = {(n,): (n, n, {"n": n * number % 7, "x": n / 3}) for n in range(50)}
+    places = {**ROWS[1], ("a/b %ü",): (1, 1, {"text": "x", "n": number})}
+    put_owners(shelf, VIEWS, [many, places], owner, number)
+
+
+def test_an_owner_gets_the_file_then_differences_then_nothing(offered: tuple[Server, Shelf]) -> None:
+    server, shelf = offered
+    _add_owners(shelf, 1)
+    first = server.http.get("/snapshots/late/7", headers=PLAIN)
+    assert first.status_code == 200
+    assert read_header(first.content, "")[0].owner == ("k", "7")
+    assert [*read_snapshot(first.content, VIEWS).rows["one"]] == [b"i\7" + bytes(7)]
+    _add_owners(shelf, 2)
+    known = first.headers["etag"].strip('"')
+    whole = server.http.get("/snapshots/late/7", headers=PLAIN)
+    delta = server.http.get("/snapshots/late/7", params={"since": known}, headers=PLAIN)
+    assert delta.content[:8] == b"isthdiff"
+    assert delta.headers["etag"] == whole.headers["etag"] != first.headers["etag"]
+    assert applied(first.content, delta.content) == whole.content
+    newest = whole.headers["etag"].strip('"')
+    for same in ({"params": {"since": newest}}, {"headers": {"if-none-match": f'"{newest}"'}}):
+        answer = server.http.get("/snapshots/late/7", **same)  # type: ignore[arg-type]
+        assert (answer.status_code, answer.content) == (304, b"")
+    # What another owner has leads nowhere from here.
+    assert server.http.get("/snapshots/late/8", params={"since": newest}, headers=PLAIN).content[:8] == b"isthsnap"
+    packed = server.http.get("/snapshots/late/7", headers={"accept-encoding": "zstd"})
+    assert packed.headers["content-encoding"] == "zstd"
+
+
+def test_a_text_is_an_owner_in_percent_encoding(offered: tuple[Server, Shelf]) -> None:
+    server, shelf = offered
+    _add_owners(shelf, 1, PLACE)
+    answer = server.http.get(f"/snapshots/late/{quote('a/b %ü', safe='')}", headers=PLAIN)
+    assert read_header(answer.content, "")[0].owner == ("place", "a/b %ü")
+    assert [*read_snapshot(answer.content, VIEWS).rows["two"]] == [b"s\7\0\0\0" + "a/b %ü".encode()]
+    assert server.http.get("/snapshots/late/JF").status_code == 404
+
+
+def test_whose_snapshot_is_not_there_is_named(offered: tuple[Server, Shelf]) -> None:
+    server, shelf = offered
+    _add_owners(shelf, 1)
+
+    def refused(path: str, status: int) -> dict[str, str]:
+        answer = server.http.get(path)
+        assert answer.status_code == status, answer.text
+        problem: dict[str, str] = answer.json()
+        return problem
+
+    whole = refused("/snapshots/late", 404)
+    assert whole["found"] == "there is one for each k"
+    assert whole["remedy"] == "ask for /snapshots/late/K, with the value of the device's own k"
+    assert refused("/snapshots/late/50", 404)["found"] == "there is none of k 50"
+    for wrong in ("x", "7.0", "07", str(2**63), "7/8", "%20", ""):
+        problem = refused(f"/snapshots/late/{wrong}", 422)
+        assert "is no k" in problem["found"]
+        assert problem["expected"].startswith("a Int64 as in JSON, without quotes")
+    assert "did you mean late" in refused("/snapshots/lat/7", 404)["found"]
+    _add(shelf, 2)
+    for_all = refused("/snapshots/late/7", 404)
+    assert (for_all["found"], for_all["remedy"]) == ("is the same for all devices", "ask for /snapshots/late")
+    _add_owners(shelf, 3)
+    (file,) = shelf.folder.glob("*.owners")
+    file.write_bytes(file.read_bytes()[:4000])
+    assert "isthmus snapshot" in refused("/snapshots/late/7", 503)["remedy"]
+
+
+def test_a_key_of_an_owner_opens_its_snapshot_alone(offered: tuple[Server, Shelf]) -> None:
+    server, shelf = offered
+    _add_owners(shelf, 1)
+    keys = server.grant(
+        seven="snapshot:late/7", encoded="snapshot:late/a%20b", service="snapshot:late", everything="snapshot:*",
+        other="snapshot:lat/7", reader="read:* push:* predict:*",
+    )  # fmt: skip
+    expected = {
+        "/snapshots/late/7": {"seven", "service", "everything"},
+        "/snapshots/late/8": {"service", "everything"},
+        # Whether there is such an owner is nobody else's business.
+        "/snapshots/late/70": {"service", "everything"},
+        "/snapshots/late/a%20b": {"encoded", "service", "everything"},
+        "/snapshots/late": {"service", "everything"},
+    }
+    for path, open_to in expected.items():
+        for name, key in keys.items():
+            answer = server.http.get(path, headers={"authorization": key})
+            assert (answer.status_code != 403) == (name in open_to), (path, name)
+        assert server.http.get(path).status_code == 401
+    answer = server.http.get("/snapshots/late/8", headers={"authorization": keys["seven"]})
+    assert answer.json()["found"] == "lacks the scope snapshot:late/8"
+
+
+def test_the_log_does_not_say_whose_snapshot_was_asked_for(offered: tuple[Server, Shelf]) -> None:
+    server, shelf = offered
+    _add_owners(shelf, 1)
+    server.http.get("/snapshots/late/7777777")
+    server.http.get("/snapshots/late")
+    logged = [line["path"] for line in server.lines() if line.get("path", "").startswith("/snapshots")]
+    assert logged[-2:] == ["/snapshots/{service}/{value:path}", "/snapshots/late"]
+    assert "7777777" not in json.dumps(server.lines())
+    assert "7777777" not in server.http.get("/metrics").text
+
+
+@pytest.mark.accept
+def test_while_owners_are_written_every_answer_leads_to_a_whole_one(offered: tuple[Server, Shelf]) -> None:
+    server, shelf = offered
+    _add_owners(shelf, 1)
+    first = server.http.get("/snapshots/late/7", headers=PLAIN)
+    data, digest, kinds, ended = first.content, first.headers["etag"].strip('"'), set(), Event()
+
+    def write() -> None:
+        for number in range(2, 100):
+            _add_owners(shelf, number)
+        ended.set()
+
+    writer = Thread(target=write)
+    writer.start()
+    while not ended.is_set():
+        answer = server.http.get("/snapshots/late/7", params={"since": digest}, headers=PLAIN)
+        if answer.status_code == 304:
+            continue
+        assert answer.status_code == 200
+        kinds.add(answer.content[:8])
+        data = applied(data, answer.content) if answer.content.startswith(b"isthdiff") else answer.content
+        assert f'"{read_snapshot(data, VIEWS).digest}"' == answer.headers["etag"]
+        digest = answer.headers["etag"].strip('"')
+    writer.join()
+    assert b"isthdiff" in kinds
 
 
 @pytest.mark.accept

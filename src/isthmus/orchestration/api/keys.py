@@ -13,7 +13,8 @@ from isthmus.serving.keys import Keyring, make, problems, required
 def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]:
     """Creates a key and stores its hash; returns its description with the key itself, which is stored nowhere.
 
-    Scopes are `read:SERVICE`, `push:VIEW`, `predict:MODEL`, or `*` for the name.
+    Scopes are `read:SERVICE`, `push:VIEW`, `predict:MODEL`, `snapshot:SERVICE`, or `*` for the name, and of the
+    snapshot of an owner `snapshot:SERVICE/VALUE`.
 
     Raises:
         ConfigurationError: the name or a scope is invalid.

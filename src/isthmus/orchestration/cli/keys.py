@@ -15,7 +15,11 @@ KeyArgument = Annotated[str, typer.Argument(help="Whose key it is.")]
 def create(
     name: KeyArgument,
     scope: Annotated[
-        list[str], typer.Option(help="read:SERVICE, push:VIEW or predict:MODEL; * for any name. May be repeated.")
+        list[str],
+        typer.Option(
+            help="read:SERVICE, push:VIEW, predict:MODEL, snapshot:SERVICE or snapshot:SERVICE/VALUE; * for any name. "
+            "May be repeated."
+        ),
     ],
     project: ProjectOption = None,
     as_json: JsonOption = False,

@@ -191,7 +191,7 @@ class Handlers:
             raise
 
     async def snapshot(self, request: Request) -> Response:
-        """The stored features of a service that devices keep."""
+        """The stored features of a service that devices keep, or those of an owner."""
         return await snapshots.answer(request, self._watch.state.contract.services, self._settings.snapshots)
 
     async def models(self, _request: Request) -> Response:
@@ -253,6 +253,7 @@ def create(settings: ServerSettings) -> ASGIApp:
             Route("/predict", handlers.predict, methods=["POST"]),
             *handlers.inference.routes(),
             Route("/snapshots/{service}", handlers.snapshot),
+            Route("/snapshots/{service}/{value:path}", handlers.snapshot),
             Route("/models", handlers.models),
             Route("/status", handlers.status),
             Route("/healthz", handlers.health),

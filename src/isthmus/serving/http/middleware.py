@@ -60,11 +60,13 @@ class Observed:
         route = scope.get("route") or next((r for r in self._routes if r.path_regex.match(scope["path"])), None)
         path = route.path if route else "unmatched"
         self._metrics.end(path, scope, 0 if left else status, seconds)
+        # The owner of a snapshot may be a person, and the log is read by more people than that person's rows.
+        named = route is None or "value" not in route.param_convertors
         log.info(
             "request",
             id=request_id.decode(),
             method=scope["method"],
-            path=scope["path"],
+            path=scope["path"] if named else path,
             status=status,
             ms=round(seconds * 1e3, 3),
             **details,

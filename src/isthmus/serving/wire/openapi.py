@@ -64,7 +64,7 @@ _GROUPS = {
         "The Open Inference Protocol, version 2, for models of tensors.",
         ("/v2", "/v2/health/live", "/v2/health/ready", *(path + end for path in (MODEL, VERSION) for end in _ENDS)),
     ),
-    "snapshots": ("The stored features that devices keep.", ("/snapshots/{service}",)),
+    "snapshots": ("The stored features that devices keep.", ("/snapshots/{service}", "/snapshots/{service}/{value}")),
     "pushes": ("Rows that are written to the online store at once.", ("/push", "/write-to-online-store")),
     "health": ("For load balancers and orchestrators.", ("/healthz", "/readyz")),
     "operations": ("The state of the server and its project, and the metrics.", ("/status", "/metrics")),
@@ -166,7 +166,14 @@ def document() -> dict[str, Any]:
                 )
             },
             **_inference(),
-            "/snapshots/{service}": {"get": _snapshot()},
+            "/snapshots/{service}": {"get": _snapshot("readSnapshot", "for a device", 401, 403, 404, 429, 503)},
+            "/snapshots/{service}/{value}": {
+                "get": _snapshot(
+                    "readOwnSnapshot", "for the device of an owner", 401, 403, 404, 422, 429, 503,
+                    value="The owner: a value of the join key that `owner` of the service's Snapshot names, as in "
+                    "JSON, without quotes; bytes in Base64.",
+                )
+            },
             "/models": {
                 "get": _operation("listModels", "Lists the deployed models", messages.Models, errors=_ANY)
             },
@@ -278,7 +285,7 @@ def _metrics() -> dict[str, Any]:
     return {"operationId": "readMetrics", "summary": "Reads the metrics for Prometheus", "responses": {"200": answer}}
 
 
-def _snapshot() -> dict[str, Any]:
+def _snapshot(name: str, summary: str, *statuses: int, value: str = "") -> dict[str, Any]:
     since = (
         "SHA-256 of the snapshot that the device has, in hex: the answer is the difference from it where there is one."
     )
@@ -292,13 +299,14 @@ def _snapshot() -> dict[str, Any]:
         str(status): {
             "description": _ERRORS[status], "headers": _error_headers(status), "content": _json(messages.ErrorAnswer)
         }
-        for status in (401, 403, 404, 429, 503)
+        for status in statuses
     }  # fmt: skip
     return {
-        "operationId": "readSnapshot",
-        "summary": "Reads the stored features of a service for a device",
+        "operationId": name,
+        "summary": f"Reads the stored features of a service {summary}",
         "parameters": [
             {"name": "service", "in": "path", "required": True, "schema": {"type": "string"}},
+            *([_parameter("value", value)] if value else []),
             {"name": "since", "in": "query", "description": since, "schema": {"type": "string"}},
         ],
         "responses": {"200": found, "304": {"description": "The device has the newest."}, **errors},
