@@ -328,6 +328,16 @@ def with_device(shop: Shop, keys: str = "{}") -> Shop:
     return shop
 
 
+def with_owner(shop: Shop) -> Shop:
+    """The shop with a device whose customers have their own orders, and nobody else's, beside what all have."""
+    for name, kind in (("orders_7d", "Int64"), ("mean_amount_7d", "Float64"), ("late_rate_7d", "Float32")):
+        shop.replace(f'Field("{name}", {kind})', f'Field("{name}", {kind}, "device")')
+    service = 'FeatureService("late_order_device", features=['
+    shop.replace(service, f"{service}customer_orders, ")
+    shop.replace("keep=3)", 'keep=3, owner="customer")')
+    return shop
+
+
 def learnable(shop: Shop) -> Shop:
     """The shop whose student is exported whatever it has learned."""
     shop.replace('Gate("lift_kept", at_least=0.95)', "")

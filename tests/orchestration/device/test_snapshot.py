@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +20,7 @@ from isthmus.features.snapshot.delta import applied
 from isthmus.features.snapshot.file import packed, read_snapshot
 from isthmus.features.snapshot.kept import kept as device_of
 from isthmus.features.snapshot.kept import kept_views
+from isthmus.features.snapshot.owners import open_owners
 from isthmus.features.snapshot.seal import require_sealed
 from isthmus.features.snapshot.shelf import LATEST
 from isthmus.features.values.entitykey import decode_values
@@ -29,7 +31,7 @@ from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.cli.cli import app
 from isthmus.orchestration.device.snapshot import copy, shelf, signer, snapshot, undisclosed
 from isthmus.orchestration.project import Project
-from tests.orchestration.shop import Shop, with_device, with_moment, write
+from tests.orchestration.shop import Shop, with_device, with_moment, with_owner, write
 
 SERVICE = "late_order_device"
 
@@ -47,6 +49,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def kept(made: Path, tmp_path: Path) -> Project:
     """The shop, built and materialized, with a service that devices keep."""
     return Project(shutil.copytree(made, tmp_path / "kept"))
+
+
+@pytest.fixture(scope="module")
+def made_of_owners(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("owned") / "shop"
+    with_owner(with_device(with_moment(write(root))))
+    for step in (apply, build, materialize):
+        step(Project(root))
+    return root
+
+
+@pytest.fixture
+def owned(made_of_owners: Path, tmp_path: Path) -> Project:
+    """The same with a service of which each customer's device keeps that customer's orders."""
+    return Project(shutil.copytree(made_of_owners, tmp_path / "owned"))
 
 
 def _rows(project: Project, data: bytes) -> dict[str, dict[tuple[Any, ...], tuple[Any, ...]]]:
@@ -139,6 +156,13 @@ def test_a_filter_that_matches_nothing_writes_nothing(shop: Shop) -> None:
         ("keys={}", 'keys=["store"]', "keys: .'store'.; expected a mapping of join keys to lists of values"),
         ("age=timedelta(hours=6)", "age=timedelta.max", "age: .*expected a timedelta .*, up to 36500 days"),
         ("keep=3", "keep=-1", "keep: -1; expected 0 to 1000"),
+        ("keep=3", 'keep=3, owner="prodct"',
+         "owner: no join key 'prodct' .did you mean product.*expected one of product, store: a join key of a view"),
+        # One of the entity of a view that the service does not read.
+        ("keep=3", 'keep=3, owner="customer"', "owner: no join key 'customer'"),
+        ("keep=3", 'keep=3, owner=["store"]', "owner: no join key ..store.. .did you mean store"),
+        ("keys={}, keep=3", 'keys={"store": ["s1"]}, owner="store"',
+         "owner: 'store' is among `keys`, too; expected the rows of these values on every device, or those of its own"),
         ("features=[shelf_demand, basket]", "features=[basket]", "the service has no stored feature"),
         ("device=Snapshot(", "device=dict(", "device: .*expected Snapshot or None"),
     ],
@@ -232,6 +256,94 @@ def test_a_damaged_pointer_is_written_again(kept: Project) -> None:
     copy(kept, None, kept.root / "out")
 
 
+def test_each_owner_has_the_rows_of_the_online_store(owned: Project) -> None:
+    written = snapshot(owned)
+    assert written.owners == 60
+    assert written.rows == {"customer_orders": 60, "shelf_demand": 60}
+    plan, sizes, shared = LookupPlan(owned.applied(), ["customer_orders"]), [], []
+    found: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    with open_owners(written.path) as owners:
+        for _, _, file in owners:
+            rows = _rows(owned, file.data)
+            assert len(rows["customer_orders"]) == 1
+            found |= rows["customer_orders"]
+            sizes.append(len(file.data))
+            shared.append(rows["shelf_demand"])
+    assert all(rows == shared[0] for rows in shared)
+    assert (written.bytes, written.median_bytes) == (max(sizes), sorted(sizes)[30])
+    with owned.redis() as url, connect(url) as client:
+        keys = [key for (key,) in found]
+        answer = plan.read(client, {"customer": keys}, owned.now())["customer_orders"]
+    online = zip(answer.event.tolist(), answer.known.tolist(), strict=True)
+    fresh = {key: times for key, times, status in zip(keys, online, answer.status.tolist(), strict=True) if status < 2}
+    assert {key: found[key,][:2] for key in fresh} == fresh
+    assert len(fresh) > 30
+
+
+def test_what_is_disclosed_of_owners_is_said(owned: Project) -> None:
+    lines = undisclosed(owned)
+    assert lines[0] == "customer_orders:orders_7d of their own customer alone"
+    assert lines[-1] == "shelf_demand:distance of every store and every product"
+    first, second = snapshot(owned), snapshot(owned)
+    assert undisclosed(owned) == ()
+    assert first.difference_bytes is None
+    assert second.difference_bytes is not None
+    assert second.difference_bytes < second.bytes / 4
+    # With all customers on every device more is disclosed, and what was for owners is withdrawn.
+    Shop(owned.root).replace(', owner="customer"', "")
+    apply(Project(owned.root))
+    assert shelf(owned, SERVICE).latest() is None
+    assert not [*shelf(owned, SERVICE).folder.glob("*.owners")]
+    assert undisclosed(Project(owned.root))[0] == "customer_orders:orders_7d of every customer"
+    snapshot(Project(owned.root))
+    Shop(owned.root).replace("keep=3", 'keep=3, owner="customer"')
+    apply(Project(owned.root))
+    assert shelf(owned, SERVICE).latest() is None
+
+
+def test_a_host_of_files_gets_nothing_of_owners(owned: Project, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, ["snapshot", "--project", str(owned.root), "--to", str(out)])
+    assert isinstance(done.exception, RequestError), done.output
+    message = str(done.exception)
+    assert "has a file for each customer: a host of files gives it to whoever guesses its name" in message
+    assert "GET /snapshots/late_order_device/CUSTOMER, behind your own login" in message
+    assert not out.exists()
+    assert shelf(owned, SERVICE).latest() is None
+    with pytest.raises(RequestError, match="a host of files"):
+        copy(owned, None, out)
+
+
+def test_the_command_says_how_many_owners_there_are(owned: Project) -> None:
+    done = CliRunner().invoke(app, ["snapshot", "--project", str(owned.root), "--json"])
+    assert done.exit_code == 0, done.output
+    assert "whoever fetches the snapshot gets customer_orders:late_rate_7d of their own customer alone" in done.stderr
+    report = json.loads(done.stdout)
+    assert report["owners"] == 60
+    assert report["bytes"] >= report["median_bytes"] > 1000
+    assert report["path"].endswith(".owners")
+
+
+def test_the_rows_of_owners_are_of_the_declared_keys_alone(owned: Project) -> None:
+    Shop(owned.root).replace("keys={}", 'keys={"store": ["s1"]}')
+    Shop(owned.root).replace(
+        "features=[customer_orders, shelf_demand, basket, moment]", "features=[shelf_demand, basket]"
+    )
+    Shop(owned.root).replace('owner="customer"', 'owner="product"')
+    project = Project(owned.root)
+    apply(project)
+    written = snapshot(project)
+    assert written.owners == 15
+    with open_owners(written.path) as owners:
+        assert {row[1] for _, _, file in owners for row in _rows(project, file.data)["shelf_demand"]} == {"s1"}
+        assert {len(_rows(project, file.data)["shelf_demand"]) for _, _, file in owners} == {1}
+    Shop(owned.root).replace('["s1"]', '["nowhere"]')
+    nobody = Project(owned.root)
+    apply(nobody)
+    with pytest.raises(DataError, match="no row has a key that devices keep"):
+        snapshot(nobody)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -275,3 +387,9 @@ def test_how_a_snapshot_is_made_is_no_part_of_the_contract(kept: Project) -> Non
     Shop(kept.root).replace("keep=3", "keep=9")
     assert Project(kept.root).definitions.contract.hash == kept.definitions.contract.hash
     assert replace(service.device, keep=9) == Project(kept.root).definitions.services[SERVICE].device
+    # Each row of a training set is of its own device: whose rows these are makes no difference to what it sees.
+    assert replace(service.device, owner="store").identity() == service.device.identity()
+    of = device_of(kept.applied(), replace(service, device=replace(service.device, owner="store")))
+    assert of is not None
+    assert of.owner == "store"
+    assert b"owner" not in msgspec.json.encode(device_of(kept.applied(), service))

@@ -93,6 +93,8 @@ def snapshot(
     from isthmus.orchestration.device import snapshot as run
 
     opened = open_project(project)
+    if to:
+        run.require_hostable(opened, service)  # before anything is written
     lines = run.undisclosed(opened, service)
     for line in lines:
         say(f"whoever fetches the snapshot gets {line}")

@@ -1,6 +1,8 @@
 """`snapshot`: writes the stored features of a service that devices keep, as a signed file and differences to it."""
 
 import os
+import statistics
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.contract import Column, ViewContract
 from isthmus.features.definition.spec import FeatureService
 from isthmus.features.definition.spec import Snapshot as Declared
 from isthmus.features.errors import DataError, RequestError, nearest, one_of
@@ -20,8 +22,9 @@ from isthmus.features.package.signature import PASSWORD
 from isthmus.features.progress import Progress, silent
 from isthmus.features.publishing.publish import key_values
 from isthmus.features.snapshot.delta import difference
-from isthmus.features.snapshot.file import LARGEST, Header, SnapshotFile, read_snapshot, unpacked
+from isthmus.features.snapshot.file import LARGEST, Header, Rows, SnapshotFile, read_snapshot, unpacked
 from isthmus.features.snapshot.kept import disclosed, kept_views, of_kept_keys
+from isthmus.features.snapshot.owners import OwnFile, generation_of
 from isthmus.features.snapshot.seal import Sealer, create_key
 from isthmus.features.snapshot.shelf import Latest, Shelf
 from isthmus.features.values.arrow import from_arrow, micros
@@ -45,10 +48,12 @@ class Written:
         snapshot: SHA-256 of the file.
         made: the moment that it shows.
         rows: view to its number of rows.
-        bytes: of the file.
+        bytes: of the file; of the largest, where each owner has one.
         difference_bytes: of the difference from the snapshot before; None if there is none.
         discloses: the features whose values it has, and which keys.
-        path: the file.
+        path: the file; that of all owners' files, where each has one.
+        owners: how many have a file; None where there is one for all.
+        median_bytes: of the file in the middle, likewise.
     """
 
     snapshot: str
@@ -58,10 +63,16 @@ class Written:
     difference_bytes: int | None
     discloses: tuple[str, ...]
     path: Path
+    owners: int | None = None
+    median_bytes: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data; the moment as text."""
-        return {**asdict(self), "made": clock.moment(self.made).isoformat(), "path": str(self.path)}
+        """Plain data; the moment as text. What is of owners is left out where there are none."""
+        data = {**asdict(self), "made": clock.moment(self.made).isoformat(), "path": str(self.path)}
+        return data if self.owners is not None else {k: v for k, v in data.items() if k not in _OF_OWNERS}
+
+
+_OF_OWNERS = ("owners", "median_bytes")
 
 
 def snapshot(project: Project, name: str | None = None, *, progress: Progress = silent) -> Written:
@@ -71,7 +82,7 @@ def snapshot(project: Project, name: str | None = None, *, progress: Progress = 
 
     Raises:
         RequestError: there is no such service, or it has no `device`.
-        DataError: a table is not there, or no row has a key that devices keep.
+        DataError: a table is not there, or no row has a key that devices keep, or a file is too large for them.
         GateFailed: a table breaks an expectation of its view.
         ConfigurationError: `packages.signing_key` cannot sign.
     """
@@ -101,17 +112,79 @@ def snapshot(project: Project, name: str | None = None, *, progress: Progress = 
         header = Header(
             contract.project, service.name, contract.service(service.name).hash, contract.hash, made, number, counts
         )
-        sealed = sealer.seal(SnapshotFile(header, rows))
-        if len(sealed.data) > LARGEST:
-            raise DataError(f"snapshot of {service.name}", f"has {len(sealed.data):,} bytes",
-                            expected=f"at most {LARGEST:,}, which is all that a device takes",
-                            remedy="name the `keys` of its Snapshot, or read fewer features")  # fmt: skip
         tables = {name: history.fingerprint for name, history in histories.items()}
-        latest = place.add(sealed, views, device.keep, discloses=discloses, tables=tables)
+        parts = _Parts(place, sealer, device, discloses, tables)
+        if device.owner is None:
+            written = _write_whole(parts, SnapshotFile(header, rows), views)
+        else:
+            owner = next(key for view in views for key in view.keys if key.name == device.owner)
+            written = _write_owners(parts, header, owner, views, rows, progress)
     progress("the snapshot is written", 1.0)
+    return written
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What a snapshot has beside its rows, and where it goes."""
+
+    place: Shelf
+    sealer: Sealer
+    device: Declared
+    discloses: tuple[str, ...]
+    tables: Mapping[str, str]
+
+
+def _write_whole(parts: _Parts, file: SnapshotFile, views: list[ViewContract]) -> Written:
+    """A file for all devices."""
+    place, before, sealed = parts.place, parts.place.before(), parts.sealer.seal(file)
+    header = sealed.header
+    _require_small(header.service, len(sealed.data), "name the `keys` of its Snapshot, or read fewer features")
+    latest = place.add(sealed, views, parts.device.keep, discloses=parts.discloses, tables=parts.tables)
     nearest_delta = len(place.delta(before.snapshot, latest)) if before and before.snapshot in latest.earlier else None
-    return Written(sealed.digest, made, dict(counts), len(sealed.data), nearest_delta, discloses,
+    return Written(sealed.digest, header.made, dict(header.views), len(sealed.data), nearest_delta, parts.discloses,
                    place.path(sealed.digest))  # fmt: skip
+
+
+def _write_owners(
+    parts: _Parts, header: Header, owner: Column, views: list[ViewContract], rows: Mapping[str, Rows],
+    progress: Progress,
+) -> Written:  # fmt: skip
+    """A file for each owner."""
+    place, before, sizes = parts.place, parts.place.before(), list[int]()
+    generation, own = generation_of(header, owner, views, rows)
+    largest, of_largest = b"", 0
+    if not own:
+        raise DataError(f"snapshot of {header.service}", f"no row has a {owner.name} whose device keeps it",
+                        expected="at least one", remedy="look at `owner` and `keys` of its Snapshot")  # fmt: skip
+
+    def signed(key: bytes, file: OwnFile) -> None:
+        nonlocal largest, of_largest
+        size = len(file.data)
+        _require_small(header.service, size, "read fewer features, or name the `keys` of its Snapshot")
+        if size > of_largest:
+            largest, of_largest = key, size
+        if len(sizes) % 10_000 == 0:
+            progress(f"signing the files of {len(own):,} owners", len(sizes) / len(own))
+        sizes.append(size)
+
+    latest = place.add_owners(
+        generation, own, parts.sealer.sign, parts.device.keep,
+        discloses=parts.discloses, tables=parts.tables, signed=signed,
+    )  # fmt: skip
+    since = None
+    if before and before.snapshot in latest.earlier and (had := place.own(largest, before)):
+        since = had[0]
+    way = place.own(largest, latest, since) if since else None
+    return Written(
+        latest.snapshot, header.made, dict(header.views), max(sizes), None if way is None else len(way[1]),
+        parts.discloses, place.owners(latest.snapshot), len(sizes), int(statistics.median(sizes)),
+    )  # fmt: skip
+
+
+def _require_small(service: str, size: int, remedy: str) -> None:
+    if size > LARGEST:
+        raise DataError(f"snapshot of {service}", f"has {size:,} bytes",
+                        expected=f"at most {LARGEST:,}, which is all that a device takes", remedy=remedy)  # fmt: skip
 
 
 def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
@@ -165,8 +238,12 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
     """Writes the newest snapshot of a service and the differences to it to a folder, for any host of files.
 
     The snapshot is `SERVICE`, a difference `SERVICE.DIGEST` by the first 16 digits of what it begins with.
+
+    Raises:
+        RequestError: there is no such service, it has no `device`, or each owner has a file.
+        DataError: there is no snapshot.
     """
-    service, _ = declared(project, name)
+    service = require_hostable(project, name)
     place = shelf(project, service.name)
     with place.locked():
         latest = place.latest()
@@ -185,6 +262,23 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
             if file.name not in deltas:
                 file.unlink()
     return latest
+
+
+def require_hostable(project: Project, name: str | None) -> FeatureService:
+    """The service, if a host of files may offer its snapshots.
+
+    Raises:
+        RequestError: each owner has a file, or as `declared`.
+    """
+    service, device = declared(project, name)
+    if device.owner is not None:
+        raise RequestError(
+            f"snapshot of {service.name}",
+            f"has a file for each {device.owner}: a host of files gives it to whoever guesses its name",
+            expected="a Snapshot without `owner`",
+            remedy=f"let the API serve it, GET /snapshots/{service.name}/{device.owner.upper()}, behind your own login",
+        )  # fmt: skip
+    return service
 
 
 def _rows(history: ViewHistory, view: ViewContract, device: Declared, at: int) -> dict[bytes, bytes]:

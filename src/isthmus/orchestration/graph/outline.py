@@ -273,8 +273,14 @@ def _model(project: "Project", declared: "Distillation") -> Model:
         # A training set belongs to the complete contract.
         contract.hash,
         _hash(training),
-        _hash([training, list(project.runtimes(declared)), profiles.serving.identity()]),
+        _hash([training, list(project.runtimes(declared)), profiles.serving.identity(), *_owner(declared)]),
     )
+
+
+def _owner(declared: "Distillation") -> list[str]:
+    """What a package says of a device that its training does not depend on; nothing where it says nothing."""
+    device = declared.student.device
+    return [device.owner] if device is not None and device.owner is not None else []
 
 
 def _modules(root: Path, name: str, seen: set[Path] | None = None) -> list[str]:
