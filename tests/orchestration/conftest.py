@@ -15,7 +15,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.web import installed
 from isthmus.orchestration.training.set import training_set
 from tests.orchestration import shop as shops
-from tests.orchestration.shop import Shop, learnable, with_device, with_moment
+from tests.orchestration.shop import Shop, learnable, with_device, with_moment, with_owner
 
 
 @pytest.fixture
@@ -69,6 +69,18 @@ def _on_device(folder: Path) -> None:
 def on_device(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Shop:
     """A project whose student's stored features are kept by devices, with a package and a snapshot."""
     return Shop(Path(shutil.copytree(once(tmp_path_factory, "on-device", _on_device), tmp_path / "shop")))
+
+
+def _of_owners(folder: Path) -> None:
+    learnable(with_owner(with_device(with_moment(shops.write(folder)))))
+    for step in (apply, build, materialize, snapshot, training_set, distill, export):
+        step(Project(folder))
+
+
+@pytest.fixture
+def of_owners(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Shop:
+    """The same, where each customer has a snapshot of their own."""
+    return Shop(Path(shutil.copytree(once(tmp_path_factory, "of-owners", _of_owners), tmp_path / "shop")))
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from isthmus.features.package.manifest import read_package
 from isthmus.features.progress import silent
 from isthmus.features.snapshot.file import SnapshotFile, read_snapshot
 from isthmus.features.snapshot.kept import kept_views
+from isthmus.features.snapshot.owners import Lines, open_owners
 from isthmus.features.verdict import ONNX_RUNTIME, Sample, Verdict
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import verdict_file
@@ -201,6 +202,123 @@ def test_every_runtime_answers_and_is_fed_what_the_tables_have(on_device: Shop, 
     text = (on_device.state / "verdicts" / "late_order.html").read_text()
     assert f">{WEB}</" in text
     assert Verdict.loads(verdict.dumps()) == verdict
+
+
+def _without_package(shop: Shop) -> Project:
+    shutil.rmtree(shop.state / "packages")
+    return Project(shop.root)
+
+
+def _flip(project: Project, place: int) -> str:
+    """Flips a byte of the own rows of the n-th owner in the file of all; returns the owner."""
+    folder = shelf(project, SERVICE)
+    latest = folder.latest()
+    assert latest is not None
+    file = folder.owners(latest.snapshot)
+    with open_owners(file) as owners:
+        _, (((line, *_),)), own = [*owners][place]
+        owner = json.loads(own.parts[0][13:])["owner"]
+    whole = file.read_bytes()
+    assert whole.count(line) == 1
+    end = whole.index(line) + len(line) - 1
+    file.write_bytes(whole[:end] + bytes([whole[end] ^ 1]) + whole[end + 1 :])
+    return str(owner[1])
+
+
+def test_the_snapshots_of_all_owners_are_compared(of_owners: Shop) -> None:
+    opened = _without_package(of_owners)
+    verdict = require_passed(verify(opened))
+    assert verdict.views[f"snapshot {SERVICE}"]["files"].compared == 60
+    for name in ("orders_7d", "mean_amount_7d", "late_rate_7d", "event_timestamp", "known_at", "status"):
+        assert verdict.views["snapshot customer_orders"][name].compared == 60
+    assert verdict.views[VIEW]["sold_1d"].compared == 60
+    assert "the snapshot" not in verdict.skipped
+
+
+def test_a_byte_of_an_owner_is_found_by_the_owner(of_owners: Shop) -> None:
+    opened = _without_package(of_owners)
+    owner = _flip(opened, 41)
+    verdict = verify(opened)
+    files = verdict.views[f"snapshot {SERVICE}"]["files"]
+    assert (files.compared, files.differing) == (60, 1)
+    (example,) = files.examples
+    assert example.key == owner
+    assert example.online == "it is not signed by the key of the project, or was altered since"
+    assert _differing(verdict) == {f"snapshot {SERVICE}.files", "snapshot customer_orders.late_rate_7d"}
+    with pytest.raises(GateFailed, match=r"files .1 of 60.*Run `isthmus snapshot`"):
+        require_passed(verdict)
+
+
+def test_what_is_wrong_with_an_owner_is_found_though_it_is_signed(of_owners: Shop) -> None:
+    opened = _without_package(of_owners)
+    place, key = shelf(opened, SERVICE), signer(opened)
+    latest = place.latest()
+    assert latest is not None
+    with open_owners(place.owners(latest.snapshot)) as owners:
+        generation, whole = owners.generation, {key: rows for key, rows, _ in owners}
+    first, second, third, fourth, *_ = whole
+
+    def put(changed: Mapping[bytes, list[Lines] | None]) -> ComparedSnapshot:
+        rows = {owner: lines for owner, lines in {**whole, **changed}.items() if lines is not None}
+        place.add_owners(generation, rows, key.sign, 0, discloses=latest.discloses, tables=latest.tables)
+        return _compared(opened)
+
+    def differing(compared: ComparedSnapshot) -> dict[str, int]:
+        parts = {f"{view}.{name}": part for view, parts in compared.views.items() for name, part in parts.items()}
+        return {name: part.differing for name, part in parts.items() if part.differing}
+
+    assert differing(put({})) == {}
+    # A value of another moment; an owner who is missing; rows of somebody else.
+    line = bytearray(whole[first][0][0])
+    line[-1] ^= 1
+    assert differing(put({first: [(bytes(line),)]})) == {"snapshot customer_orders.late_rate_7d": 1}
+    assert differing(put({second: None}))["snapshot customer_orders.status"] == 1
+    compared = put({third: [(*whole[third][0], *whole[fourth][0])]})
+    assert differing(compared) == {f"snapshot {SERVICE}.files": 1}
+    (example,) = compared.views[f"snapshot {SERVICE}"]["files"].examples
+    assert example.online == "it has rows of another customer"
+    assert differing(put({third: [(b"i", *whole[third][0])]}))[f"snapshot {SERVICE}.files"] == 1
+    # Of an earlier declaration it is not compared.
+    of_owners.replace('owner="customer"', "owner=None")
+    assert _compared(Project(of_owners.root)).skipped == "its `owner` was another: run `isthmus snapshot`"
+
+
+def test_a_file_of_owners_that_was_altered_or_is_gone_fails(of_owners: Shop) -> None:
+    opened = _without_package(of_owners)
+    place = shelf(opened, SERVICE)
+    latest = place.latest()
+    assert latest is not None
+    file = place.owners(latest.snapshot)
+    whole = file.read_bytes()
+
+    def refused() -> str:
+        (example,) = _compared(opened).views[f"snapshot {SERVICE}"]["file"].examples
+        return str(example.online)
+
+    # A byte of the head of the file that SQLite does not read.
+    file.write_bytes(whole[:75] + b"\1" + whole[76:])
+    assert refused() == "it was altered since it was written"
+    file.write_bytes(whole[: len(whole) // 2])
+    assert refused().startswith("it is damaged")
+    file.unlink()
+    assert refused() == "its file is gone"
+
+
+def test_the_client_is_asked_with_the_real_files_of_owners(of_owners: Shop, web: None) -> None:
+    opened = Project(of_owners.root)
+    assert read_package(read_pointer(of_owners.state / "packages" / "late_order.latest")).device.owner == "customer"  # type: ignore[union-attr]
+    verdict = require_passed(verify(opened))
+    assert verdict.skipped == {}
+    assert 50 < verdict.runtimes[WEB].rows <= 100
+    assert verdict.device.keys() == verdict.inputs.keys()
+    assert {"input customer_orders__orders_7d on a device"} <= verdict.named().keys()
+    # The first owner of those that are drawn evenly.
+    owner = _flip(opened, 0)
+    torn = verify(opened)
+    assert torn.views[f"snapshot {SERVICE}"]["files"].examples[0].key == owner
+    assert f"file model.fp32.ort in {WEB}" in _differing(torn)
+    (refused, *_) = torn.files[f"model.fp32.ort in {WEB}"].examples
+    assert "the snapshot is not signed by the key of this model" in str(refused.online)
 
 
 def test_a_file_that_was_exchanged_or_torn_fails_by_the_name_of_its_runtime(on_device: Shop, web: None) -> None:

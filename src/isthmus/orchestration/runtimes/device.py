@@ -19,20 +19,23 @@ from isthmus.features.values.columns import Values
 from isthmus.orchestration.runtimes.web import Node
 
 _SNAPSHOT, _QUESTIONS = "snapshot", "questions.json"
+_ALL = "all"
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceQuestions:
-    """Questions to a device that has a snapshot.
+    """Questions to a device that has a snapshot, or to the devices of several owners.
 
     Attributes:
-        snapshot: the file.
+        snapshots: the file of each owner, by the value of its join key; under None where there is one for all.
+        owner: the join key of owners; None where there is one file for all.
         key: whose owner must have signed it, in PEM.
         at: the time on the device, microseconds since 1970 UTC.
         columns: join keys and request fields by name, each with its type.
     """
 
-    snapshot: bytes
+    snapshots: Mapping[object, bytes]
+    owner: str | None
     key: str
     at: int
     columns: Mapping[str, tuple[DataType, Values]]
@@ -63,16 +66,19 @@ def ask_device(node: Node, package: Package, questions: DeviceQuestions) -> dict
     names = (MANIFEST, GOLDEN, CLIENT, *(variant.file for variant in variants))
     files = {name: package.files.read(name) for name in names}
     files[SUMS] = "".join(f"{digest}  {name}\n" for name, digest in package.files.sums.items()).encode()
+    snapshots = {f"{_SNAPSHOT}-{number}": data for number, data in enumerate(questions.snapshots.values())}
+    owners = [_ALL if owner is None else str(_text(owner)) for owner in questions.snapshots]
     asked = {
         "contract": manifest.contract,
         "precisions": [variant.precision for variant in variants],
         "types": {name: dtype.name for name, (dtype, _) in questions.columns.items()},
         "rows": _rows(questions.columns),
-        "snapshot": _SNAPSHOT,
+        "snapshots": dict(zip(owners, snapshots, strict=True)),
+        "owner": questions.owner,
         "key": questions.key,
         "now": str(questions.at),
     }
-    files |= {_SNAPSHOT: questions.snapshot, _QUESTIONS: msgspec.json.encode(asked)}
+    files |= {**snapshots, _QUESTIONS: msgspec.json.encode(asked)}
     runs = node.run("device.mjs", files, _QUESTIONS, kind=dict[str, list[_Run]])
     return {file: _together(manifest, answered) for file, answered in runs.items()}
 

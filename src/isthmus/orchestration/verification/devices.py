@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,9 +11,9 @@ import pyarrow.compute as pc
 
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.tabular.tensors import columns
-from isthmus.distill.types import spread
+from isthmus.distill.types import Index, spread
 from isthmus.features.clock import MICROSECOND, Status
-from isthmus.features.contract.contract import STATUS, Contract, ViewContract
+from isthmus.features.contract.contract import STATUS, Column, Contract, ViewContract
 from isthmus.features.definition.spec import Snapshot
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from isthmus.features.offline.history import ViewHistory
@@ -22,19 +23,22 @@ from isthmus.features.online.plan import ViewAnswer, answer
 from isthmus.features.package.manifest import Package
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.publishing.publish import key_values
-from isthmus.features.snapshot.file import SnapshotFile, packed, read_header, read_snapshot
+from isthmus.features.snapshot.file import Header, SnapshotFile, packed, read_header, read_snapshot
 from isthmus.features.snapshot.kept import kept_views, of_kept_keys
+from isthmus.features.snapshot.owners import open_owners
 from isthmus.features.snapshot.seal import require_sealed
+from isthmus.features.snapshot.shelf import Latest, Shelf
 from isthmus.features.types import String, UnixTimestamp
 from isthmus.features.values.arrow import from_arrow
 from isthmus.features.values.columns import Values
-from isthmus.features.values.entitykey import encode_keys
+from isthmus.features.values.entitykey import decode_values, encode_keys
 from isthmus.features.values.rows import RowCodec
 from isthmus.features.verdict import FeatureVerdict, ValueDifference
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.device.snapshot import shelf, signer
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.device import DeviceQuestions
+from isthmus.orchestration.verification.owners import files_of, read_owners
 from isthmus.orchestration.verification.sides import ComparedRows, questions_at, sample_with_keys
 from isthmus.orchestration.verification.views import EVENT, KNOWN, offline_values
 
@@ -44,6 +48,8 @@ ROWS = 500
 SNAPSHOT = "snapshot"
 """The name of the snapshot in a verdict."""
 
+_ALTERED = "was altered since it was written"
+
 
 @dataclass(frozen=True)
 class ComparedSnapshot:
@@ -52,13 +58,15 @@ class ComparedSnapshot:
     Attributes:
         views: view to feature to its comparison.
         skipped: why there is none; empty if there is one, or if no device keeps anything.
-        file: the snapshot.
+        file: the snapshot; with the rows of all owners, where each has a file.
+        owners: the file of all owners' files; None where there is one for all.
         key: whose owner has signed it, in PEM.
     """
 
     views: Mapping[str, Mapping[str, FeatureVerdict]] = field(default_factory=dict)
     skipped: str = ""
     file: SnapshotFile | None = None
+    owners: Path | None = None
     key: str = ""
 
 
@@ -87,7 +95,7 @@ def compare_snapshot(
     """Compares each row of the newest snapshot of the student's service with the tables, at its moment.
 
     One that no device uses any more at the moment `at` is not compared. One that no device takes, because it is not
-    what was signed, differs: the example says how.
+    what was signed, differs: the example says how. Where each owner has a file, every one of them is checked.
     """
     service, device = declared.student.name, declared.student.device
     if device is None:
@@ -99,17 +107,18 @@ def compare_snapshot(
     fingerprints = {history.view.name: history.fingerprint for history in histories}
     if any(fingerprints.get(view) != fingerprint for view, fingerprint in latest.tables.items()):
         return ComparedSnapshot(skipped="it is of earlier tables: run `isthmus snapshot`")
-    views = kept_views(contract, service)
+    if device.owner != (latest.owner and latest.owner[0]):
+        return ComparedSnapshot(skipped="its `owner` was another: run `isthmus snapshot`")
+    views, compared = kept_views(contract, service), dict[str, Mapping[str, FeatureVerdict]]()
     try:
-        data, key = place.snapshot(latest.snapshot), signer(project).public_key
-        if hashlib.sha256(data).hexdigest() != latest.snapshot:
-            return _refused(service, "it was altered since it was written")
-        header, _ = read_header(data, SNAPSHOT)
-        if header.hash != (current := contract.service(service).hash):
-            changed = f"it is of contract {header.hash[:12]}, and {service} has {current[:12]}: run `isthmus snapshot`"
-            return ComparedSnapshot(skipped=changed)
-        file = read_snapshot(data, views)
-        require_sealed(file, key)
+        key = signer(project).public_key
+        if latest.owner is None:
+            file = _read(place, latest, contract, views, key)
+        else:
+            file, taken = _read_owners(place, latest, contract, views, key)
+            compared[f"{SNAPSHOT} {service}"] = {"files": taken}
+    except _OtherContract as error:
+        return ComparedSnapshot(skipped=str(error))
     except DataError as error:
         return _refused(service, f"it {error.found}")
     except (ConfigurationError, DependencyError) as error:
@@ -118,16 +127,51 @@ def compare_snapshot(
         if place.latest() == latest:
             return _refused(service, "its file is gone")
         return ComparedSnapshot(skipped="a newer one has just taken its place: verify again")
-    if (old := at - header.made) > (allowed := device.age // MICROSECOND):
+    if (old := at - file.header.made) > (allowed := device.age // MICROSECOND):
         minutes = f"{old / 60e6:,.0f} minutes old, and devices use one of at most {allowed / 60e6:,.0f}"
         return ComparedSnapshot(skipped=f"it is {minutes}: run `isthmus snapshot`")
     by_name = {history.view.name: history for history in histories}
     offline = OfflineStore(project.offline)
-    compared = {}
     for view in views:
         with offline.reading(view.table):
             compared[f"{SNAPSHOT} {view.name}"] = _compare(view, by_name[view.name], device, file)
-    return ComparedSnapshot(compared, file=file, key=key)
+    owners = None if latest.owner is None else place.owners(latest.snapshot)
+    return ComparedSnapshot(compared, file=file, owners=owners, key=key)
+
+
+class _OtherContract(Exception):
+    """Why a snapshot is not compared: it is of another contract."""
+
+
+def _read(place: Shelf, latest: Latest, contract: Contract, views: Sequence[ViewContract], key: str) -> SnapshotFile:
+    """The newest snapshot, as a device takes it."""
+    data = place.snapshot(latest.snapshot)
+    if hashlib.sha256(data).hexdigest() != latest.snapshot:
+        raise DataError(SNAPSHOT, _ALTERED)
+    _require_current(read_header(data, SNAPSHOT)[0], contract)
+    file = read_snapshot(data, views)
+    require_sealed(file, key)
+    return file
+
+
+def _read_owners(
+    place: Shelf, latest: Latest, contract: Contract, views: Sequence[ViewContract], key: str
+) -> tuple[SnapshotFile, FeatureVerdict]:
+    """The rows of all owners of the newest snapshot, and which of their files no device takes."""
+    path = place.owners(latest.snapshot)
+    with path.open("rb") as written, open_owners(path) as owners:
+        whole = hashlib.file_digest(written, "sha256").hexdigest() == latest.snapshot
+        _require_current(owners.generation.header, contract)
+        file, taken = read_owners(owners, views, key)
+    if not whole and not taken.differing:
+        raise DataError(SNAPSHOT, _ALTERED)
+    return file, taken
+
+
+def _require_current(header: Header, contract: Contract) -> None:
+    if header.hash != (current := contract.service(header.service).hash):
+        of = f"it is of contract {header.hash[:12]}, and {header.service} has {current[:12]}"
+        raise _OtherContract(f"{of}: run `isthmus snapshot`")
 
 
 def device_rows(
@@ -154,6 +198,11 @@ def device_rows(
             # No device asks about an empty text.
             kept &= pc.fill_null(pc.not_equal(complete[column.name], ""), False).to_numpy(zero_copy_only=False)
     places = np.flatnonzero(kept)
+    files: Mapping[object, bytes] = {None: file.data} if snapshot.owners is None else {}
+    every = len(places)
+    if snapshot.owners is not None:
+        owner = next(column for view in views for column in view.keys if column.name == device.owner)
+        places, files = _of_owners(snapshot.owners, owner, complete, places)
     if not len(places):
         return None
     questions = complete.take(places[spread(len(places), len(places) if count is None else count)])
@@ -167,7 +216,20 @@ def device_rows(
         stored |= {view.full_name(c.name): answered[c.name] for c in view.fields if view.full_name(c.name) in offline}
     asked = {name: (dtype, from_arrow(questions[name], dtype)) for name, dtype in types.items()}
     named = ComparedRows.of(questions, keys, [at] * len(questions))
-    return DeviceRows(DeviceQuestions(file.data, snapshot.key, at, asked), named, len(places), offline, stored)
+    put = DeviceQuestions(files, device.owner, snapshot.key, at, asked)
+    return DeviceRows(put, named, every, offline, stored)
+
+
+def _of_owners(path: Path, owner: Column, rows: pa.Table, places: Index) -> tuple[Index, Mapping[object, bytes]]:
+    """The places of the rows that some owners ask, and their files by their values."""
+    values = from_arrow(rows[owner.name], owner.dtype).tolist(owner.dtype)
+    keys = encode_keys([owner], {owner.name: [values[place] for place in places]})
+    try:
+        files = files_of(path, keys)
+    except FileNotFoundError:  # a newer one has just taken its place
+        files = {}
+    asking = np.array([key in files for key in keys], bool)
+    return places[asking], {decode_values(key)[0]: data for key, data in files.items()}
 
 
 def _refused(service: str, problem: str) -> ComparedSnapshot:

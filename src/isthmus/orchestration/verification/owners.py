@@ -1,0 +1,78 @@
+"""The files of owners in the verdict: whether devices take each of them, and the rows of all together."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from isthmus.distill.types import spread
+from isthmus.features.contract.contract import ViewContract
+from isthmus.features.errors import DataError
+from isthmus.features.snapshot.file import SnapshotFile, read_rows
+from isthmus.features.snapshot.owners import Lines, Owners, open_owners, text_of
+from isthmus.features.snapshot.seal import signed_by
+from isthmus.features.values.entitykey import decode_values, key_part
+from isthmus.features.verdict import EXAMPLES, FeatureVerdict, ValueDifference
+
+ASKED = 10
+"""Owners whose files the reference client is given."""
+
+
+def read_owners(owners: Owners, views: Sequence[ViewContract], public_key: str) -> tuple[SnapshotFile, FeatureVerdict]:
+    """The rows of all owners' files, as a snapshot of them would have, and which of the files no device takes.
+
+    Raises:
+        DataError: the file of the files, or the rows that all have, cannot be read.
+    """
+    generation, signed = owners.generation, signed_by(public_key)
+    rows: dict[str, dict[bytes, bytes]] = {view.name: {} for view in views}
+    own = []
+    for view, shared in zip(views, generation.shared, strict=True):
+        if shared is None:
+            own.append(view)
+        else:
+            rows[view.name] = _read(view, shared)
+    compared, refused = 0, list[ValueDifference]()
+    for key, lines, file in owners:
+        compared += 1
+        problem = "" if signed(file.data) else "is not signed by the key of the project, or was altered since"
+        for view, part in zip(own, lines, strict=True):
+            try:
+                found = _read(view, part)
+            except DataError as error:
+                problem = problem or error.found
+                continue
+            if any(key_part(view.keys, generation.owner[0], row) != key for row in found):
+                problem = problem or f"has rows of another {generation.owner[0]}"
+            rows[view.name] |= found
+        if problem:
+            refused.append(ValueDifference(named(key), "a file that devices take", f"it {problem}"))
+    differing = len(refused)
+    verdict = FeatureVerdict(compared, differing, np.inf if differing else 0.0, refused[:EXAMPLES])
+    return SnapshotFile(generation.header, rows), verdict
+
+
+def files_of(file: Path, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+    """The files of some owners of these, drawn evenly, by their keys.
+
+    Raises:
+        FileNotFoundError: a newer snapshot has taken its place.
+    """
+    with open_owners(file) as owners:
+        found = {key: own.data for key in sorted({*keys}) if (own := owners.file(key)) is not None}
+    present = [*found]
+    return {present[place]: found[present[place]] for place in spread(len(present), ASKED)} if present else {}
+
+
+def named(key: bytes) -> str:
+    """An owner's value as text."""
+    (value,) = decode_values(key)
+    return text_of(value)
+
+
+def _read(view: ViewContract, lines: Lines) -> dict[bytes, bytes]:
+    data = b"".join(lines)
+    rows, place = read_rows(view, len(lines), data)
+    if place != len(data):
+        raise DataError("snapshot", f"has {len(data) - place} bytes more than its header says")
+    return rows
