@@ -12,9 +12,11 @@ from isthmus.features.files import publish
 from isthmus.features.package.manifest import Manifest, read_package
 from isthmus.features.snapshot.file import read_header, read_snapshot
 from isthmus.features.snapshot.kept import kept_views
+from isthmus.features.snapshot.owners import open_owners
 from isthmus.features.snapshot.seal import require_sealed
+from isthmus.features.snapshot.shelf import Shelf
 from isthmus.orchestration.artifacts import Artifacts, serving_profile
-from isthmus.orchestration.device.snapshot import copy, signer
+from isthmus.orchestration.device.snapshot import copy, shelf, signer
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.web import NAME, SOURCES, installed
 
@@ -78,13 +80,16 @@ def _on_device(project: Project, manifest: Manifest, folder: Path) -> dict[str, 
     """Copies what a device keeps beside the package, and says where it is; nothing where it keeps nothing."""
     if manifest.device is None:
         return {}
-    service = manifest.device.service
-    copy(project, service, folder / _SNAPSHOTS)
-    key, data = signer(project).public_key, (folder / _SNAPSHOTS / service).read_bytes()
-    where, remedy = f"snapshot of {service}", "run `isthmus snapshot`"
+    service, key, where = manifest.device.service, signer(project).public_key, f"snapshot of {manifest.device.service}"
+    remedy = "run `isthmus snapshot`"
+    if manifest.device.owner is None:
+        copy(project, service, folder / _SNAPSHOTS)
+        data = (folder / _SNAPSHOTS / service).read_bytes()
+    else:
+        data = _example(shelf(project, service), where, remedy)
     header, _ = read_header(data, where)
-    if header.hash != manifest.device.hash:
-        raise DataError(where, f"is of another contract than the package: {header.hash[:12]}",
+    if header.hash != manifest.device.hash or (header.owner and header.owner[0]) != manifest.device.owner:
+        raise DataError(where, f"is of another contract or owner than the package: {header.hash[:12]}",
                         expected=manifest.device.hash[:12], remedy=f"{remedy}, and `isthmus export`")  # fmt: skip
     views = kept_views(project.applied(), service)
     try:
@@ -92,8 +97,9 @@ def _on_device(project: Project, manifest: Manifest, folder: Path) -> dict[str, 
     except DataError as error:
         raise DataError(where, error.found, expected=error.expected, remedy=remedy) from error
     snapshot = {
+        # Of an owner it is the API's, which whoever serves the page passes on: no folder may have everybody's rows.
         "url": f"{_SNAPSHOTS}/{service}",
-        "files": True,
+        "files": manifest.device.owner is None,
         "key": key,
         # As text: a number of JavaScript does not hold that many digits.
         "now": None if project.fixed_now is None else str(project.fixed_now),
@@ -103,6 +109,16 @@ def _on_device(project: Project, manifest: Manifest, folder: Path) -> dict[str, 
     package = Artifacts.of(project, manifest.device.instead).last_package()
     shutil.copytree(package, folder / "instead")
     return {"snapshot": snapshot, "instead": _expected(project, package)}
+
+
+def _example(place: Shelf, where: str, remedy: str) -> bytes:
+    """The file of the first owner: what can be wrong with it is wrong with those of all."""
+    latest = place.latest()
+    if latest is None or latest.owner is None:
+        raise DataError(where, "there is none of owners", remedy=remedy)
+    with open_owners(place.owners(latest.snapshot)) as owners:
+        _, _, file = next(iter(owners))
+        return file.data
 
 
 def _worker(folder: Path) -> str:

@@ -35,13 +35,24 @@ begin(async ({ ort, opened, instead, note }) => {
   };
   example.onchange();
 
-  const predictor = new Predictor(ort, opened, kept?.snapshots, instead);
+  const owner = asked.find(({ name }) => name === manifest.device?.owner);
+  if (kept && owner) {
+    // Fetched as soon as it is known whose they are; what is wrong is said where they are asked for.
+    const fetched = async () => {
+      try {
+        await kept.of({ [owner.name]: read(owner) });
+      } catch {}
+    };
+    input(owner.name).onchange = fetched;
+    if (input(owner.name).value) await fetched();
+  }
   const form = document.querySelector("#form");
   form.onsubmit = async (event) => {
     event.preventDefault();
     const answer = document.querySelector("#answer");
     try {
       const row = Object.fromEntries(asked.map((one) => [one.name, read(one)]));
+      const predictor = new Predictor(ort, opened, await kept?.of(row), instead);
       const began = performance.now();
       const { value, probabilities, by, why } = await predictor.predict(row);
       const spent = performance.now() - began;
@@ -99,10 +110,17 @@ function read({ name, dtype }) {
 /** The features on this device, fetched now and every minute, and shown with their age. */
 async function keep(device, { url, key, files, now }) {
   const clock = now === null ? undefined : () => BigInt(now);
-  const snapshots = await Snapshots.open({ device, url: new URL(url, document.baseURI).href, files, key, ...(clock && { now: clock }) });
+  const place = new URL(url, document.baseURI).href;
+  const open = (owner) => Snapshots.open({ device, url: place, files, key, owner, ...(clock && { now: clock }) });
+  let snapshots = device.owner ? null : await open(null);
+  let [whose, ready] = [null, Promise.resolve(snapshots)];
   const line = document.createElement("li");
   document.querySelector("#checks").append(line);
   const refresh = async () => {
+    if (!snapshots) {
+      line.textContent = `no stored features yet: they are of one ${device.owner} each, so type which`;
+      return;
+    }
     await snapshots.update().catch(() => {});
     const { state, problem } = snapshots;
     const rows = state ? [...state.rows.values()].reduce((sum, one) => sum + one.size, 0) : 0;
@@ -113,6 +131,7 @@ async function keep(device, { url, key, files, now }) {
       : "no stored features yet";
     if (problem) line.textContent += ` (${problem.message})`;
     line.dataset.digest = state?.digest ?? "";
+    line.dataset.owner = snapshots.owner?.text ?? "";
   };
   await refresh();
   setInterval(refresh, 60_000);
@@ -128,7 +147,21 @@ async function keep(device, { url, key, files, now }) {
       const named = new Set(rest.map(({ name }) => name));
       return [...[...keys].filter(([name]) => !named.has(name)).map(([name, dtype]) => ({ name, dtype, tensor: "" })), ...rest];
     },
-    snapshots,
+    /** The features for a row. Where they are of its owner, another one's are opened and fetched first. */
+    of(row) {
+      if (device.owner && `${row[device.owner]}` !== whose) {
+        const fetched = async () => {
+          const made = await open(row[device.owner]);
+          snapshots = made;
+          await refresh();
+          return made;
+        };
+        whose = `${row[device.owner]}`;
+        ready = fetched();
+        ready.catch(() => (whose = null));
+      }
+      return ready;
+    },
     /** The rows behind an answer, each with its age. */
     show(keys) {
       for (const { name } of device.views) {
