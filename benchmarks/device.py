@@ -3,7 +3,8 @@
 The student is trained twice in one run, from the same training set, teacher and seeds: from features as old as a device
 may have them, as the example declares, and from fresh ones. Both are tested at each age. Then snapshots are made at the
 steps of the declared interval up to the project's moment; a page, opened in Chromium, takes one after the other as
-differences, each with its checks and its write to the browser's database, and predicts with lookups.
+differences, each with its checks and its write to the browser's database, and predicts with lookups. At last 100,000
+owners have a row each, beside the rows that all have: a snapshot of them is written, and asked for their files.
 
 Needs Chromium. It makes the flights' project in a folder of its own, or takes one that `isthmus demo` has made.
 """
@@ -25,12 +26,18 @@ from result import Comparison, at_most, report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import numpy as np
 from tests.end_to_end.files import served
 from tests.end_to_end.phones import chromium, opened
+from tests.features.snapshot.support import Content, put_owners
+from tests.features.support import make_view
 
 from isthmus.distill.distillation import distill
 from isthmus.features.clock import MICROSECOND
 from isthmus.features.progress import silent
+from isthmus.features.snapshot.owners import key_of, open_owners
+from isthmus.features.snapshot.shelf import Shelf
+from isthmus.features.types import Float32, Float64, Int64, String
 from isthmus.orchestration.artifacts import DATA, Artifacts
 from isthmus.orchestration.demo import demo
 from isthmus.orchestration.device.site import site
@@ -41,6 +48,9 @@ from isthmus.orchestration.project import Project
 FLIGHTS = Path(__file__).parents[1] / "examples" / "flights"
 SNAPSHOT_BYTES, SHARE, APPLIED_MS, PREDICTED_MS, COST = 15_000, 0.25, 20, 5, 0.01
 PREDICTIONS = 200
+OWNERS, SHARED, ASKED = 100_000, 127, 1000
+WRITTEN_US, OWNER_BYTES, FILE_MS, DIFFERENCE_MS = 200, 300, 1, 2
+"""Of an owner: to sign its file and write its rows, and what these take; of a request: for a file, for a difference."""
 
 APPLIED = """async ({ device, key, files }) => {
   const { Snapshots } = await import("./snapshot.mjs");
@@ -137,6 +147,42 @@ def snapshots(project: Project, folder: Path, steps: int) -> list[Comparison]:
     ]
 
 
+def owners(folder: Path, count: int) -> list[Comparison]:
+    """What a snapshot costs in which each owner has a file."""
+    views = [
+        make_view({"n": Int64, "x": Float64, "rate": Float32}, {"customer": Int64}, name="own"),
+        make_view({f"f{n}": Float64 for n in range(8)}, {"place": String}, name="shared"),
+    ]
+    own: Content = {(n,): (n, n, {"n": n, "x": n / 3, "rate": n / 7}) for n in range(count)}
+    shared: Content = {(f"P{n:03}",): (n, n, {f"f{m}": n / 3 + m for m in range(8)}) for n in range(SHARED)}
+    place, key = Shelf(folder), views[0].keys[0]
+    spent = []
+    for number in (1, 2):
+        began = time.perf_counter()
+        latest = put_owners(place, views, [own, shared], key, number)
+        spent.append(time.perf_counter() - began)
+    keys = [key_of(int(n), key) for n in np.linspace(0, count - 1, ASKED)]
+    with open_owners(place.owners(latest.earlier[0])) as before:
+        had = [file.digest for file in map(before.file, keys) if file is not None]
+    began = time.perf_counter()
+    files = [place.own(one, latest) for one in keys]
+    whole = (time.perf_counter() - began) / ASKED
+    began = time.perf_counter()
+    ways = [place.own(one, latest, since) for one, since in zip(keys, had, strict=True)]
+    difference = (time.perf_counter() - began) / ASKED
+    sizes = [len(file[1]) for file in files if file is not None]
+    if not all(way is not None and len(way[1]) < size / 4 for way, size in zip(ways, sizes, strict=True)):
+        raise RuntimeError("an owner has no difference")
+    stored = place.owners(latest.snapshot).stat().st_size
+    case = f"{count:,} owners, {SHARED} shared rows"
+    return [
+        at_most(f"{case}: packed, signed and written", "µs an owner", 1e6 * min(spent) / count, WRITTEN_US),
+        at_most(f"{case}: on the server", "bytes an owner", stored / count, OWNER_BYTES),
+        at_most(f"{case}: a file of {max(sizes):,} bytes", "ms", 1e3 * whole, FILE_MS),
+        at_most(f"{case}: a difference", "ms", 1e3 * difference, DIFFERENCE_MS),
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints, and returns 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -157,6 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             demo(project, progress=progress)
         found = snapshots(project, folder, 12 if asked.quick else 144)
         found = [*ages(Project(root), folder, silent if asked.json else progress), *found]
+        found += owners(folder / "owners", OWNERS // 10 if asked.quick else OWNERS)
     return report("device", found, as_json=asked.json, quick=asked.quick)
 
 
