@@ -109,7 +109,7 @@ def test_an_owner_gets_the_file_then_differences_then_nothing(offered: tuple[Ser
     server, shelf = offered
     _add_owners(shelf, 1)
     first = server.http.get("/snapshots/late/7", headers=PLAIN)
-    assert first.status_code == 200
+    assert (first.status_code, first.headers["cache-control"]) == (200, "private, no-cache")
     assert read_header(first.content, "")[0].owner == ("k", "7")
     assert [*read_snapshot(first.content, VIEWS).rows["one"]] == [b"i\7" + bytes(7)]
     _add_owners(shelf, 2)

@@ -159,7 +159,7 @@ class Shelf:
     ) -> Latest:
         """Like `add`, where each owner has a file: `signed` hears of each, with the key of its owner."""
         before = self.before()
-        earlier = [] if before is None or before.owner is None else [before.snapshot, *before.earlier]
+        earlier = [] if before is None or before.owner != generation.owner else [before.snapshot, *before.earlier]
         kept = [digest for digest in earlier[:keep] if self.owners(digest).exists()]
         partial = self.folder / f".owners.{os.getpid()}.partial"
         partial.unlink(missing_ok=True)

@@ -43,7 +43,9 @@ async def answer(request: Request, services: Collection[str], folder: str | None
     # In a thread: files, and the compression of large ones.
     digest, data, packed = await asyncio.to_thread(ask)
     tag = f'"{digest}"'
-    headers = {"etag": tag, "cache-control": "no-cache", "vary": "accept-encoding"}
+    # What is an owner's stays out of the caches that others share.
+    cache = "no-cache" if value is None else "private, no-cache"
+    headers = {"etag": tag, "cache-control": cache, "vary": "accept-encoding"}
     if not data or tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(data, media_type=KIND, headers=headers | ({"content-encoding": "zstd"} if packed else {}))
