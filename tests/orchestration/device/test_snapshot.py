@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from isthmus.features.errors import ConfigurationError, DataError, RequestError
 from isthmus.features.online.plan import LookupPlan
+from isthmus.features.progress import silent
 from isthmus.features.redis.connection import connect
 from isthmus.features.snapshot.delta import applied
 from isthmus.features.snapshot.file import packed, read_snapshot
@@ -30,6 +31,9 @@ from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.cli.cli import app
 from isthmus.orchestration.device.snapshot import copy, shelf, signer, snapshot, undisclosed
+from isthmus.orchestration.graph.events import Materialized, Request
+from isthmus.orchestration.graph.outline import compiled
+from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.project import Project
 from tests.orchestration.shop import Shop, with_device, with_moment, with_owner, write
 
@@ -322,6 +326,23 @@ def test_the_command_says_how_many_owners_there_are(owned: Project) -> None:
     assert report["owners"] == 60
     assert report["bytes"] >= report["median_bytes"] > 1000
     assert report["path"].endswith(".owners")
+
+
+def test_the_asset_says_how_many_owners_there_are(owned: Project) -> None:
+    node = f"snapshot/{SERVICE}"
+    (made,) = run_step(owned, Request("snapshot", (node,)), silent)
+    assert isinstance(made, Materialized)
+    assert (made.node, made.metadata["owners"], made.metadata["dagster/row_count"]) == (node, "60", 120)
+    # Another owner makes it stale, and the package, which names the owner; no model is trained again for it.
+    before = compiled(owned)
+    Shop(owned.root).replace('owner="customer"', 'owner="store"')
+    after = compiled(Project(owned.root))
+    assert before.snapshots[0].code != after.snapshots[0].code
+    assert (before.models[0].training, before.models[0].examples) == (
+        after.models[0].training,
+        after.models[0].examples,
+    )
+    assert before.models[0].export != after.models[0].export
 
 
 def test_the_rows_of_owners_are_of_the_declared_keys_alone(owned: Project) -> None:
