@@ -15,7 +15,7 @@ from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
-from isthmus.orchestration.device.site import site
+from isthmus.orchestration.device.site import api_path, site
 from isthmus.orchestration.device.snapshot import snapshot
 from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.project import Project
@@ -43,6 +43,7 @@ def address(project: Project, tmp_path: Path) -> Iterator[tuple[str, str]]:
     """Of the page, and of the API that whoever serves it passes snapshots on to."""
     port, folder = free_port(), site(project, None, tmp_path / "page")
     assert not (folder / "snapshots").exists()
+    assert api_path(folder) == f"/snapshots/{SERVICE}/…"
     api = f"http://127.0.0.1:{port}"
     with (tmp_path / "log").open("wb") as log, serving(project, port=port, log=log, private=True):
         wait(lambda: _answers(api), "the server")

@@ -99,7 +99,10 @@ def page(
     name: NameArgument = None, out: OutOption = Path("site"), project: ProjectOption = None, as_json: JsonOption = False
 ) -> None:
     """Write a folder of files that runs the last package in a browser, from any server of files."""
-    from isthmus.orchestration.device.site import site
+    from isthmus.orchestration.device.site import api_path, site
 
     written = site(open_project(project), name, out)
-    present({"page": str(written), "open": f"python -m http.server --directory {written} 8080"}, as_json=as_json)
+    report = {"page": str(written), "open": f"python -m http.server --directory {written} 8080"}
+    if path := api_path(written):
+        report["note"] = f"pass {path} on to the API: a server of files has no features of one user"
+    present(report, as_json=as_json)

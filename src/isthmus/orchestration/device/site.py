@@ -71,6 +71,12 @@ def site(project: Project, name: str | None, out: Path) -> Path:
     return out
 
 
+def api_path(page: Path) -> str:
+    """What whoever serves a page passes on to the API; empty where files are enough."""
+    snapshot = json.loads((page / NOTE).read_text(encoding="utf-8")).get("snapshot")
+    return "" if snapshot is None or snapshot["files"] else f"/{snapshot['url']}/…"
+
+
 def _expected(project: Project, package: Path) -> dict[str, Any]:
     """What a page expects of a package, beside its sums."""
     return {"contract": read_package(package).contract, "precision": serving_profile(project, package).precision}
