@@ -85,6 +85,8 @@ def test_the_page_says_the_same_and_runs_nothing(own: tuple[Server, str]) -> Non
     assert "http" not in answer.text
     for said in ("p99 of 2.5 ms", "to be materialized", "not in force", "is above 1", "nothing has been materialized"):
         assert said in answer.text, said
+    assert "<th>why" in answer.text
+    assert "objective</th>" not in answer.text, "no view has one"
 
 
 def test_what_has_no_times_has_no_age(own: tuple[Server, str]) -> None:

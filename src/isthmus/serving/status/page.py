@@ -35,8 +35,12 @@ def page(status: StatusAnswer) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Text]], empty: str, numbers: Sequence[str] = ()) -> Block:
-    """The table, or a sentence where it would be empty."""
-    return Table(columns, rows, numbers, code=_HASHES) if rows else Paragraph(empty)
+    """The table, without columns in which no row says anything, or a sentence where it would be empty."""
+    if not rows:
+        return Paragraph(empty)
+    told = [n for n in range(len(columns)) if any(row[n] not in ("", "-") for row in rows)]
+    names, shown = [columns[n] for n in told], [[row[n] for n in told] for row in rows]
+    return Table(names, shown, [name for name in numbers if name in names], code=_HASHES)
 
 
 def _deployed(models: Sequence[ModelState]) -> Block:
