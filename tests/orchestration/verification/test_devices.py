@@ -32,15 +32,16 @@ from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.device.snapshot import KEY, shelf, signer, snapshot
 from isthmus.orchestration.graph.events import Checked, Request
 from isthmus.orchestration.graph.steps import run_step
-from isthmus.orchestration.models.models import export
+from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.products import RUNTIMES
 from isthmus.orchestration.runtimes.web import NAME as WEB
+from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.devices import ComparedSnapshot, compare_snapshot
 from isthmus.orchestration.verification.verify import PREDICT, require_passed, verify
 from tests.distill.packages import resum, rewritten
-from tests.orchestration.shop import HOUR, Shop, with_device
+from tests.orchestration.shop import HOUR, Shop, learnable, with_device
 
 SERVICE, VIEW = "late_order_device", "snapshot shelf_demand"
 MINUTE = 60_000_000
@@ -410,3 +411,29 @@ def test_every_format_is_asked_in_its_runtime_through_the_snapshot(
     torn.write_bytes(whole[: len(whole) // 2])
     resum(exported.path)
     assert {"file core.fp32.tflite in LiteRT"} == _differing(verify(opened))
+
+
+@pytest.mark.accept
+@pytest.mark.timeout(900)
+def test_what_feeds_a_core_in_a_browser_is_asked_about_the_rows_of_the_snapshot(
+    shop: Shop, web: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ISTHMUS_PACKAGES__RUNTIMES", '["executorch"]')
+    learnable(with_device(shop))
+    opened = Project(shop.root)
+    for step in (apply, build, materialize, snapshot, training_set, distill):
+        step(opened)
+    exported = export(opened)
+    verdict = require_passed(verify(opened))
+    fed = {name for name in verdict.device if name.endswith(" of head.json in head.mjs")}
+    assert "refused of head.json in head.mjs" in fed
+    assert len(fed) > 1
+    assert {verdict.device[name].compared for name in fed} == {verdict.runtimes[WEB].rows}
+    reader = exported.path / "head.mjs"
+    text = reader.read_text()
+    assert text.count("Sub: (a, b) => round(a - b)") == 1
+    reader.write_text(text.replace("Sub: (a, b) => round(a - b)", "Sub: (a, b) => round(a - b - 1e-6)"))
+    resum(exported.path)
+    differing = _differing(verify(opened))
+    assert differing
+    assert differing <= {f"input {name} on a device" for name in fed}

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from isthmus.features.clients import CLIENT
+from isthmus.features.clients import CLIENT, READER
+from isthmus.features.head.form import HEAD
+from isthmus.features.head.interpreter import CoreFeeds
 from isthmus.features.package.checksums import GOLDEN, MANIFEST, SUMS
 from isthmus.features.package.golden import TensorBytes
 from isthmus.features.package.inputs import Feeds
@@ -48,13 +50,30 @@ class DeviceAnswers(NamedTuple):
     outputs: Answers
 
 
+class Answered(NamedTuple):
+    """Model file in ORT format to its answers; and what the head makes for a numeric core, None without one."""
+
+    files: dict[str, DeviceAnswers]
+    core: CoreFeeds | None
+
+
 class _Run(msgspec.Struct):
     fed: dict[str, TensorBytes]
     answers: dict[str, TensorBytes]
 
 
-def ask_device(node: Node, package: Package, questions: DeviceQuestions) -> dict[str, DeviceAnswers]:
-    """Model file in ORT format to its answers, by the client in the package.
+class _Core(msgspec.Struct):
+    fed: dict[str, TensorBytes]
+    refused: bool
+
+
+class _Device(msgspec.Struct):
+    files: dict[str, list[_Run]]
+    core: list[_Core] | None
+
+
+def ask_device(node: Node, package: Package, questions: DeviceQuestions) -> Answered:
+    """What devices answer, by the client and the reader of heads in the package.
 
     The client opens the package as a page does: it checks sums, contract and golden cases.
 
@@ -63,7 +82,8 @@ def ask_device(node: Node, package: Package, questions: DeviceQuestions) -> dict
     """
     manifest = package.manifest
     variants = [variant for variant in manifest.variants if variant.format == "ort"]
-    names = (MANIFEST, GOLDEN, CLIENT, *(variant.file for variant in variants))
+    head = (HEAD, READER) if HEAD in manifest.files else ()
+    names = (MANIFEST, GOLDEN, CLIENT, *head, *(variant.file for variant in variants))
     files = {name: package.files.read(name) for name in names}
     files[SUMS] = "".join(f"{digest}  {name}\n" for name, digest in package.files.sums.items()).encode()
     snapshots = {f"{_SNAPSHOT}-{number}": data for number, data in enumerate(questions.snapshots.values())}
@@ -77,10 +97,17 @@ def ask_device(node: Node, package: Package, questions: DeviceQuestions) -> dict
         "owner": questions.owner,
         "key": questions.key,
         "now": str(questions.at),
+        "head": HEAD if head else None,
     }
     files |= {**snapshots, _QUESTIONS: msgspec.json.encode(asked)}
-    runs = node.run("device.mjs", files, _QUESTIONS, kind=dict[str, list[_Run]])
-    return {file: _together(manifest, answered) for file, answered in runs.items()}
+    answered = node.run("device.mjs", files, _QUESTIONS, kind=_Device)
+    core = None
+    if answered.core:
+        tensors = {
+            name: np.concatenate([row.fed[name].array for row in answered.core]) for name in answered.core[0].fed
+        }
+        core = CoreFeeds(tensors, np.array([row.refused for row in answered.core]))
+    return Answered({file: _together(manifest, runs) for file, runs in answered.files.items()}, core)
 
 
 def _rows(columns: Mapping[str, tuple[DataType, Values]]) -> list[dict[str, str | None]]:

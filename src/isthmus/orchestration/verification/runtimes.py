@@ -1,20 +1,33 @@
 """The package in every runtime that can run here, beside its student."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
 from isthmus.distill.export.parity import Parity, Questions
 from isthmus.distill.types import Index
+from isthmus.features.clients import READER
 from isthmus.features.errors import DependencyError, PackageError
+from isthmus.features.head.form import HEAD
+from isthmus.features.head.interpreter import CoreFeeds, Head
 from isthmus.features.package.golden import Inputs
 from isthmus.features.package.inputs import feeds
 from isthmus.features.package.inspect import Runtime
 from isthmus.features.package.manifest import Package
 from isthmus.features.package.replay import Answers
-from isthmus.features.verdict import ONNX_RUNTIME, FeatureVerdict, RuntimeVerdict, Sample, merged
-from isthmus.orchestration.runtimes.device import DeviceAnswers, ask_device
+from isthmus.features.verdict import (
+    EXAMPLES,
+    ONNX_RUNTIME,
+    FeatureVerdict,
+    RuntimeVerdict,
+    Sample,
+    ValueDifference,
+    merged,
+)
+from isthmus.orchestration.runtimes.device import Answered, ask_device
 from isthmus.orchestration.runtimes.products import RUNTIMES
 from isthmus.orchestration.runtimes.web import NAME as WEB
 from isthmus.orchestration.runtimes.web import NodeFailed, WebRuntime
@@ -24,16 +37,16 @@ from isthmus.orchestration.verification.sides import ComparedPackage
 
 
 class Client(NamedTuple):
-    """What the reference client answered: model file to its answers, or why there are none; and what it took."""
+    """What the reference client answered, or why it did not; and what it took."""
 
-    answers: Mapping[str, DeviceAnswers] | NodeFailed | DependencyError
+    answers: Answered | NodeFailed | DependencyError
     milliseconds: float
 
 
 def ask_client(package: Package, device: DeviceRows) -> Client:
     """Asks the client in a process of its own: a thread may wait for it."""
     began = time.perf_counter()
-    answers: Mapping[str, DeviceAnswers] | NodeFailed | DependencyError
+    answers: Answered | NodeFailed | DependencyError
     try:
         answers = ask_device(WebRuntime(install=False).node, package, device.questions)
     except (DependencyError, NodeFailed) as error:
@@ -112,16 +125,36 @@ def _by_client(
     if isinstance(answers, NodeFailed):
         reason = f"{WEB} refuses it ({answers})"
         return {variant.file: parity.refused(variant, reason, questions) for variant in variants}, {}
-    fed = [input_values(inputs, answer.fed) for answer in answers.values()]
+    fed = [input_values(inputs, answer.fed) for answer in answers.files.values()]
     compared = {
         name: merged([device.rows.compare(offline, values[name][1], dtype) for values in fed])
         for name, (dtype, offline) in input_values(inputs, feeds(inputs, device.offline)).items()
     }
     files = {}
     for variant in variants:
-        outputs = {name: values[places] for name, values in answers[variant.file].outputs.items()}
+        outputs = {name: values[places] for name, values in answers.files[variant.file].outputs.items()}
         files[variant.file] = parity.check(variant, partial(_recorded, [outputs]), questions, golden=False)
+    if answers.core is not None:
+        compared |= _compare_core(package, device, answers.core)
     return files, compared
+
+
+def _compare_core(package: Package, device: DeviceRows, found: CoreFeeds) -> dict[str, FeatureVerdict]:
+    """Each tensor that the reader of heads makes for a numeric core, beside that of the head in Python: to the bit."""
+    expected = Head.loads(package.files.read(HEAD)).feeds(device.offline)
+    sides = {**expected.tensors, "refused": expected.refused}, {**found.tensors, "refused": found.refused}
+    compared = {}
+    for name, rows in sides[0].items():
+        theirs = sides[1][name]
+        differs = [one.tobytes() != other.tobytes() for one, other in zip(rows, theirs, strict=True)]
+        places = np.flatnonzero(differs)
+        examples = [
+            ValueDifference(str(device.rows.keys[place]), str(rows[place]), str(theirs[place]))
+            for place in places[:EXAMPLES]
+        ]
+        worst = np.inf if len(places) else 0.0
+        compared[f"{name} of {HEAD} in {READER}"] = FeatureVerdict(len(rows), len(places), worst, examples)
+    return compared
 
 
 def _recorded(outputs: Sequence[Answers], _cases: Sequence[Inputs]) -> Sequence[Answers]:

@@ -5,7 +5,7 @@ import { readFileSync } from "node:fs";
 import { open } from "./model.mjs";
 import { Predictor } from "./predict.mjs";
 import { Snapshots } from "./snapshot.mjs";
-import { all } from "./tensors.mjs";
+import { all, kept } from "./tensors.mjs";
 
 const READ = { String: String, Bytes: (text) => new Uint8Array(Buffer.from(text, "base64")), Bool: Number, Float32: Number, Float64: Number };
 const [runtime, questions] = process.argv.slice(2);
@@ -13,7 +13,7 @@ const ort = await import(runtime);
 ort.env.wasm.numThreads = 1;
 ort.env.logLevel = "error";
 const read = (name) => readFileSync(new URL(name, import.meta.url));
-const { contract, precisions, types, rows, snapshots: names, owner, key, now } = JSON.parse(readFileSync(questions));
+const { contract, precisions, types, rows, snapshots: names, owner, key, now, head } = JSON.parse(readFileSync(questions));
 const bytes = async (name) => new Uint8Array(read(name)).buffer;
 const value = (name, text) => (text === null ? null : (READ[types[name]] ?? BigInt)(text));
 const asked = rows.map((row) => Object.fromEntries(Object.entries(row).map(([name, text]) => [name, value(name, text)])));
@@ -21,6 +21,8 @@ const memory = new Map();
 const store = { get: async (name) => memory.get(name) ?? null, put: async (name, data) => memory.set(name, data) };
 const files = {};
 const devices = new Map();
+/** That of the row's owner; of all there is one where all devices have the same. */
+const its = (all, place) => (owner === null ? all.values().next().value : all.get(rows[place][owner]));
 for (const precision of precisions) {
   const opened = await open(ort, bytes, { contract, precision });
   for (const [text, name] of devices.size ? [] : Object.entries(names)) {
@@ -37,12 +39,22 @@ for (const precision of precisions) {
   };
   const of = (snapshots) => new Predictor(ort, { ...opened, session: { run } }, snapshots);
   const predictors = new Map([...devices].map(([text, snapshots]) => [text, of(snapshots)]));
-  const [first] = predictors.values();
   for (const [place, row] of asked.entries()) {
-    const predictor = owner === null ? first : predictors.get(rows[place][owner]);
-    const { by, why } = await predictor.predict(row);
+    const { by, why } = await its(predictors, place).predict(row);
     if (by !== "model") throw why;
   }
   files[opened.variant.file] = runs;
 }
-process.stdout.write(JSON.stringify(files));
+let core = null;
+if (head) {
+  // Where another runtime has the numeric core, this is what it is fed.
+  const { Head } = await import("./head.mjs");
+  const made = new Head(read(head));
+  const elements = JSON.parse(read(head)).outputs;
+  core = asked.map((row, place) => {
+    const { tensors, refused } = made.row({ ...row, ...its(devices, place).features(row) });
+    const fed = elements.map(([name, type, slots]) => [name, kept({ type, dims: [1, slots.length], data: tensors[name] })]);
+    return { fed: Object.fromEntries(fed), refused };
+  });
+}
+process.stdout.write(JSON.stringify({ files, core }));
