@@ -138,6 +138,21 @@ def test_a_text_is_an_owner_in_percent_encoding(offered: tuple[Server, Shelf]) -
     assert server.http.get("/snapshots/late/JF").status_code == 404
 
 
+def test_a_line_break_is_part_of_the_owner(offered: tuple[Server, Shelf]) -> None:
+    server, shelf = offered
+    texts = ("7", "7\n", "\n7", "a\r\nb")
+    put_owners(shelf, VIEWS, [ROWS[0], {(text,): (1, 1, {"text": "x", "n": 1}) for text in texts}], PLACE)
+    for text in texts:
+        answer = server.http.get(f"/snapshots/late/{quote(text, safe='')}", headers=PLAIN)
+        assert answer.status_code == 200, text
+        assert read_header(answer.content, "")[0].owner == ("place", text)
+    assert server.http.get("/snapshots/late/a%0A").status_code == 404
+    _add_owners(shelf, 2)
+    assert server.http.get("/snapshots/late/7%0A").status_code == 422
+    logged = {line["path"] for line in server.lines() if line.get("path", "").startswith("/snapshots")}
+    assert logged == {"/snapshots/{service}/{value:owner}"}
+
+
 def test_whose_snapshot_is_not_there_is_named(offered: tuple[Server, Shelf]) -> None:
     server, shelf = offered
     _add_owners(shelf, 1)
@@ -196,7 +211,7 @@ def test_the_log_does_not_say_whose_snapshot_was_asked_for(offered: tuple[Server
     server.http.get("/snapshots/late/7777777")
     server.http.get("/snapshots/late")
     logged = [line["path"] for line in server.lines() if line.get("path", "").startswith("/snapshots")]
-    assert logged[-2:] == ["/snapshots/{service}/{value:path}", "/snapshots/late"]
+    assert logged[-2:] == ["/snapshots/{service}/{value:owner}", "/snapshots/late"]
     assert "7777777" not in json.dumps(server.lines())
     assert "7777777" not in server.http.get("/metrics").text
 

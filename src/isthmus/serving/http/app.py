@@ -253,7 +253,7 @@ def create(settings: ServerSettings) -> ASGIApp:
             Route("/predict", handlers.predict, methods=["POST"]),
             *handlers.inference.routes(),
             Route("/snapshots/{service}", handlers.snapshot),
-            Route("/snapshots/{service}/{value:path}", handlers.snapshot),
+            Route(f"/snapshots/{{service}}/{{value:{snapshots.OWNER}}}", handlers.snapshot),
             Route("/models", handlers.models),
             Route("/status", handlers.status),
             Route("/healthz", handlers.health),

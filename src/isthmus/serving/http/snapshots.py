@@ -5,6 +5,7 @@ from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,7 +18,18 @@ from isthmus.serving.wire.errors import NotFoundError, NotReadyError
 from isthmus.serving.wire.formats import accepts
 
 KIND = "application/octet-stream"
+OWNER = "owner"
+"""The kind of a parameter in a path that is the value of a join key: with slashes, as `path` has them."""
+
 _TRIES = 5
+
+
+class _Owner(PathConvertor):
+    # Also with line breaks: without the last one of a value, a path would be that of another owner.
+    regex = "(?s:.*)"
+
+
+register_url_convertor(OWNER, _Owner())
 
 
 async def answer(request: Request, services: Collection[str], folder: str | None) -> Response:
