@@ -305,6 +305,14 @@ def test_what_is_disclosed_of_owners_is_said(owned: Project) -> None:
     assert shelf(owned, SERVICE).latest() is None
 
 
+@pytest.mark.parametrize("damage", [b"torn", b""])
+def test_beside_a_damaged_one_the_next_of_owners_is_written(owned: Project, damage: bytes) -> None:
+    before = snapshot(owned)
+    before.path.write_bytes(damage)
+    after = snapshot(owned)
+    assert (after.owners, after.difference_bytes) == (60, None)
+
+
 def test_a_host_of_files_gets_nothing_of_owners(owned: Project, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = CliRunner().invoke(app, ["snapshot", "--project", str(owned.root), "--to", str(out)])

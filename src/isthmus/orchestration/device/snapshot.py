@@ -3,6 +3,7 @@
 import os
 import statistics
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -172,8 +173,10 @@ def _write_owners(
         discloses=parts.discloses, tables=parts.tables, signed=signed,
     )  # fmt: skip
     since = None
-    if before and before.snapshot in latest.earlier and (had := place.own(largest, before)):
-        since = had[0]
+    # From one that is damaged there is no difference.
+    with suppress(DataError):
+        if before and before.snapshot in latest.earlier and (had := place.own(largest, before)):
+            since = had[0]
     way = place.own(largest, latest, since) if since else None
     return Written(
         latest.snapshot, header.made, dict(header.views), max(sizes), None if way is None else len(way[1]),
