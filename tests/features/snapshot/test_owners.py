@@ -1,7 +1,9 @@
 """Each owner's file: the shared rows and its own, as a filter of a screenful gives them, and nobody else's."""
 
 import json
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from isthmus.features.contract.contract import Column, ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.snapshot.file import Header, read_header, read_snapshot
-from isthmus.features.snapshot.owners import key_of, open_owners, text_of, value_of
+from isthmus.features.snapshot.owners import key_of, open_owners, text_of, value_of, write_owners
 from isthmus.features.snapshot.seal import signed_by
 from isthmus.features.snapshot.shelf import Shelf
 from isthmus.features.types import Bool, Bytes, DataType, Int32, Int64, String, UnixTimestamp
@@ -142,6 +144,47 @@ def test_torn_or_flipped_it_is_found_or_nothing(tmp_path: Path) -> None:
             assert found == good
     assert refused > 10
     assert torn > 10
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE owners SET signature = 1099511627776",
+        "UPDATE owners SET signature = 'text'",
+        "UPDATE owners SET rows = X'909090'",
+        "UPDATE owners SET key = X'6907'",
+        "UPDATE owners SET key = X'62'",
+    ],
+)
+def test_a_damaged_row_of_owners_is_named(tmp_path: Path, damage: str) -> None:
+    shelf = Shelf(tmp_path)
+    latest = put_owners(shelf, VIEWS, ROWS, OWNER)
+    with closing(sqlite3.connect(shelf.owners(latest.snapshot), isolation_level=None)) as db:
+        # Of one owner alone: keys are distinct.
+        db.execute(f"{damage} WHERE key = ?", [key_of(7, OWNER)])
+    with open_owners(shelf.owners(latest.snapshot)) as owners, pytest.raises(DataError, match="is damaged"):
+        list(owners)
+    if "SET key" not in damage:
+        with pytest.raises(DataError, match="is damaged"):
+            shelf.own(key_of(7, OWNER), latest)
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+    latest = put_owners(Shelf(tmp_path), VIEWS, ROWS, OWNER)
+    with open_owners(Shelf(tmp_path).owners(latest.snapshot)) as owners:
+        generation = owners.generation
+    # As in a folder that nobody may write to, or without room for another name.
+    with pytest.raises(OSError, match=r"unable to open database file.*owners"):
+        list(write_owners(tmp_path / "gone" / "owners", generation, [], sealer().sign))
+
+
+def test_under_a_damaged_key_nobody_gets_the_rows_of_another(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    latest = put_owners(shelf, VIEWS, ROWS, OWNER)
+    with closing(sqlite3.connect(shelf.owners(latest.snapshot), isolation_level=None)) as db:
+        db.execute("UPDATE owners SET key = ? WHERE key = ?", [key_of(6, OWNER), key_of(7, OWNER)])
+    with pytest.raises(DataError, match=r"is damaged .*of another k"):
+        shelf.own(key_of(6, OWNER), latest)
 
 
 def test_what_is_not_there_is_no_file_of_owners(tmp_path: Path) -> None:

@@ -110,6 +110,16 @@ def test_a_damaged_pointer_is_named(tmp_path: Path, damaged: bytes) -> None:
         shelf.latest()
 
 
+def test_an_owner_of_no_type_is_a_damaged_pointer(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    _add_owners(shelf, 1)
+    whole = (tmp_path / LATEST).read_bytes()
+    for other in (b"Int65", b"Float64", b"Int64\\n", b""):
+        (tmp_path / LATEST).write_bytes(whole.replace(b'"Int64"', b'"%s"' % other))
+        with pytest.raises(DataError, match="cannot be read"):
+            shelf.latest()
+
+
 def test_an_owner_goes_on_by_differences(tmp_path: Path) -> None:
     shelf, key = Shelf(tmp_path), key_of(7, OWNER)
     had = [shelf.own(key, _add_owners(shelf, number)) for number in range(1, 7)]

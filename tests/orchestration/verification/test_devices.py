@@ -299,8 +299,18 @@ def test_a_file_of_owners_that_was_altered_or_is_gone_fails(of_owners: Shop) -> 
     # A byte of the head of the file that SQLite does not read.
     file.write_bytes(whole[:75] + b"\1" + whole[76:])
     assert refused() == "it was altered since it was written"
+    # What all share: of whom it is, and of which views.
+    for part in (b"\xa8customer", b"\xacshelf_demand"):
+        assert whole.count(part) == 1
+        file.write_bytes(whole.replace(part, part[:-1] + b"?"))
+        assert refused() == "it is of other views, or of another owner"
     file.write_bytes(whole[: len(whole) // 2])
     assert refused().startswith("it is damaged")
+    # Of another service, or of another contract, in one byte alone: no device takes a file of it.
+    for part in (SERVICE.encode(), opened.applied().service(SERVICE).hash.encode()):
+        assert whole.count(part) == 1
+        file.write_bytes(whole.replace(part, part[:-1] + b"?"))
+        assert _compared(opened).views[f"snapshot {SERVICE}"]["files"].differing == 60
     file.unlink()
     assert refused() == "its file is gone"
 

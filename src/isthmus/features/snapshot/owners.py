@@ -11,6 +11,7 @@ differs, its header, comes first.
 
 import errno
 import sqlite3
+import struct
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -33,6 +35,9 @@ _TABLES = (
 )
 _TRUTHS = {"true": True, "false": False}
 _BITS = {"Int32": 31, "Int64": 63, "UnixTimestamp": 63}
+
+Owner = tuple[str, Annotated[str, msgspec.Meta(pattern=rf"^(String|Bytes|Bool|{'|'.join(_BITS)})\Z")]]
+"""Name and type of a join key."""
 
 Lines = Sequence[bytes]
 """The rows of a view, each with its key before it, ascending."""
@@ -100,7 +105,7 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     header: Header
-    owner: tuple[str, str]
+    owner: Owner
     shared: tuple[tuple[bytes, ...] | None, ...]
 
     @property
@@ -163,8 +168,8 @@ def write_owners(
 
     It is complete when the iterator ends. A process that is killed leaves a part of it.
     """
-    with closing(sqlite3.connect(file, isolation_level=None)) as db:
-        try:
+    try:
+        with closing(sqlite3.connect(file, isolation_level=None)) as db:
             # Nobody reads the file before it is complete, and nobody one that is not.
             for line in ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF", *_TABLES, "BEGIN"):
                 db.execute(line)
@@ -175,8 +180,8 @@ def write_owners(
                 db.execute("INSERT INTO owners VALUES (?, ?, ?)", [key, msgspec.msgpack.encode(rows), signed.parts[-1]])
                 yield key, signed
             db.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise OSError(errno.ENOSPC if "full" in str(error) else errno.EIO, str(error), str(file)) from error
+    except sqlite3.Error as error:
+        raise OSError(errno.ENOSPC if "full" in str(error) else errno.EIO, str(error), str(file)) from error
 
 
 class Owners:
@@ -203,21 +208,33 @@ class Owners:
             found = self._db.execute("SELECT rows, signature FROM owners WHERE key = ?", [key]).fetchone()
             if found is None:
                 return None
-            return self.generation.file(key, _LINES.decode(found[0])).signed(bytes(found[1]))
+            rows = _LINES.decode(found[0])
+            # No device would take it, but the rows would be with somebody else.
+            if not all(key in line for part in rows for line in part):
+                raise ValueError(f"rows of another {self.generation.column.name}")
+            return self.generation.file(key, rows).signed(_blob(found[1]))
 
     def __iter__(self) -> Iterator[tuple[bytes, Sequence[Lines], OwnFile]]:
         """Every owner's key, its own rows, and its file, by ascending keys."""
         with self._reading():
             for key, content, signature in self._db.execute("SELECT key, rows, signature FROM owners ORDER BY key"):
                 rows = _LINES.decode(content)
-                yield key, rows, self.generation.file(key, rows).signed(bytes(signature))
+                yield key, rows, self.generation.file(key, rows).signed(_blob(signature))
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, msgspec.MsgspecError, TypeError, ValueError, StopIteration, KeyError) as error:
+        except (sqlite3.Error, struct.error, msgspec.MsgspecError, TypeError, ValueError, StopIteration,
+                LookupError) as error:  # fmt: skip
             raise DataError(self._where, f"is damaged ({error})", remedy="run `isthmus snapshot`") from error
+
+
+def _blob(value: object) -> bytes:
+    """The bytes of a column, which a damaged file may have as a number: `bytes` would take it for a size."""
+    if not isinstance(value, bytes):
+        raise TypeError(f"{type(value).__name__} in place of bytes")
+    return value
 
 
 @contextmanager

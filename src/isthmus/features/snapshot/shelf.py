@@ -21,7 +21,7 @@ from isthmus.features.errors import DataError
 from isthmus.features.files import move_atomically, write_atomically
 from isthmus.features.snapshot.delta import difference
 from isthmus.features.snapshot.file import SnapshotFile, read_snapshot
-from isthmus.features.snapshot.owners import Generation, Lines, OwnFile, open_owners, write_owners
+from isthmus.features.snapshot.owners import Generation, Lines, Owner, OwnFile, open_owners, write_owners
 
 LATEST = "latest"
 
@@ -45,7 +45,7 @@ class Latest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     earlier: tuple[str, ...]
     discloses: tuple[str, ...]
     tables: dict[str, str]
-    owner: tuple[str, str] | None = None
+    owner: Owner | None = None
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,9 @@ def _read_owners(
     path = place.owners(latest.snapshot)
     with path.open("rb") as written, open_owners(path) as owners:
         whole = hashlib.file_digest(written, "sha256").hexdigest() == latest.snapshot
-        _require_current(owners.generation.header, contract)
+        if whole:
+            # Of one that was altered, nothing says of which contract it was.
+            _require_current(owners.generation.header, contract)
         file, taken = read_owners(owners, views, key)
     if not whole and not taken.differing:
         raise DataError(SNAPSHOT, _ALTERED)
@@ -226,7 +228,7 @@ def _of_owners(path: Path, owner: Column, rows: pa.Table, places: Index) -> tupl
     keys = encode_keys([owner], {owner.name: [values[place] for place in places]})
     try:
         files = files_of(path, keys)
-    except FileNotFoundError:  # a newer one has just taken its place
+    except (FileNotFoundError, DataError):  # a newer one has just taken its place, or it is known what is wrong
         files = {}
     asking = np.array([key in files for key in keys], bool)
     return places[asking], {decode_values(key)[0]: data for key, data in files.items()}

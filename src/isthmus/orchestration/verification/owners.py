@@ -26,6 +26,9 @@ def read_owners(owners: Owners, views: Sequence[ViewContract], public_key: str) 
     """
     generation, signed = owners.generation, signed_by(public_key)
     rows: dict[str, dict[bytes, bytes]] = {view.name: {} for view in views}
+    of, whose = [name for name, _ in generation.header.views], [shared is None for shared in generation.shared]
+    if of != [*rows] or whose != [generation.column in view.keys for view in views]:
+        raise DataError("snapshot", "is of other views, or of another owner")
     own = []
     for view, shared in zip(views, generation.shared, strict=True):
         if shared is None:
