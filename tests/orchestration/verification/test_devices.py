@@ -16,6 +16,7 @@ from isthmus.distill.formats.conversions import CONVERSIONS
 from isthmus.distill.portable.libraries import require_installed
 from isthmus.features.clients import CLIENT
 from isthmus.features.files import read_pointer
+from isthmus.features.head.interpreter import CoreFeeds
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.golden import TensorBytes
 from isthmus.features.package.inspect import inspect
@@ -39,6 +40,7 @@ from isthmus.orchestration.runtimes.products import RUNTIMES
 from isthmus.orchestration.runtimes.web import NAME as WEB
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.devices import ComparedSnapshot, compare_snapshot
+from isthmus.orchestration.verification.runtimes import compare_feeds
 from isthmus.orchestration.verification.verify import PREDICT, require_passed, verify
 from tests.distill.packages import resum, rewritten
 from tests.orchestration.shop import HOUR, Shop, learnable, with_device
@@ -421,6 +423,19 @@ def test_every_format_is_asked_in_its_runtime_through_the_snapshot(
     torn.write_bytes(whole[: len(whole) // 2])
     resum(exported.path)
     assert {"file core.fp32.tflite in LiteRT"} == _differing(verify(opened))
+
+
+def test_what_feeds_a_core_is_compared_to_the_bit_but_for_the_payload_of_a_nan() -> None:
+    bits = np.array([[0x7FC00000, 0], [0x7FC00000, 0x3F800000], [0xFFC00000, 0x80000000]], np.uint32)
+    theirs = np.array([[0xFFC00000, 0], [0x7FC00000, 0x3F800001], [0xFFC00001, 0]], np.uint32)
+    refused = np.array([False, False, True])
+    expected = CoreFeeds({"numbers": bits.view(np.float32), "places": bits.astype(np.int64)}, refused)
+    found = CoreFeeds({"numbers": theirs.view(np.float32), "places": bits.astype(np.int64)}, refused)
+    compared = compare_feeds(np.array(["a", "b", "c"]), expected, found)
+    differing = {"numbers": 2, "places": 0, "refused": 0}
+    expected_verdict = {f"{name} of head.json in head.mjs": count for name, count in differing.items()}
+    assert {name: part.differing for name, part in compared.items()} == expected_verdict
+    assert [example.key for example in compared["numbers of head.json in head.mjs"].examples] == ["b", "c"]
 
 
 @pytest.mark.accept
