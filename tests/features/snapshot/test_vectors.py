@@ -107,7 +107,8 @@ const numbers = [...wrong, 7, 7n, "-7", -0].map((a) => answer(view, { a, b: "k0"
 const others = { at: 0n, id: 0n, raw: new Uint8Array([97]) };
 const flags = ["yes", "True", 2, NaN, true, 0, "1", false];
 const truths = flags.map((flag) => answer(device.views[2].name, { ...others, flag }));
-console.log(JSON.stringify([whole, truth, numbers, truths]));
+const texts = ["a", [97], 97, others.raw].map((raw) => answer(device.views[2].name, { ...others, flag: true, raw }));
+console.log(JSON.stringify([whole, truth, numbers, truths, texts]));
 """
 
 
@@ -142,7 +143,7 @@ def test_javascript_takes_turns_where_there_are_no_locks() -> None:
 
 
 def test_javascript_takes_nothing_for_a_key_that_is_none() -> None:
-    whole, truth, numbers, truths = _node(_LOOKUPS)
+    whole, truth, numbers, truths, texts = _node(_LOOKUPS)
     assert (whole, truth) == ("a", "flag")
     shown = [" ", "0x10", "true", "9007199254740992", "9223372036854775808", "5", "1.5"]
     large = ["", "", "", *[" of 64 bits, as a BigInt"] * 2, "", ""]
@@ -154,6 +155,8 @@ def test_javascript_takes_nothing_for_a_key_that_is_none() -> None:
         *(f"the key flag is {text}; expected a truth value" for text in ("yes", "True", "2", "NaN")),
         *["not_found"] * 4,
     ]
+    refused = [f"the key raw is {text}; expected bytes, as a Uint8Array" for text in ("a", "97", "97")]
+    assert texts == [*refused, "not_found"]
 
 
 @pytest.mark.parametrize("name", CLIENTS)

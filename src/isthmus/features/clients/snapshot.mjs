@@ -146,6 +146,10 @@ function partOf(name, type, value) {
     if (!TRUTHS.has(`${value}`)) throw new SnapshotError("key", `the key ${name} is ${value}; expected a truth value`);
     return tag + String.fromCharCode(TRUTHS.get(`${value}`));
   }
+  if (tag === "y" && !(value instanceof Uint8Array)) {
+    // Its letters would all become zeros: every text of a length would be the same key.
+    throw new SnapshotError("key", `the key ${name} is ${value}; expected bytes, as a Uint8Array`);
+  }
   if (tag === "s" || tag === "y") {
     const bytes = tag === "s" ? new TextEncoder().encode(value) : value;
     return tag + latin(new Uint8Array(new Uint32Array([bytes.length]).buffer)) + latin(bytes);
