@@ -34,6 +34,8 @@ _TABLES = (
     "CREATE TABLE owners (key BLOB PRIMARY KEY, rows BLOB NOT NULL, signature BLOB NOT NULL) WITHOUT ROWID",
 )
 _TRUTHS = {"true": True, "false": False}
+_UNNAMED = ("", ".", "..")
+"""Texts that a path loses on its way: what is asked for is another one's, or everybody's."""
 _BITS = {"Int32": 31, "Int64": 63, "UnixTimestamp": 63}
 
 Owner = tuple[str, Annotated[str, msgspec.Meta(pattern=rf"^(String|Bytes|Bool|{'|'.join(_BITS)})\Z")]]
@@ -61,8 +63,10 @@ def value_of(text: str, dtype: DataType) -> KeyValue:
     """The value with this text.
 
     Raises:
-        ValueError: there is none of this type.
+        ValueError: there is none of this type, or no path can name it.
     """
+    if text in _UNNAMED:
+        raise ValueError(text)
     value: KeyValue
     match dtype.name:
         case "String":

@@ -70,7 +70,8 @@ def _read(
     try:
         digest, data = _files(shelf, service, value, since)
     except DataError as error:
-        raise NotReadyError(error.where, error.found, remedy=error.remedy) from error
+        # Without the path of the file, which is the operator's.
+        raise NotReadyError(f"snapshot of {service}", error.found, remedy=error.remedy) from error
     # A difference is mostly changed numbers, which hardly get smaller.
     packed = accepted and bool(data) and not data.startswith(delta.MAGIC)
     return digest, _packed(data) if packed else data, packed
