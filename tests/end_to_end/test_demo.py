@@ -149,7 +149,9 @@ def test_the_package_in_every_format_is_small_and_passes_in_every_runtime(
     assert verdict["passed"]
     assert verdict["runtimes"].keys() == RUNTIMES.keys()
     assert verdict["samples"] == {}
-    assert verdict["device"].keys() == verdict["inputs"].keys()
+    fed = {name for name in verdict["device"] if name.endswith(" of head.json in head.mjs")}
+    assert len(fed) > 1
+    assert verdict["device"].keys() - fed == verdict["inputs"].keys()
     fp32 = {file: part["worst"] for file, part in verdict["files"].items() if "fp32" in file}
     assert max(fp32.values()) <= 1e-5
 

@@ -149,14 +149,17 @@ async function keep(device, { url, key, files, now }) {
     },
     /** The features for a row. Where they are of its owner, another one's are opened and fetched first. */
     of(row) {
-      if (device.owner && `${row[device.owner]}` !== whose) {
+      const asked = `${row[device.owner]}`;
+      if (device.owner && asked !== whose) {
         const fetched = async () => {
           const made = await open(row[device.owner]);
           snapshots = made;
           await refresh();
+          // Where nothing came, the next question asks again.
+          if (!made.state && whose === asked) whose = null;
           return made;
         };
-        whose = `${row[device.owner]}`;
+        whose = asked;
         ready = fetched();
         ready.catch(() => (whose = null));
       }
