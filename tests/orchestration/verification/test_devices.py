@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -20,27 +21,28 @@ from isthmus.features.head.interpreter import CoreFeeds
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.golden import TensorBytes
 from isthmus.features.package.inspect import inspect
-from isthmus.features.package.manifest import read_package
+from isthmus.features.package.manifest import open_package, read_package
 from isthmus.features.progress import silent
 from isthmus.features.snapshot.file import SnapshotFile, read_snapshot
 from isthmus.features.snapshot.kept import kept_views
 from isthmus.features.snapshot.owners import Lines, open_owners
+from isthmus.features.values.columns import Values
 from isthmus.features.verdict import ONNX_RUNTIME, Sample, Verdict
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.artifacts import verdict_file
+from isthmus.orchestration.artifacts import Artifacts, verdict_file
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.device.snapshot import KEY, shelf, signer, snapshot
 from isthmus.orchestration.graph.events import Checked, Request
 from isthmus.orchestration.graph.steps import run_step
-from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.models.models import distill, export, parity
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.products import RUNTIMES
 from isthmus.orchestration.runtimes.web import NAME as WEB
 from isthmus.orchestration.training.set import training_set
-from isthmus.orchestration.verification.devices import ComparedSnapshot, compare_snapshot
-from isthmus.orchestration.verification.runtimes import compare_feeds
+from isthmus.orchestration.verification.devices import ComparedSnapshot, compare_snapshot, device_rows
+from isthmus.orchestration.verification.runtimes import compare_feeds, compare_runtimes
 from isthmus.orchestration.verification.verify import PREDICT, require_passed, verify
 from tests.distill.packages import resum, rewritten
 from tests.orchestration.shop import HOUR, Shop, learnable, with_device
@@ -205,6 +207,24 @@ def test_every_runtime_answers_and_is_fed_what_the_tables_have(on_device: Shop, 
     text = (on_device.state / "verdicts" / "late_order.html").read_text()
     assert f">{WEB}</" in text
     assert Verdict.loads(verdict.dumps()) == verdict
+
+
+def test_a_device_whose_every_row_is_refused_answers_nothing_and_the_verdict_says_so(on_device: Shop) -> None:
+    opened = Project(on_device.root)
+    contract, declared = opened.applied(), opened.distillation()
+    package = open_package(Artifacts(opened, declared).last_package())
+    histories = [OfflineStore(opened.offline).history(view) for view in contract.views.values()]
+    every = device_rows(opened, declared, package, histories, _compared(opened), None)
+    assert every is not None
+    count = len(every.rows)
+    # The request transform divides by what was sold.
+    none = {"shelf_demand__sold_1d": Values(np.zeros(count, np.int64), np.ones(count, bool))}
+    rows = replace(every, offline={**every.offline, **none}, stored={**every.stored, **none})
+    with parity(opened, declared, package) as beside:
+        parts = compare_runtimes(beside, package, rows, all_keys=False)
+        answered = compare_runtimes(beside, package, every, all_keys=False)
+    said = {"what a device answers": f"a request transform refuses each of {count:,} rows"}
+    assert parts.skipped.items() - answered.skipped.items() == said.items()
 
 
 def _without_package(shop: Shop) -> Project:
