@@ -19,6 +19,7 @@ from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.device.site import site
+from isthmus.orchestration.device.snapshot import snapshot
 from isthmus.orchestration.models.models import distill, export, ladder
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.project import Project
@@ -26,7 +27,7 @@ from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.client import Client
 from isthmus.orchestration.verification.verify import require_passed, verify
 from tests.end_to_end.files import served
-from tests.orchestration.shop import Shop, learnable, with_moment, write
+from tests.orchestration.shop import Shop, learnable, with_device, with_moment, write
 
 pytestmark = [pytest.mark.browser, pytest.mark.accept]
 
@@ -53,7 +54,7 @@ def shop_of(root: Path, kind: str) -> Shop:
 
     A feature of the request is not defined in the 25th hour.
     """
-    shop = learnable(with_moment(write(root)))
+    shop = with_device(learnable(with_moment(write(root))))
     shop.replace("F.coalesce(shelf_demand__sold_1d, F.lit(1))", "(hour - 25)")
     task, dtype, column, *_ = KINDS[kind]
     shop.replace(
@@ -73,12 +74,18 @@ def test_a_label_of_each_kind_is_learned_verified_and_served(
     kind: str, tmp_path: Path, phone: Callable[[str], Page]
 ) -> None:
     project = Project(shop_of(tmp_path / "shop", kind).root)
-    for step in (apply, build, materialize, training_set, distill, export):
+    for step in (apply, build, materialize, snapshot, training_set, distill, export):
         step(project)
     artifacts, metric, output = Artifacts.of(project, None), *KINDS[kind][3:]
     report = artifacts.last_report()
     assert report["metric"] == metric
     assert report["measures"]["lift_kept"] is not None
+    # The student was taught for the age of its features, and measured at each.
+    ages = [part["found"]["value"] for part in report["ages"]]
+    lost = ages[0] - report["models"]["student"]["quality"][metric]
+    assert report["measures"]["age_cost"] == pytest.approx(lost if metric in ("auc", "ndcg") else -lost, abs=1e-9)
+    assert len(ages) > 3
+    assert np.isfinite(ages).all()
     assert {"teacher", "reference", "student", "control"} == report["models"].keys()
     if kind in ("binary", "classes"):
         assert {"ece", "ece_uncalibrated"} <= report["models"]["student"]["quality"].keys()
