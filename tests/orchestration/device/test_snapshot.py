@@ -125,10 +125,7 @@ def test_only_the_declared_keys_are_in_it(shop: Shop) -> None:
     project = Project(shop.root)
     for step in (apply, build):
         step(project)
-    assert undisclosed(project) == (
-        "shelf_demand:sold_1d of store s1, s3, nowhere and every product",
-        "shelf_demand:distance of store s1, s3, nowhere and every product",
-    )
+    assert undisclosed(project) == ("shelf_demand: sold_1d, distance of store s1, s3, nowhere and every product",)
     written = snapshot(project)
     assert {key[1] for key in _rows(project, written.path.read_bytes())["shelf_demand"]} == {"s1", "s3"}
     assert undisclosed(project) == ()
@@ -229,7 +226,10 @@ def test_the_command_says_what_is_disclosed_before_it_writes(kept: Project, tmp_
     arguments = ["snapshot", "--project", str(kept.root), "--to", str(tmp_path / "out")]
     done = runner.invoke(app, [*arguments, "--json"])
     assert done.exit_code == 0, done.output
-    assert "whoever fetches the snapshot gets shelf_demand:sold_1d of every store and every product" in done.stderr
+    assert (
+        "whoever fetches the snapshot gets shelf_demand: sold_1d, distance of every store and every product"
+        in done.stderr
+    )
     report = json.loads(done.stdout)
     assert (report["rows"], report["made"]) == ({"shelf_demand": 60}, "2024-03-01T00:00:00+00:00")
     assert (tmp_path / "out" / SERVICE).read_bytes() == Path(report["path"]).read_bytes()
@@ -285,9 +285,9 @@ def test_each_owner_has_the_rows_of_the_online_store(owned: Project) -> None:
 
 
 def test_what_is_disclosed_of_owners_is_said(owned: Project) -> None:
-    lines = undisclosed(owned)
-    assert lines[0] == "customer_orders:orders_7d of their own customer alone"
-    assert lines[-1] == "shelf_demand:distance of every store and every product"
+    customer = "customer_orders: orders_7d, mean_amount_7d, late_rate_7d"
+    shelves = "shelf_demand: sold_1d, distance of every store and every product"
+    assert undisclosed(owned) == (f"{customer} of their own customer alone", shelves)
     first, second = snapshot(owned), snapshot(owned)
     assert undisclosed(owned) == ()
     assert first.difference_bytes is None
@@ -298,7 +298,7 @@ def test_what_is_disclosed_of_owners_is_said(owned: Project) -> None:
     apply(Project(owned.root))
     assert shelf(owned, SERVICE).latest() is None
     assert not [*shelf(owned, SERVICE).folder.glob("*.owners")]
-    assert undisclosed(Project(owned.root))[0] == "customer_orders:orders_7d of every customer"
+    assert undisclosed(Project(owned.root))[0] == f"{customer} of every customer"
     snapshot(Project(owned.root))
     Shop(owned.root).replace("keep=3", 'keep=3, owner="customer"')
     apply(Project(owned.root))
@@ -329,7 +329,10 @@ def test_a_host_of_files_gets_nothing_of_owners(owned: Project, tmp_path: Path) 
 def test_the_command_says_how_many_owners_there_are(owned: Project) -> None:
     done = CliRunner().invoke(app, ["snapshot", "--project", str(owned.root), "--json"])
     assert done.exit_code == 0, done.output
-    assert "whoever fetches the snapshot gets customer_orders:late_rate_7d of their own customer alone" in done.stderr
+    assert (
+        "whoever fetches the snapshot gets customer_orders: orders_7d, mean_amount_7d, late_rate_7d of their own customer alone"
+        in done.stderr
+    )
     report = json.loads(done.stdout)
     assert report["owners"] == 60
     assert report["bytes"] >= report["median_bytes"] > 1000

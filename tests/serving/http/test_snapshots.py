@@ -160,6 +160,7 @@ def test_whose_snapshot_is_not_there_is_named(offered: tuple[Server, Shelf]) -> 
     def refused(path: str, status: int) -> dict[str, str]:
         answer = server.http.get(path)
         assert answer.status_code == status, answer.text
+        assert answer.headers["cache-control"] == "no-store"
         problem: dict[str, str] = answer.json()
         return problem
 

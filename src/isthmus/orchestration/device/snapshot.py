@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +193,7 @@ def _require_small(service: str, size: int, remedy: str) -> None:
 
 
 def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
-    """What the next snapshot of a service discloses and the last one did not.
+    """What the next snapshot of a service discloses and the last one did not, a line for a view's features.
 
     Raises:
         RequestError: there is no such service, or it has no `device`.
@@ -199,7 +201,12 @@ def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
     service, device = declared(project, name)
     before = shelf(project, service.name).before()
     known = () if before is None else before.discloses
-    return tuple(line for line in disclosed(kept_views(project.applied(), service.name), device) if line not in known)
+    lines = [line for line in disclosed(kept_views(project.applied(), service.name), device) if line not in known]
+    parts = [(view, *feature.split(" of ", 1)) for view, feature in (line.split(":", 1) for line in lines)]
+    return tuple(
+        f"{view}: {', '.join(feature for _, feature, _ in features)} of {keys}"
+        for (view, keys), features in groupby(parts, itemgetter(0, 2))
+    )
 
 
 def declared(project: Project, name: str | None) -> tuple[FeatureService, Declared]:

@@ -230,7 +230,9 @@ def refused(error: IsthmusError, scope: Scope) -> Response:
         # Clients of the Open Inference Protocol show `error`, which there is the message.
         content |= {"error": str(error), "kind": content["error"]}
     body = orjson.dumps(content)
-    return Response(body, errors.status(error), errors.headers(error), media_type="application/json")
+    # A cache may keep a 404 unasked, and it says what somebody has or has not.
+    headers = {"cache-control": "no-store", **errors.headers(error)}
+    return Response(body, errors.status(error), headers, media_type="application/json")
 
 
 def _too_long(length: str, most: int) -> errors.TooLargeError:
