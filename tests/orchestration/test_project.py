@@ -116,6 +116,22 @@ def test_a_misspelled_argument_is_named_with_the_nearest(shop: Shop, text: str, 
     assert problem.startswith(f"line {last_line(shop.definitions)}: {found}")
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            "transform(sources=[orders], schema=[])",
+            "transform is called without 'entities'; expected entities, schema, sources at least",
+        ),
+        ("Source(path='orders.csv')", "Source is called without 'name'; expected name, path at least"),
+        ("Field('total')", "Field is called without 'dtype'; expected dtype, name at least"),
+    ],
+)
+def test_a_missing_argument_is_named_with_all_that_are_needed(shop: Shop, text: str, found: str) -> None:
+    shop.append(f"{text}\n")
+    assert problems(shop) == [f"line {last_line(shop.definitions)}: {found}"]
+
+
 @pytest.mark.parametrize("text", [LAST, "def f(:\n"])
 def test_a_helper_that_fails_is_the_place(shop_with_helper: Shop, text: str) -> None:
     shop_with_helper.append(text, "helpers.py")

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from isthmus.features.contract.contract import Column, Contract
 from isthmus.features.definition.spec import FeatureView, Source, Spine
-from isthmus.features.errors import RequestError, nearest
+from isthmus.features.errors import RequestError, nearest, one_of
 from isthmus.features.types import TYPES
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine, sources
@@ -22,7 +22,9 @@ def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
     unknown = [name for name in views or () if name not in known]
     if unknown:
         problem = f"is not declared{nearest(unknown[0], known)}"
-        raise RequestError(f"view {unknown[0]!r}", problem, expected="one of " + ", ".join(known))
+        # In the order of the definitions, not in that of the alphabet.
+        expected = "one of " + ", ".join(known) if len(known) > 1 else one_of(known)
+        raise RequestError(f"view {unknown[0]!r}", problem, expected=expected)
     return list(views) if views else known
 
 

@@ -5,6 +5,7 @@ inherited by all that it starts. They are handed over as a file in memory.
 """
 
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -83,7 +84,8 @@ def listen(where: str, host: str, port: int, remedy: str) -> socket.socket:
     """A socket that listens on a port, or on any that is free for 0.
 
     Raises:
-        ConfigurationError: the port is taken, or may not be used; it begins with `where`.
+        ConfigurationError: the port is taken, or may not be used, which `remedy` mends; or the host is none of this
+            machine. It begins with `where`.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -91,7 +93,11 @@ def listen(where: str, host: str, port: int, remedy: str) -> socket.socket:
     except OSError as error:
         # Python adds the address, which is there already.
         reason = str(error.strerror).partition(" (while")[0]
-        problem = Problem(f"{host}:{port}", f"cannot be listened on ({reason})", "a free port")
+        expected = "a free port"
+        # Negative numbers are those of the look-up of a name.
+        if error.errno == errno.EADDRNOTAVAIL or (error.errno or 0) < 0:
+            expected, remedy = "an address of this machine", "choose another host, such as 127.0.0.1"
+        problem = Problem(f"{host}:{port}", f"cannot be listened on ({reason})", expected)
         raise ConfigurationError(where, [problem], remedy=remedy) from error
 
 

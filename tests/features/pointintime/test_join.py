@@ -281,12 +281,15 @@ def test_a_spine_in_any_unit_and_zone(unit: str) -> None:
         (lambda s: s.drop_columns(["event_timestamp"]), "spine: has no column event_timestamp"),
         (
             lambda s: s.set_column(1, "event_timestamp", s[1].cast(pa.timestamp("us"))),
-            "expected a timestamp with a time",
+            "expected a timestamp with a time zone. Give it one",
         ),
-        (lambda s: s.set_column(1, "event_timestamp", pa.array(["now"])), "event_timestamp: has type string"),
+        (
+            lambda s: s.set_column(1, "event_timestamp", pa.array(["now"])),
+            "has type string; expected a timestamp with a time zone. Give it one",
+        ),
         (lambda s: s.set_column(1, "event_timestamp", pa.nulls(1, pa.timestamp("us", tz="UTC"))), "is null in row 0"),
         (lambda s: s.drop_columns(["k"]), "has no column k; expected every key of traffic"),
-        (lambda s: s.set_column(0, "k", pa.array([1])), "spine, k: has type int64; expected string"),
+        (lambda s: s.set_column(0, "k", pa.array([1])), "k: has type int64; expected string. Cast it to string"),
         (lambda s: s.append_column("traffic__a", pa.array([1])), "has a column traffic__a"),
         (lambda s: s.append_column("traffic__status", pa.array([1])), "has a column traffic__status"),
         (lambda s: s.append_column("k", s["k"]), "two columns k"),

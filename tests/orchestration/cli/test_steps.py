@@ -24,6 +24,9 @@ from isthmus.orchestration.api.server import address, serving
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
+from isthmus.orchestration.frames import view_names
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.scaffold import init
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import require_passed, verify
 from tests.orchestration.shop import VIEWS, Open, Shop, cut, data_file, files, order_rows
@@ -233,6 +236,14 @@ def test_new_rows_are_added(built: Shop, project: Open) -> None:
     assert {name: (w.added, w.version) for name, w in done.items()} == {
         "customer_orders": (1, 1), "shelf_demand": (1, 1), "customer_facts": (0, 0),
     }  # fmt: skip
+
+
+def test_a_project_of_one_view_is_no_choice(tmp_path: Path) -> None:
+    init(tmp_path / "one")
+    with pytest.raises(
+        RequestError, match=r"view 'habit': is not declared \(did you mean habits\?\); expected habits$"
+    ):
+        view_names(Project(tmp_path / "one"), ["habit"])
 
 
 def test_one_view_alone(built: Shop, project: Open) -> None:

@@ -184,7 +184,8 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         r"event_timestamp: has type timestamp\[.s\]; expected a timestamp with a time zone",
     ),
     "naive times of CSV": (
-        _text("customer,event_timestamp\n1,2024-01-01T00:00:00\n"), "spine .*spine.csv: cannot be read .*zone"),
+        _text("customer,event_timestamp\n1,2024-01-01T00:00:00\n"),
+        "spine .*spine.csv: cannot be read .*zone.*Write its times with their zone, like 2024-01-01T00:00:00Z"),
     "no time in a row": (
         _changed("event_timestamp", pa.array([0] * 299 + [None]).cast(pa.timestamp("us", tz="UTC"))),
         "spine, event_timestamp: is null in row 299; expected no null",
@@ -218,6 +219,22 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "SQL that writes": (
         lambda _: "WITH x AS (SELECT 1) SELECT 1; COPY orders TO '/tmp/x.csv'", "its SQL is 2 statements or writes"),
 }  # fmt: skip
+
+
+def test_what_is_said_of_times_and_keys_mends_them(built: Shop, project: Open, tmp_path: Path) -> None:
+    def refused(rows: object) -> str:
+        with pytest.raises(DataError) as caught:
+            isthmus.training_data(project(built), FEATURES, rows)
+        return str(caught.value)
+
+    rows = pd.DataFrame({"customer": ["1"], "event_timestamp": [datetime(2024, 1, 1)]})  # noqa: DTZ001
+    assert refused(rows).endswith("Give it one; in pandas, pandas.to_datetime(times, utc=True)")
+    rows["event_timestamp"] = pd.to_datetime(rows["event_timestamp"], utc=True)
+    assert refused(rows) == "spine, customer: has type string; expected int64. Cast it to int64"
+    rows["customer"] = rows["customer"].astype("int64")
+    assert len(isthmus.training_data(project(built), FEATURES, rows).table()) == 1
+    file = _text("customer,event_timestamp\n1,2024-01-01T00:00:00Z\n")(tmp_path)
+    assert len(isthmus.training_data(project(built), FEATURES, file).table()) == 1
 
 
 @pytest.mark.parametrize("case", BAD)

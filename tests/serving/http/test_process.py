@@ -19,7 +19,7 @@ from isthmus.features.errors import ConfigurationError
 from isthmus.orchestration.api.server import running
 from isthmus.serving.http.protocol import LEAVING_SECONDS
 from isthmus.serving.limits import Limits
-from isthmus.serving.process import start
+from isthmus.serving.process import listen, start
 from isthmus.serving.settings import VARIABLE, ServerSettings
 from tests.serving.support import CONTRACT, Server, free_port, make_package, read_all, serving, wait
 
@@ -175,6 +175,13 @@ def test_workers_share_the_port_and_end_together(tmp_path: Path, redis_url: str)
         children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
         assert len(children) >= 2
     wait(lambda: not any(Path(f"/proc/{child}").exists() for child in children), "the workers to end")
+
+
+@pytest.mark.parametrize("host", ["203.0.113.1", "no host"])
+def test_a_host_that_is_none_of_this_machine_is_named_and_not_the_port(host: str) -> None:
+    problem = rf"{host}:0: cannot be listened on \(.*\); expected an address of this machine. Choose another host, such"
+    with pytest.raises(ConfigurationError, match=problem):
+        listen("server", host, 0, "choose another port")
 
 
 def test_a_taken_port_is_one_sentence_and_exit_code_2(tmp_path: Path, server: Server) -> None:

@@ -90,6 +90,15 @@ def test_what_cannot_be_loaded_never_becomes_the_deployment(tmp_path: Path, file
     assert [event.deployment.digest for event in DeploymentHistory(file).read()] == [package_digest(good)]
 
 
+def test_a_history_of_one_is_no_choice(tmp_path: Path, file: Path) -> None:
+    with pytest.raises(GateFailed, match=r"begins with 'xyz'; expected none: nothing was ever deployed\. See"):
+        back(file, "xyz")
+    package = made(tmp_path, 0)
+    deploy(package, file, NOW)
+    with pytest.raises(GateFailed, match=rf"begins with 'xyz'; expected {package_digest(package)[:12]}\. See"):
+        back(file, "xyz")
+
+
 def test_a_rollback_goes_back_one_by_one(tmp_path: Path, file: Path) -> None:
     packages = [made(tmp_path, n) for n in range(3)]
     digests = [package_digest(package) for package in packages]

@@ -219,6 +219,16 @@ def test_every_problem_of_a_schema_is_in_one_error(events: "Mapping[str, DataFra
     ]
 
 
+def test_a_missing_column_is_not_taken_for_one_that_is_declared(events: "Mapping[str, DataFrame]") -> None:
+    def short(events: DataFrame) -> DataFrame:
+        return events.select("k", "at", F.col("x").alias("visits_7d"), F.col("x").alias("spent"))
+
+    with pytest.raises(ConfigurationError) as caught:
+        compute(view(short, {"visits_7d": Int64, "visits_70d": Int64, "spend": Int64}), events)
+    for name, meant in (("visits_70d", ""), ("spend", " (did you mean spent?)")):
+        assert f"its result has no column '{name}'{meant};" in str(caught.value)
+
+
 def test_no_event_time(events: "Mapping[str, DataFrame]") -> None:
     def timeless(events: DataFrame) -> DataFrame:
         return events.select("k", "x")

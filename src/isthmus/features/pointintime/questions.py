@@ -23,7 +23,8 @@ def check(spine: pa.Schema, parts: Sequence[tuple[ViewContract, Sequence[str]]])
         raise DataError("spine", "has two columns event_timestamp", expected="one")
     time = spine.field("event_timestamp").type
     if not pa.types.is_timestamp(time) or time.tz is None:
-        raise DataError("spine, event_timestamp", f"has type {time}", expected="a timestamp with a time zone")
+        raise DataError("spine, event_timestamp", f"has type {time}", expected="a timestamp with a time zone",
+                        remedy="give it one; in pandas, pandas.to_datetime(times, utc=True)")  # fmt: skip
     names = list(spine.names)
     for view, added in parts:
         for column in view.keys:
@@ -33,7 +34,8 @@ def check(spine: pa.Schema, parts: Sequence[tuple[ViewContract, Sequence[str]]])
                 raise DataError("spine", f"has no column {column.name}", expected=f"every key of {view.name}")
             actual, wanted = spine.field(column.name).type, ARROW[column.dtype.name]
             if not _fits(actual.value_type if pa.types.is_dictionary(actual) else actual, wanted):
-                raise DataError(f"spine, {column.name}", f"has type {actual}", expected=str(wanted))
+                raise DataError(f"spine, {column.name}", f"has type {actual}", expected=str(wanted),
+                                remedy=f"cast it to {wanted}")  # fmt: skip
         if clash := sorted({*added} & {*names}):
             raise DataError("spine", f"has a column {clash[0]}",
                             expected="no column named like a feature, and each view once")  # fmt: skip

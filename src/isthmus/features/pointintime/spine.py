@@ -161,4 +161,7 @@ def _reading(path: Path | None) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, TypeError, ValueError) as error:
-        raise DataError(f"spine {path}" if path else "spine", f"cannot be read ({first_line(error)})") from error
+        found = f"cannot be read ({first_line(error)})"
+        # Arrow's own advice is for whoever reads the file, not for whoever writes it.
+        remedy = "write its times with their zone, like 2024-01-01T00:00:00Z" if "a zone offset" in found else ""
+        raise DataError(f"spine {path}" if path else "spine", found, remedy=remedy) from error

@@ -12,7 +12,7 @@ import msgspec
 from isthmus.features import clock
 from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.generations import Generations
-from isthmus.features.errors import GateFailed, PackageError
+from isthmus.features.errors import GateFailed, PackageError, one_of
 from isthmus.features.files import write_atomically
 from isthmus.features.package.manifest import read_contract
 from isthmus.features.profiles import ServingProfile
@@ -322,9 +322,9 @@ def _earlier(file: Path, events: list[Event], current: Deployment | None, to: st
         known = {event.deployment.digest: event.deployment for event in events}
         matches = [digest for digest in known if digest.startswith(to)]
         if len(matches) != 1:
-            expected = ", ".join(digest[:12] for digest in known) or "none: nothing was ever deployed"
+            expected = one_of(digest[:12] for digest in known) if known else "none: nothing was ever deployed"
             what = f"{len(matches)} packages of the history begin" if matches else "no package of the history begins"
-            raise GateFailed(str(file), f"{what} with {to!r}", expected=f"one of {expected}",
+            raise GateFailed(str(file), f"{what} with {to!r}", expected=expected,
                              remedy="see `isthmus history`")  # fmt: skip
         if current is not None and current.digest == matches[0]:
             raise GateFailed(str(file), f"package {matches[0][:12]} is in force already", expected="another package",

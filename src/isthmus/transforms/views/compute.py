@@ -230,10 +230,11 @@ def _check_schema(place: str, frame: "DataFrame", columns: Sequence[Column], dec
         for name in dict.fromkeys([*(column.name for column in columns), *_TIMES])
         if names.count(name) > 1
     ]
+    undeclared = [name for name in names if name not in {*_TIMES, *(column.name for column in columns)}]
     for column in columns:
         expected = column.dtype.spark
         if column.name not in types:
-            missing = f"its result has no column {column.name!r}{nearest(column.name, names)}"
+            missing = f"its result has no column {column.name!r}{nearest(column.name, undeclared)}"
             beside = f"one of type {expected} beside {', '.join(names)}"
             problems.append(Problem(place, missing, beside, "return it, or correct the declaration"))
         elif types[column.name] != expected:
