@@ -22,9 +22,7 @@ def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
     unknown = [name for name in views or () if name not in known]
     if unknown:
         problem = f"is not declared{nearest(unknown[0], known)}"
-        # In the order of the definitions, not in that of the alphabet.
-        expected = "one of " + ", ".join(known) if len(known) > 1 else one_of(known)
-        raise RequestError(f"view {unknown[0]!r}", problem, expected=expected)
+        raise RequestError(f"view {unknown[0]!r}", problem, expected=one_of(known))
     return list(views) if views else known
 
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from isthmus.features.errors import RequestError
+from isthmus.features.errors import RequestError, one_of
 from isthmus.features.offline.scan import in_lots
 
 Item = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
@@ -50,7 +50,7 @@ class Tensors(IterableDataset[Item]):
         for name in columns or ():
             if name not in numeric:
                 problem = f"has type {schema.field(name).type}" if name in schema.names else "is not there"
-                raise RequestError(f"column {name}", problem, expected="one of " + ", ".join(numeric))
+                raise RequestError(f"column {name}", problem, expected=one_of(numeric))
         self._columns = numeric if columns is None else list(columns)
         self._read, self._batch, self._workers = read, batch, workers
         self._types = Counter(_number_type(schema.field(name).type) for name in self._columns)

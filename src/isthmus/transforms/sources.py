@@ -21,7 +21,7 @@ import pyarrow as pa
 from isthmus.features import clock
 from isthmus.features.days import FIRST, LAST
 from isthmus.features.definition.spec import Source
-from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, nearest
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, nearest, one_of
 from isthmus.features.files import write_atomically
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _check_times(source: Source, types: dict[str, str]) -> None:
         if column is not None and column not in types:
             found = f"no column {column!r}{nearest(column, types)}"
             remedy = f"correct {role}= of the source, or leave it out"
-            problems.append(Problem(where, found, "one of " + ", ".join(types), remedy))
+            problems.append(Problem(where, found, one_of(types), remedy))
         elif column is not None and types[column] != "timestamp":
             found = f"column {column!r} has type {types[column]}"
             remedy = f"write it with a time zone; or leave {role}= out, and let the transforms convert the column"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from isthmus.features.errors import Problem, nearest
+from isthmus.features.errors import Problem, nearest, one_of
 from isthmus.features.types import DataType
 
 _SIZED = ("String", "Bytes")
@@ -153,7 +153,7 @@ def problems(owner: str, fields: dict[str, DataType], expectations: Sequence[Exp
             dtype = fields.get(expectation.feature) if isinstance(expectation.feature, str) else None
             if dtype is None:
                 near = nearest(str(expectation.feature), fields)
-                yield Problem(where, f"there is no such feature{near}", "one of " + ", ".join(fields))
+                yield Problem(where, f"there is no such feature{near}", one_of(fields))
                 continue
         if (wrong := _wrong(expectation, dtype)) is not None:
             yield Problem(where, *wrong)
@@ -182,7 +182,7 @@ def request_problems(
     for name, value in defaults.items():
         where = f"{owner}, default of {name!r}"
         if name not in fields:
-            yield Problem(where, f"there is no such field{nearest(name, fields)}", "one of " + ", ".join(fields))
+            yield Problem(where, f"there is no such field{nearest(name, fields)}", one_of(fields))
         elif fields[name].element is not None:
             yield Problem(where, "the field is an Array", _OF_ARRAYS)
         elif (wrong := _wrong_values((value,), fields[name].name)) is not None:

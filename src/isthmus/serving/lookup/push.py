@@ -12,7 +12,7 @@ import numpy as np
 
 from isthmus.features import clock
 from isthmus.features.contract.contract import RESERVED, Column, ViewContract
-from isthmus.features.errors import DataError, Problem, RequestError
+from isthmus.features.errors import DataError, Problem, RequestError, one_of
 from isthmus.features.values.columns import Ints, Values
 from isthmus.features.values.entitykey import entity_keys
 from isthmus.features.values.rows import RowCodec
@@ -104,7 +104,7 @@ class PushedView:
         problems: list[Problem] = []
         for name in df:
             if name not in self._readers:
-                expected = "one of " + ", ".join(self._readers)
+                expected = one_of(self._readers)
                 problems.append(Problem(f"df.{name}", f"is no column of view {self.view.name}", expected))
         lists: dict[str, list[Any]] = {}
         for name, read in self._readers.items():

@@ -9,7 +9,7 @@ import orjson
 
 from isthmus.features.contract.contract import Column, Contract, optional
 from isthmus.features.contract.diff import require_service
-from isthmus.features.errors import RequestError
+from isthmus.features.errors import RequestError, one_of
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.profiles import BATCH_ROWS
 from isthmus.features.request.graph import RowGraph
@@ -82,7 +82,7 @@ class Predictor:
         request: Raws = message.request
         for name in request:
             if name not in self._fields:
-                expected = "one of " + (", ".join(self._fields) or "none")
+                expected = one_of(self._fields) if self._fields else "no request: the model has only join keys"
                 raise RequestError(f"request.{name}", "is no request field of the model", expected=expected)
         for name in entities:
             if name not in self._join_keys and name in self._fields:
