@@ -58,7 +58,7 @@ def found(expectation: Expectation, references: Any = (), **columns: list[Any]) 
 
 
 WRONG: list[tuple[Expectation, str]] = [
-    (Expect.present("z"), "Expect.present('z'): there is no such feature; expected one of n, x"),
+    (Expect.present("z"), "Expect.present('z'): there is no such feature; expected one of a, b, f, n"),
     (Expect.present("k"), "there is no such feature"),
     (Expect.present(["n"]), "there is no such feature"),  # type: ignore[arg-type]
     (Expect.present("n", share=1.5), "share=1.5; expected more than 0, at most 1"),
