@@ -94,6 +94,7 @@ function read({ name, dtype }) {
   const text = input(name).value;
   if (text === "") return null;
   if (dtype === "String") return text;
+  if (dtype === "Bytes") return bytes(name, text);
   if (dtype === "Bool") {
     if (!/^\s*(1|true|0|false)\s*$/i.test(text)) throw new Error(`${name}: ${text} is neither true nor false`);
     return /1|true/i.test(text) ? 1 : 0;
@@ -105,6 +106,15 @@ function read({ name, dtype }) {
   const number = Number(text);
   if (text.trim() === "" || (Number.isNaN(number) && text !== "NaN")) throw new Error(`${name}: ${text} is no number`);
   return number;
+}
+
+/** The bytes of a key, which are typed as they stand in paths and in JSON. */
+function bytes(name, text) {
+  try {
+    return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  } catch {
+    throw new Error(`${name}: ${text} is not in Base64`);
+  }
 }
 
 /** The features on this device, fetched now and every minute, and shown with their age. */
