@@ -14,7 +14,7 @@ begin(async ({ ort, opened, instead, note }) => {
   const inputs = [...new Map(every.map((one) => [one.name, one])).values()];
   const kept = note.snapshot ? await keep(manifest.device, note.snapshot) : null;
   const asked = kept ? kept.asked(inputs) : inputs;
-  const given = asked.filter((one) => one.tensor.startsWith("given_"));
+  const given = manifest.inputs.filter((one) => one.tensor.startsWith("given_"));
   // What is asked first, then the features of each view.
   const view = ({ name }) => (name.includes("__") ? name.slice(0, name.indexOf("__")) : "");
   for (const of of [...new Set(asked.map(view))].sort((one, other) => Number(one !== "") - Number(other !== ""))) {
@@ -101,7 +101,10 @@ function read({ name, dtype }) {
   }
   if (whole.test(dtype)) {
     if (!/^-?\d+$/.test(text.trim())) throw new Error(`${name}: ${text} is no whole number`);
-    return BigInt(text.trim());
+    const number = BigInt(text.trim());
+    // A tensor would hold another one.
+    if (number !== BigInt.asIntN(dtype === "Int32" ? 32 : 64, number)) throw new Error(`${name}: ${text} is beyond ${dtype}`);
+    return number;
   }
   const number = Number(text);
   if (text.trim() === "" || (Number.isNaN(number) && text !== "NaN")) throw new Error(`${name}: ${text} is no number`);
