@@ -1,9 +1,13 @@
 """The page of a package whose devices have their own customer's rows, beside the API of a real project."""
 
+from base64 import b64encode
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -21,7 +25,7 @@ from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
 from tests.end_to_end.files import served
-from tests.orchestration.shop import learnable, with_device, with_owner, write
+from tests.orchestration.shop import Shop, learnable, with_device, with_owner, write
 from tests.serving.support import free_port, wait
 
 pytestmark = [pytest.mark.browser, pytest.mark.accept, pytest.mark.timeout(300)]
@@ -30,16 +34,26 @@ SERVICE = "late_order_device"
 MINE, OTHER = 1_000_003, 2_000_006
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    opened = Project(learnable(with_owner(with_device(write(tmp_path_factory.mktemp("own") / "shop")))).root)
+def _exported(shop: Shop) -> Project:
+    opened = Project(shop.root)
     for step in (apply, build, materialize, snapshot, training_set, distill, export):
         step(opened)
     return opened
 
 
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return _exported(learnable(with_owner(with_device(write(tmp_path_factory.mktemp("own") / "shop")))))
+
+
 @pytest.fixture
 def address(project: Project, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    with _served(project, tmp_path) as found:
+        yield found
+
+
+@contextmanager
+def _served(project: Project, tmp_path: Path) -> Iterator[tuple[str, str]]:
     """Of the page, and of the API that whoever serves it passes snapshots on to."""
     port, folder = free_port(), site(project, None, tmp_path / "page")
     assert not (folder / "snapshots").exists()
@@ -66,7 +80,7 @@ def _orders(project: Project, api: str, customer: int) -> int:
     return int(RowCodec(view).decode([packed(row, view)]).columns["orders_7d"].data[0])
 
 
-def _answer(page: Page, customer: int, text: str) -> str | None:
+def _answer(page: Page, customer: int | str, text: str) -> str | None:
     page.get_by_label("customer").fill(str(customer))
     page.get_by_role("button", name="Predict").click()
     answer = page.locator("#answer")
@@ -102,6 +116,23 @@ def test_a_page_asks_whose_it_is_and_predicts_offline(
     # Whoever is no customer has no snapshot.
     assert _answer(page, 5, "the snapshot cannot be fetched: 404") is None
     assert line.is_visible()
+
+
+def test_a_key_of_bytes_is_typed_in_base64(tmp_path: Path, phone: Callable[[str], Page]) -> None:
+    shop = learnable(with_owner(with_device(write(tmp_path / "shop"))))
+    orders = pq.read_table(shop.orders)
+    keys = pa.array([key.to_bytes(8) for key in orders["customer"].to_pylist()])
+    pq.write_table(orders.set_column(orders.column_names.index("customer"), "customer", keys), shop.orders)
+    shop.replace('join_keys={"customer": Int64}', 'join_keys={"customer": Bytes}')
+    shop.replace(
+        'customers.select(\n        "customer",',
+        'customers.select(\n        F.col("customer").cast("string").cast("binary").alias("customer"),',
+    )
+    with _served(_exported(shop), tmp_path) as (served_at, _):
+        page = phone(served_at)
+        assert _answer(page, "A!", "customer: A! is not in Base64") is None
+        assert _answer(page, b64encode(MINE.to_bytes(8)).decode(), "in this browser") == "model"
+        assert int(_stored(page)) > 0
 
 
 def test_a_page_of_another_owner_than_the_package_is_refused(project: Project, tmp_path: Path) -> None:

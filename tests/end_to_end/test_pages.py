@@ -91,8 +91,11 @@ def test_a_form_predicts_what_python_predicts(written: Path, phone: Callable[[st
             page.wait_for_function("before => document.querySelector('#answer').dataset.value !== before", arg=before)
             found, expected = float(answer.get_attribute("data-value") or "nan"), said(written, manifest, row)
             assert found == pytest.approx(expected, abs=1e-6, nan_ok=True)
-        wrong = {"hour": "soon is no whole number", "weight": "heavy is no number"}
-        for name, words in wrong.items():
+        wrong = [
+            ("hour", "soon is no whole number"), ("weight", "heavy is no number"),
+            ("hour", f"{2**63} is beyond Int64"), ("product", f"{-(2**31) - 1} is beyond Int32"),
+        ]  # fmt: skip
+        for name, words in wrong:
             page.locator(f'[name="{name}"]').fill(words.split()[0])
             page.get_by_role("button", name="Predict").click()
             expect(answer).to_have_text(f"{name}: {words}")

@@ -16,7 +16,7 @@ from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
 from tests.end_to_end.files import served
-from tests.orchestration.shop import HOUR, Shop, learnable, with_device, write
+from tests.orchestration.shop import HOUR, Shop, learnable, with_device, with_moment, write
 
 pytestmark = [pytest.mark.browser, pytest.mark.accept]
 
@@ -30,7 +30,7 @@ bare_order = Distillation(
 
 
 def _shop(root: Path, stale: str) -> Shop:
-    shop = learnable(with_device(write(root)))
+    shop = learnable(with_device(with_moment(write(root))))
     shop.append(BARE)
     shop.replace("task=Tabular(teacher_rounds=8, hidden=(16,)),", f"task=Tabular(hidden=(16,)), stale={stale},")
     return shop
@@ -68,7 +68,10 @@ def test_another_model_or_a_number_answers_where_they_are_too_old(
 ) -> None:
     folder = site(Project(shop.root), "late_order", tmp_path / "other")
     with served(folder) as address:
-        assert _answered(phone(address))[0] == "model"
+        page = phone(address)
+        # Of the page's own model, also where the other one reads the same fields.
+        expect(page.locator("#checks")).to_contain_text("and request features are in the graph")
+        assert _answered(page)[0] == "model"
         _later(folder, 7)
         page = phone(address)
         assert _answered(page)[0] == "instead"

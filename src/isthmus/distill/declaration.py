@@ -227,6 +227,11 @@ def _is_finite(bound: object) -> bool:
     return isinstance(bound, Real) and math.isfinite(bound)
 
 
+def _is_in_json(number: object) -> bool:
+    """Whether a manifest can hold it as a number: none of NumPy's, nor a truth value."""
+    return type(number) in (int, float)
+
+
 def _plain(value: Any) -> bool:
     """Whether JSON can hold a value."""
     if isinstance(value, tuple | list):
@@ -336,7 +341,7 @@ class Distillation:
             ),
             (
                 "stale",
-                not isinstance(self.stale, float | int) or label.stands_for(self.stale),
+                isinstance(self.stale, str | None) or (_is_in_json(self.stale) and label.stands_for(self.stale)),
                 f"{label.gives}, or a distillation" if label.stands_for(0) else "a distillation",
             ),
             ("shape", not (self.shape and tabular) and _plain([*self.shape.values()]), plain),

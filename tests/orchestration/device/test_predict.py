@@ -1,11 +1,17 @@
-"""A core that any runtime computes, fed by the head: `predict.mjs`, in Node."""
+"""What a model in a browser is fed, and a core that any runtime computes: `model.mjs` and `predict.mjs`, in Node."""
 
 import json
 import shutil
 import subprocess
 from pathlib import Path
 
+import msgspec
+
 from isthmus.features.clients import CLIENT, READER, sources
+from isthmus.features.package.golden import TensorBytes
+from isthmus.features.package.inputs import ModelInput, feeds
+from isthmus.features.types import Float64, Int64, String
+from isthmus.features.values.columns import from_python
 from isthmus.orchestration.runtimes.web import SOURCES
 
 HEAD = {
@@ -42,3 +48,44 @@ def test_a_core_is_asked_for_rows_that_are_not_refused(tmp_path: Path) -> None:
     done = subprocess.run(["node", "ask.mjs"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [{"value": 4.0, "by": "model", "why": None}, "NaN", 1]
+
+
+FEEDS = """
+import { readFileSync } from "node:fs";
+import { feeds } from "./model.mjs";
+import { all } from "./tensors.mjs";
+const ort = { Tensor: class { constructor(type, data, dims) { Object.assign(this, { type, data, dims }); } } };
+const { manifest, numbers } = JSON.parse(readFileSync("asked.json"));
+const rows = [...numbers.map((digits) => ({ n: BigInt(digits), x: null, s: null })), { n: null, x: 0.1, s: "a" }, {}];
+console.log(JSON.stringify(all(feeds(ort, manifest, rows))));
+"""
+
+
+def test_the_tensors_of_rows_are_those_of_the_server(tmp_path: Path) -> None:
+    """Whole numbers that a double has no room for are rounded once, and what a row lacks is null wherever it stands."""
+    halfway = [(1 << bits) + (1 << bits - 24) + bit for bits in range(53, 63) for bit in (-1, 0, 1)]
+    whole = [*halfway, *(-number for number in halfway), 0, -1, 2**63 - 1, -(2**63), 2**53 + 1]
+    inputs = [
+        ModelInput("n", Int64), ModelInput("x", Float64), ModelInput("s", String),
+        ModelInput("n", Int64, row=True), ModelInput("x", Float64, row=True), ModelInput("s", String, row=True),
+    ]  # fmt: skip
+    columns = {
+        "n": from_python([*whole, None, None], Int64),
+        "x": from_python([*[None] * len(whole), 0.1, None], Float64),
+        "s": from_python([*[None] * len(whole), "a", None], String),
+    }
+    expected = {name: TensorBytes.of(data) for name, data in feeds(inputs, columns).items()}
+    given = [("n", "Int64", "numeric", 0), ("x", "Float64", "numeric", 1), ("s", "String", "categories", 0)]
+    given += [("n", "Int64", "given_int64", 0), ("x", "Float64", "given_double", 0), ("s", "String", "given_string", 0)]
+    names = ("name", "dtype", "tensor", "position")
+    manifest = {
+        "inputs": [dict(zip(names, one, strict=True)) for one in given],
+        "tensors": [{"name": name, "element": tensor.element} for name, tensor in expected.items()],
+    }
+    for name in ("model.mjs", "tensors.mjs"):
+        shutil.copy(SOURCES / name, tmp_path)
+    (tmp_path / "asked.json").write_text(json.dumps({"manifest": manifest, "numbers": [*map(str, whole)]}))
+    (tmp_path / "ask.mjs").write_text(FEEDS, encoding="utf-8")
+    done = subprocess.run(["node", "ask.mjs"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert msgspec.json.decode(done.stdout, type=dict[str, TensorBytes]) == expected

@@ -14,7 +14,7 @@ begin(async ({ ort, opened, instead, note }) => {
   const inputs = [...new Map(every.map((one) => [one.name, one])).values()];
   const kept = note.snapshot ? await keep(manifest.device, note.snapshot) : null;
   const asked = kept ? kept.asked(inputs) : inputs;
-  const given = asked.filter((one) => one.tensor.startsWith("given_"));
+  const given = manifest.inputs.filter((one) => one.tensor.startsWith("given_"));
   // What is asked first, then the features of each view.
   const view = ({ name }) => (name.includes("__") ? name.slice(0, name.indexOf("__")) : "");
   for (const of of [...new Set(asked.map(view))].sort((one, other) => Number(one !== "") - Number(other !== ""))) {
@@ -94,17 +94,30 @@ function read({ name, dtype }) {
   const text = input(name).value;
   if (text === "") return null;
   if (dtype === "String") return text;
+  if (dtype === "Bytes") return bytes(name, text);
   if (dtype === "Bool") {
     if (!/^\s*(1|true|0|false)\s*$/i.test(text)) throw new Error(`${name}: ${text} is neither true nor false`);
     return /1|true/i.test(text) ? 1 : 0;
   }
   if (whole.test(dtype)) {
     if (!/^-?\d+$/.test(text.trim())) throw new Error(`${name}: ${text} is no whole number`);
-    return BigInt(text.trim());
+    const number = BigInt(text.trim());
+    // A tensor would hold another one.
+    if (number !== BigInt.asIntN(dtype === "Int32" ? 32 : 64, number)) throw new Error(`${name}: ${text} is beyond ${dtype}`);
+    return number;
   }
   const number = Number(text);
   if (text.trim() === "" || (Number.isNaN(number) && text !== "NaN")) throw new Error(`${name}: ${text} is no number`);
   return number;
+}
+
+/** The bytes of a key, which are typed as they stand in paths and in JSON. */
+function bytes(name, text) {
+  try {
+    return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  } catch {
+    throw new Error(`${name}: ${text} is not in Base64`);
+  }
 }
 
 /** The features on this device, fetched now and every minute, and shown with their age. */

@@ -85,8 +85,8 @@ export async function difference(ort, { session, golden, variant }) {
  * The tensors of rows of raw values, for a model of rows.
  *
  * @param manifest of the package.
- * @param rows objects with a value or null for each input, by its name. Whole numbers may be a BigInt; a UnixTimestamp is
- *   in microseconds since 1970 UTC.
+ * @param rows objects with a value for each input, by its name; null, or nothing, where there is none. Whole numbers may
+ *   be a BigInt; a UnixTimestamp is in microseconds since 1970 UTC.
  */
 export function feeds(ort, manifest, rows) {
   const made = {};
@@ -95,7 +95,7 @@ export function feeds(ort, manifest, rows) {
   if (numeric.length) {
     const data = new Float32Array(rows.length * numeric.length);
     rows.forEach((row, n) => numeric.forEach(({ name, position }) => {
-      data[n * numeric.length + position] = row[name] === null ? NaN : Number(row[name]);
+      data[n * numeric.length + position] = nearest(row[name] ?? NaN);
     }));
     made.numeric = new ort.Tensor("float32", data, [rows.length, numeric.length]);
   }
@@ -117,10 +117,18 @@ export function feeds(ort, manifest, rows) {
       : new ort.Tensor(TYPES[element] ?? truth(name), KINDS[element].from(values), shape);
   }
   if (given.length) {
-    const valid = given.flatMap((input) => rows.map((row) => Number(row[input.name] !== null)));
+    const valid = given.flatMap((input) => rows.map((row) => Number((row[input.name] ?? null) !== null)));
     made.given_valid = new ort.Tensor(truth("given_valid"), Uint8Array.from(valid), [given.length, rows.length]);
   }
   return made;
+}
+
+/** The nearest number of 32 bits, rounded once: the bits of a BigInt that a double has no room for decide in its last one. */
+function nearest(value) {
+  const size = typeof value === "bigint" ? BigInt.asUintN(64, value < 0n ? -value : value) : 0n;
+  if (size < 2n ** 53n) return Math.fround(Number(value));
+  const short = Math.fround(Number((size >> 11n) | (size & 0x7ffn ? 1n : 0n))) * 2048;
+  return value < 0n ? -short : short;
 }
 
 /** A value as its tensor holds it; anything under a null. */

@@ -182,8 +182,10 @@ def test_what_cannot_be_learned_is_said_of_the_declaration(task: Tabular, dtype:
     (Binary(), 1.5, "a probability, or a distillation"), (Binary(), 0.5, ""),
     (Number(), -40.0, ""), (Number(), float("nan"), "a number, or a distillation"),
     (Classes(), 0.5, "a distillation"), (Rank(within="event_timestamp"), 3.0, ""),
+    (Binary(), True, "a probability, or a distillation"), (Binary(), [0.2], "a probability, or a distillation"),
+    (Classes(), ["no"], "a distillation"), (Number(), np.float64(2.5), "a number, or a distillation"),
 ])  # fmt: skip
-def test_a_default_is_an_answer_of_that_kind(label: Label, answer: float, expected: str) -> None:
+def test_a_default_is_an_answer_of_that_kind(label: Label, answer: Any, expected: str) -> None:
     device = FeatureService("features", [], device=Snapshot(age=HOURLY, every=HOURLY))
     found = problems(Tabular(label=label), Int64, stale=answer, student=device)
     assert [problem.partition("; expected ")[2] for problem in found] == ([expected] if expected else [])
