@@ -17,8 +17,6 @@ FILE = "tokenizer.json"
 PADDED = 0.01
 """The share of a model's vocabulary that may have no token: some models round its size up."""
 
-_BYTES = 256
-
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
@@ -137,14 +135,13 @@ def loaded(file: bytes) -> "Tokenizer":
 
 
 def _bytes(content: Mapping[str, Any], words: Mapping[str, int]) -> set[str]:
-    """The tokens of single bytes, if the tokenizer has all of them."""
+    """The tokens of single bytes, where all texts are made of such; bytes that no text has may lack one."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
     if content["model"].get("byte_fallback"):
-        found = {f"<0x{byte:02X}>" for byte in range(_BYTES)}
-        return found if found <= words.keys() else set()
-    if "ByteLevel" not in json.dumps([content.get("pre_tokenizer"), content.get("decoder")]):
-        return set()
-    found = {word for word in words if len(word) == 1}
-    return found if len(found) >= _BYTES else set()
+        return {f"<0x{byte:02X}>" for byte in range(256)} & words.keys()
+    parts = json.dumps([content.get("pre_tokenizer"), content.get("decoder")])
+    return {*ByteLevel.alphabet()} & words.keys() if '"ByteLevel"' in parts else set()
 
 
 def _renumber(processor: Any, place_of: Mapping[int, int]) -> None:
