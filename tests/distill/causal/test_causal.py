@@ -169,7 +169,9 @@ def test_blocks_follow_from_the_seed_of_the_declaration() -> None:
 
 
 def test_a_student_learns_from_a_teacher(tmp_path: Path) -> None:
-    of = task(**TAUGHT, vocabulary="pruned", epochs=16, learning_rate=2e-2, on_policy=0.1, sequences=0.1)
+    of = task(
+        **TAUGHT, vocabulary="pruned", context=32, prompt=8, epochs=10, learning_rate=2e-2, on_policy=0.1, sequences=0.1
+    )
     assert of.vocabulary.kept is not None
     assert of.vocabulary.size < tokenizer().get_vocab_size()
     student = trained(tmp_path, of)
@@ -177,6 +179,16 @@ def test_a_student_learns_from_a_teacher(tmp_path: Path) -> None:
     assert found["perplexity"] < 5
     assert found.keys() == {"perplexity", "general_loss"}
     assert json.loads(of.files("")["vocabulary.json"]) == of.vocabulary.kept.tolist()
+
+
+def test_agreement_is_of_the_tokens_that_count() -> None:
+    of, _ = batch_of()
+    best, counts = np.array([[1, 2], [3, 4]], np.float32), np.array([[1, 1], [1, 0]], np.float32)
+    indexes = np.array([[[1, 9], [9, 2]], [[3, 9], [9, 9]]])
+    student = {"best": best, "counts": counts}
+    assert of.agreement(student, {"indexes": indexes}) == {"agreement": pytest.approx(2 / 3)}
+    assert of.agreement(student, {"logits": np.eye(10)[indexes[..., 0]]}) == {"agreement": pytest.approx(2 / 3)}
+    assert task().agreement(student, {"losses": counts}) == {}
 
 
 def test_a_student_that_is_killed_goes_on_with_the_same_draws(tmp_path: Path) -> None:

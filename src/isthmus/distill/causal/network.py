@@ -48,8 +48,9 @@ class Packed(nn.Module):
 class CausalStudent(nn.Module):
     """A student over blocks: tokens, positions and targets, int64 (n, P).
 
-    In training it gives `logits` (n, P, classes) and `counts`, bool (n, P), where there is a target. Outside of it, for
-    all rows of a part together, it gives only `losses` (n, P), 0 where there is none, and `best`, the likeliest token.
+    It gives `counts`, bool (n, P), where there is a target, and in training `logits` (n, P, classes). Outside of it,
+    where the answers to all rows of a part are in memory together, it gives `losses` (n, P), 0 without a target, and
+    `best`, the likeliest token.
     """
 
     def __init__(self, model: Any) -> None:
@@ -63,10 +64,10 @@ class CausalStudent(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """The outputs."""
-        logits = self.packed(tokens, positions)
+        logits, counts = self.packed(tokens, positions), targets != IGNORED
         if self.training:
-            return {"logits": logits, "counts": targets != IGNORED}
-        return {"losses": losses(logits, targets), "best": logits.argmax(-1)}
+            return {"logits": logits, "counts": counts}
+        return {"losses": losses(logits, targets), "best": logits.argmax(-1), "counts": counts}
 
 
 class CausalTeacher(nn.Module):

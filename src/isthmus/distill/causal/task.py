@@ -252,8 +252,7 @@ class CausalTask(Task):
             theirs = teacher["logits"].argmax(-1)
         else:
             return {}
-        counts = self._counts[self.material.parts.test]
-        return {"agreement": float((student["best"] == theirs)[counts].mean())} if len(counts) == len(theirs) else {}
+        return {"agreement": float((student["best"] == theirs)[student["counts"] > 0].mean())}
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """What a base gained and lost, on average over the seeds."""
@@ -293,7 +292,8 @@ class CausalTask(Task):
         """The losses, from the logits of a graph."""
         logits = torch.from_numpy(np.array(run(self.feeds(rows))["logits"]))
         targets = self.targets[torch.from_numpy(rows)]
-        return {"losses": losses(logits, targets).numpy(), "best": logits.argmax(-1).float().numpy()}
+        found = {"losses": losses(logits, targets), "best": logits.argmax(-1), "counts": targets != IGNORED}
+        return {key: value.float().numpy() for key, value in found.items()}
 
     def shipped(self, _teacher: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:
         """The tokenizer."""
