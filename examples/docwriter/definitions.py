@@ -71,7 +71,7 @@ docwriter = Distillation(
         license="Apache-2.0",
     ),
     shape={"width": 128, "layers": 3, "heads": 4, "inner": 384},
-    settings=Settings(epochs=8, batch=8, learning_rate=3e-3, weight_decay=1e-1, clip=1.0),
+    settings=Settings(epochs=4, batch=8, learning_rate=3e-3, weight_decay=1e-1, clip=1.0),
     seeds=2,
     split=(0.8, 0.08, 0.12),
     split_by="name",

@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     definitions = definitions.replace('Gate("taught", at_least=0), Gate("student.agreement", at_least=0.25)', "")
     (root / "definitions.py").write_text(
-        definitions.replace("epochs=8", "epochs=1").replace("context=128", "context=64")
+        definitions.replace("epochs=4", "epochs=1").replace("context=128", "context=64")
     )
     sys.path.insert(0, str(EXAMPLE))
     try:
