@@ -10,7 +10,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from isthmus.distill.labels import Binary, Calibration, Label
-from isthmus.distill.language.causal import GAIN, REGRESSION, Causal
+from isthmus.distill.language.causal import GAIN, REGRESSION, UNSHAPED, Causal
 from isthmus.distill.settings import TrainingSettings, failed_checks, mistyped
 from isthmus.features.definition.spec import OWNER, FeatureService, Spine, is_owner
 from isthmus.features.errors import Problem, one_of
@@ -257,7 +257,7 @@ class Distillation:
         shape: of the student of a `Causal` or of a task of your own: values for names of its task's `shape`.
         search: the other students that `isthmus search` trains.
         gates: what the student must reach to be packaged. None: the teacher helped, and a student of tables has 95 % of
-            the reference's lift over chance; a `base` that was trained further gained, and lost at most 1 % elsewhere.
+            the reference's lift over chance; a `base` gained on the domain, and lost at most 1 % elsewhere.
         runtimes: of the package: "onnxruntime", in which gates and budgets are measured, and any of "executorch",
             "litert" and "coreml", for models that they support (docs/packages.md).
         stale: what a device answers whose stored features are older than the student's service says, or missing: a
@@ -325,7 +325,8 @@ class Distillation:
         bounds = [[bound for bound in (gate.at_least, gate.at_most) if bound is not None] for gate in self.required]
         bounded = all(own and all(map(_is_finite, own)) for own in bounds)
         label = self.label or Binary()
-        plain = "nothing: the layers of a Tabular are its `hidden`" if tabular else _PLAIN_VALUES
+        fixed = "nothing: the layers of a Tabular are its `hidden`" if tabular else ""
+        fixed = UNSHAPED if isinstance(self.task, Causal) and not self.task.shaped else fixed
         checks = [
             ("name", bool(named), "a letter, then letters, digits, - or _"),
             ("task", built_in or bool(own_task), 'a Tabular, a Causal, or "module:Class"'),
@@ -348,7 +349,7 @@ class Distillation:
                 not isinstance(self.stale, float | int) or label.stands_for(self.stale),
                 f"{label.gives}, or a distillation" if label.stands_for(0) else "a distillation",
             ),
-            ("shape", not (self.shape and tabular) and _plain([*self.shape.values()]), plain),
+            ("shape", not (self.shape and fixed) and _plain([*self.shape.values()]), fixed or _PLAIN_VALUES),
             ("gates", bounded, "at_least or at_most in each, finite numbers"),
             ("owner", is_owner(self.owner), OWNER),
             (

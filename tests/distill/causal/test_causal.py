@@ -355,7 +355,7 @@ def test_a_text_that_cannot_be_cut_is_named() -> None:
 @pytest.mark.parametrize(
     ("inputs", "text", "said"),
     [
-        ([], None, "text: None; expected an input of type String"),
+        ([], None, "text: the student has 0 texts; expected an input of type String"),
         ([ModelInput("a", String), ModelInput("b", String)], None, "the student has 2 texts; expected one of a, b"),
         ([ModelInput("a", String), ModelInput("b", Float64)], "b", "text: 'b'; expected a"),
     ],
@@ -383,6 +383,7 @@ def test_a_text_that_is_no_input_is_refused(inputs: list[ModelInput], text: str 
         ({"license": "cc-by-nc-nd-4.0"}, "license: 'cc-by-nc-nd-4.0'; expected a licence that allows"),
         ({"context": "long"}, "context: 'long'; expected a whole number"),
         ({"base_rate": -1.0}, "base_rate: -1.0; expected more than 0"),
+        ({"shape": SHAPE}, "shape: .*; expected nothing: the student is the base, or what its function returns"),
     ],
 )
 def test_a_declaration_that_is_wrong_is_refused(changes: dict[str, Any], said: str) -> None:

@@ -66,6 +66,7 @@ class CausalTask(Task):
         kinds = pa.array(np.where(domain, "domain", "general"))
         table = material.table.take(pa.array(blocks.first)).append_column(self._column(material), kinds)
         super().__init__(replace(material, table=table, division=parts))
+        self.shape = self.shape if declared.shaped else {}
         self.tokens, self.positions, self.targets = map(
             torch.from_numpy, (blocks.tokens, blocks.positions, blocks.targets)
         )

@@ -32,11 +32,12 @@ class Texts:
         """
         where = material.declaration.where
         known = [item.name for item in material.student_inputs if item.dtype == String]
-        if (name or known[0] if known else None) not in known or (name is None and len(known) > 1):
-            found = repr(name) if name or not known else f"the student has {len(known)} texts"
+        chosen = known if name is None else [each for each in known if each == name]
+        if len(chosen) != 1:
+            found = repr(name) if name else f"the student has {len(known)} texts"
             problem = Problem("text", found, one_of(known) if known else "an input of type String")
             raise ConfigurationError(f"{where}: task", [problem])
-        name = name or known[0]
+        (name,) = chosen
         texts: list[Any] = required_column(material.table, name, "the texts").to_pylist()
         if empty := [row for row, text in enumerate(texts) if not text.strip()]:
             raise DataError(

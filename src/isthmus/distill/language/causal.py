@@ -13,6 +13,7 @@ from isthmus.features.types import Int64
 GAIN, REGRESSION = "gain", "regression"
 """Figures of a model that is trained further, against what it was before."""
 
+UNSHAPED = "nothing: the student is the base, or what its function returns"
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _FORBID = ("llama2", "llama3")
 """Licences, as the hub names them, that let no other language model learn from what a model says."""
@@ -78,6 +79,11 @@ class Causal:
     def mixed(self) -> float:
         """The `beta` of the divergence."""
         return {"forward": 0.0, "reverse": 1.0, "jsd": self.beta}[self.divergence]
+
+    @property
+    def shaped(self) -> bool:
+        """Whether the student is made with the task's `shape`."""
+        return self.base is None and self.student is None
 
     @property
     def functions(self) -> tuple[str, ...]:
