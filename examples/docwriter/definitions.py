@@ -75,5 +75,5 @@ docwriter = Distillation(
     seeds=2,
     split=(0.8, 0.08, 0.12),
     split_by="name",
-    gates=[Gate("taught", at_least=0), Gate("student.agreement", at_least=0.25)],
+    gates=[Gate("taught", at_least=0), Gate("student.agreement", at_least=0.15)],
 )

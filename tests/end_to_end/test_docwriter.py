@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     definitions = (
         (EXAMPLE / "definitions.py").read_text().replace('{"width": 128, "layers": 3', '{"width": 32, "layers": 1')
     )
-    definitions = definitions.replace('Gate("taught", at_least=0), Gate("student.agreement", at_least=0.25)', "")
+    definitions = definitions.replace('Gate("taught", at_least=0), Gate("student.agreement", at_least=0.15)', "")
     (root / "definitions.py").write_text(
         definitions.replace("epochs=4", "epochs=1").replace("context=128", "context=64")
     )
