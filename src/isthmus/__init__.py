@@ -6,6 +6,7 @@ Everything a `definitions.py` needs is here; importing it loads no third-party l
 from isthmus import _moved
 from isthmus.distill.declaration import Distillation, Gate, Search, Tabular
 from isthmus.distill.labels import Binary, Classes, Isotonic, Number, Rank, Temperature
+from isthmus.distill.language.causal import Causal
 from isthmus.distill.settings import Settings
 from isthmus.features.definition.expectations import Expect
 from isthmus.features.definition.spec import (
@@ -41,6 +42,7 @@ __all__ = [
     "Binary",
     "Bool",
     "Bytes",
+    "Causal",
     "Classes",
     "Clip",
     "ConfigurationError",

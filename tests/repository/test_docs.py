@@ -48,7 +48,12 @@ OTHERS = {
 }
 """Commands that are not ours, with the reason why nothing is asked of them."""
 
-OTHER_OPTIONS = {"--build-arg": "docker", "--multi_gpu": "accelerate", "--engine": "benchmarks/scaling.py"}
+OTHER_OPTIONS = {
+    "--build-arg": "docker",
+    "--multi_gpu": "accelerate",
+    "--engine": "benchmarks/scaling.py",
+    "--no-deps": "pip",
+}
 """Options of other programs that a text names alone."""
 
 # --- python
@@ -57,6 +62,7 @@ BEFORE = {
     "docs/features.md": "empty",
     "docs/distillation.md": "flights",
     "docs/search.md": "flights",
+    "docs/causal.md": "docwriter",
     "docs/packages.md": "effects",
     "docs/snapshots.md": "flights",
 }

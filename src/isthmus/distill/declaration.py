@@ -10,6 +10,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from isthmus.distill.labels import Binary, Calibration, Label
+from isthmus.distill.language.causal import GAIN, REGRESSION, UNSHAPED, Causal
 from isthmus.distill.settings import TrainingSettings, failed_checks, mistyped
 from isthmus.features.definition.spec import OWNER, FeatureService, Spine, is_owner
 from isthmus.features.errors import Problem, one_of
@@ -182,7 +183,7 @@ class Search:
     most_bytes: int | None = None
     seed: int = 0
 
-    def problems(self, where: str, task: "Tabular | str") -> list[Problem]:
+    def problems(self, where: str, task: "Tabular | Causal | str") -> list[Problem]:
         """The invalid values, each with what would be valid."""
         if wrong := mistyped(self, where):
             return wrong
@@ -249,19 +250,19 @@ class Distillation:
         teacher: what the teacher sees: everything the server has.
         student: what the student sees: only what the device has when it predicts. If the service has `device`, it is as
             old as that says: the student learns from ages that a device may meet, and is measured at the greatest.
-        task: the kind of model: a `Tabular`, or your own `Task` as "module:Class", in a module beside the definitions,
-            which only training imports.
+        task: the kind of model: a `Tabular`, a `Causal`, or your own `Task` as "module:Class", in a module beside the
+            definitions, which only training imports.
         settings: how student and control are trained; if it names neither epochs nor steps, as many epochs as
             `[profiles.training]` says. None also takes the batch from there, with the settings of `TABLES`.
         split: shares of the training, validation and test parts, in order of event time.
         split_by: a column of the training set: rows with the same value are in the same part; for rows without times,
-            and only with a task of your own.
+            and not with a `Tabular`.
         seeds: number of students and of controls to train, each with its own weights, order of rows and dropout.
         seed: the first of the seeds.
-        shape: of the student of a task of your own: values for names of its task's `shape`.
+        shape: of the student of a `Causal` or of a task of your own: values for names of its task's `shape`.
         search: the other students that `isthmus search` trains.
         gates: what the student must reach to be packaged. None: the teacher helped, and a student of tables has 95 % of
-            the reference's lift over chance.
+            the reference's lift over chance; a `base` gained on the domain, and lost at most 1 % elsewhere.
         runtimes: of the package: "onnxruntime", in which gates and budgets are measured, and any of "executorch",
             "litert" and "coreml", for models that they support (docs/packages.md).
         stale: what a device answers whose stored features are older than the student's service says, or missing: a
@@ -274,7 +275,7 @@ class Distillation:
     spine: Spine
     teacher: FeatureService
     student: FeatureService
-    task: Tabular | str = field(default_factory=Tabular)
+    task: Tabular | Causal | str = field(default_factory=Tabular)
     settings: TrainingSettings | None = None
     split: tuple[float, float, float] = (0.7, 0.1, 0.2)
     split_by: str | None = None
@@ -299,10 +300,17 @@ class Distillation:
         return self.task.label if isinstance(self.task, Tabular) and isinstance(self.task.label, Label) else None
 
     @property
+    def kind(self) -> str:
+        """The kind of model, for reports and packages: "tabular", "causal", or the class of a task of your own."""
+        return self.task if isinstance(self.task, str) else type(self.task).__name__.lower()
+
+    @property
     def required(self) -> Sequence[Gate]:
         """The declared gates, or the default gates of the task."""
         if self.gates is not None:
             return self.gates
+        if isinstance(self.task, Causal) and self.task.base is not None:
+            return (Gate(GAIN, at_least=0.0), Gate(REGRESSION, at_most=0.01))
         helped = Gate("taught", at_least=0.0)
         return (helped, Gate("lift_kept", at_least=0.95)) if isinstance(self.task, Tabular) else (helped,)
 
@@ -316,15 +324,17 @@ class Distillation:
         if wrong := mistyped(self, self.where, ("task", "stale", "owner")):
             return wrong
         tabular, three_shares = isinstance(self.task, Tabular), len(self.split) == 3 and min(self.split) > 0
+        built_in = isinstance(self.task, Tabular | Causal)
         named = re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", self.name)
         own_task = re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", str(self.task))
         bounds = [[bound for bound in (gate.at_least, gate.at_most) if bound is not None] for gate in self.required]
         bounded = all(own and all(map(_is_finite, own)) for own in bounds)
         label = self.label or Binary()
-        plain = "nothing: the layers of a Tabular are its `hidden`" if tabular else _PLAIN_VALUES
+        fixed = "nothing: the layers of a Tabular are its `hidden`" if tabular else ""
+        fixed = UNSHAPED if isinstance(self.task, Causal) and not self.task.shaped else fixed
         checks = [
             ("name", bool(named), "a letter, then letters, digits, - or _"),
-            ("task", tabular or bool(own_task), 'a Tabular, or "module:Class"'),
+            ("task", built_in or bool(own_task), 'a Tabular, a Causal, or "module:Class"'),
             ("split", three_shares and math.isclose(sum(self.split), 1), "three shares above 0 whose sum is 1"),
             ("split_by", self.split_by is None or not tabular, "None: tables are prepared by the rows before a time"),
             ("seeds", self.seeds >= 1, "at least 1"),
@@ -344,7 +354,7 @@ class Distillation:
                 isinstance(self.stale, str | None) or (_is_in_json(self.stale) and label.stands_for(self.stale)),
                 f"{label.gives}, or a distillation" if label.stands_for(0) else "a distillation",
             ),
-            ("shape", not (self.shape and tabular) and _plain([*self.shape.values()]), plain),
+            ("shape", not (self.shape and fixed) and _plain([*self.shape.values()]), fixed or _PLAIN_VALUES),
             ("gates", bounded, "at_least or at_most in each, finite numbers"),
             ("owner", is_owner(self.owner), OWNER),
             (
@@ -357,6 +367,9 @@ class Distillation:
         if isinstance(self.task, Tabular):
             problems += [*self.task.problems(self.where), *self.misnamed(MEASURED)]
             problems += self.task.unfit(self.where, self.spine)
+        if isinstance(self.task, Causal):
+            problems += self.task.problems(self.where, tuple(gate.metric for gate in self.gates or ()))
+            problems += [*self.misnamed(self.task.measured), *self.task.unfit(self.where, self.spine)]
         if self.search is not None:
             place = f"{self.where}: search"
             problems += [*self.search.problems(place, self.task), *self._misset(self.search.settings, place)]
@@ -387,4 +400,5 @@ class Distillation:
         return self.training_settings(profile) if settings is None else self._timed(settings, profile.epochs)
 
     def _timed(self, settings: TrainingSettings, epochs: int) -> TrainingSettings:
+        settings = self.task.paced(settings) if isinstance(self.task, Causal) else settings
         return settings if settings.epochs or settings.steps else replace(settings, epochs=epochs)

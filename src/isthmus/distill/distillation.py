@@ -75,7 +75,7 @@ def distill(
     settings = declaration.training_settings(material.profile)
     task = create_task(replace(material, progress=lambda text, _done: stages.note(f"teacher, {text}")))
     stages.done("prepare", 0.1)
-    teacher, rows = task.teacher(), np.arange(material.table.num_rows)
+    teacher, rows = task.teacher(), np.arange(task.material.table.num_rows)
     opened = open_outputs(task, teacher, rows, cache, stages.within("teacher", 0.1))
     identity = _identity(task, settings, opened.path.name)
     if not again and (existing := _existing(task, folder / identity, progress)) is not None:
@@ -163,6 +163,9 @@ def _train(
                 torch.manual_seed(seed)
                 student, objective = task.student(), task.objective()
             if name == "control":
+                if not objective.asks_teacher:  # then the student is its own control
+                    trained[name, seed] = trained["student", seed]
+                    continue
                 objective = objective.alone(declaration.where)
             seeded, report_progress = replace(settings, seed=seed), stages.within(place, share)
             run = train_student(task, student, objective, outputs, seeded, runs / place, report_progress)

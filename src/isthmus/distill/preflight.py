@@ -60,7 +60,7 @@ def rehearse(
         )
     _first_step(task, student, objective, outputs, settings)
     _require_compatible(task, teacher, student, outputs)
-    if outputs.missing and (size := teacher.size()) is not None:
+    if outputs.missing and objective.asks_teacher and (size := teacher.size()) is not None:
         _require_smaller(student, size[1], where)
     rows = task.material.parts.validation[:1]
     model = task.model(student.eval())
@@ -91,8 +91,8 @@ def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, ref
     """
     where, rows = task.material.declaration.where, task.material.parts.validation
     with torch.random.fork_rng(devices=[]):
-        student = task.student().eval()
-    if cost.bytes is not None:
+        student, objective = task.student().eval(), task.objective()
+    if cost.bytes is not None and objective.asks_teacher:
         _require_smaller(student, cost.bytes, where)
     theirs = outputs.float32(rows)
     ours = student_answers(task, student, rows, torch.device("cpu"))
@@ -149,6 +149,7 @@ def _first_step(
 
 
 def _require_smaller(student: nn.Module, teacher: int, where: str) -> None:
+    """Refuses a student that is no smaller than the teacher that it asks."""
     size = sum(weights.nbytes for weights in student.parameters())
     if size >= teacher:
         raise ConfigurationError(

@@ -14,8 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from isthmus.distill.causal.models import function_of
+from isthmus.distill.causal.task import CausalTask
 from isthmus.distill.declaration import Tabular
 from isthmus.distill.labels import Binary
+from isthmus.distill.language.causal import Causal
 from isthmus.distill.tabular.student import read_record, unreadable
 from isthmus.distill.tabular.task import TabularTask
 from isthmus.distill.tasks.task import Material, Task
@@ -45,8 +48,8 @@ def create_task(material: Material) -> Task:
         DataError: the table lacks what the task needs.
     """
     declared = material.declaration
-    task_class: type[Task] = TabularTask
-    if not isinstance(declared.task, Tabular):
+    task_class: type[Task] = CausalTask if isinstance(declared.task, Causal) else TabularTask
+    if isinstance(declared.task, str):
         module, _, name = declared.task.partition(":")
         where = f"{declared.where}: task"
         try:
@@ -140,6 +143,10 @@ def origins(task: Task) -> dict[str, str]:
             **_options(declared.task),
             "preparation": {**numbers, **{name: described(text) for name, text in plan.texts.items()}},
         }
+    if isinstance(declared.task, Causal):
+        # What base and teacher answer is in the identity of their outputs.
+        new = declared.task.student
+        kind = {"causal": dataclasses.asdict(declared.task), "student": None if new is None else _digest(new)}
     device = declared.student.device
     about = {
         # Only where a device keeps rows: other students keep their identity.
@@ -151,6 +158,10 @@ def origins(task: Task) -> dict[str, str]:
         **({"shape": dict(declared.shape)} if declared.shape else {}),
     }
     return {"training_set": material.training_set, "kind": sha256(about)}
+
+
+def _digest(function: str) -> str:
+    return fingerprint(function_of(function))
 
 
 def _options(task: Tabular) -> dict[str, Any]:

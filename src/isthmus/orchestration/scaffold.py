@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.files import scratch_folder
 
-Example = Literal["empty", "flights", "docsearch", "effects"]
+Example = Literal["empty", "flights", "docsearch", "docwriter", "effects"]
 EXAMPLES: tuple[Example, ...] = get_args(Example)
 
 _WRITTEN = (".isthmus", "__pycache__", ".pytest_cache", "data", "site")

@@ -13,9 +13,11 @@ from isthmus.distill.losses import (
     binary_hard_targets,
     binary_soft_targets,
     decoupled,
+    generalized,
     hard_targets,
     soft_targets,
     standardized,
+    top_k_tail,
     top_k_targets,
 )
 from isthmus.features.errors import ConfigurationError
@@ -37,7 +39,8 @@ SIZES = st.tuples(st.integers(1, 4), st.integers(1, 5))
 DKD = partial(decoupled, alpha=1.0, beta=8.0, temperature=4.0)
 
 Soft = Callable[..., Tensor]
-SOFT: list[Soft] = [soft_targets, standardized]
+SOFT: list[Soft] = [soft_targets, standardized, *(partial(generalized, beta=beta) for beta in (0.0, 0.3, 1.0))]
+BETAS = st.sampled_from([0.0, 1.0]) | st.floats(0.01, 0.99)
 
 
 def mean(values: list[float]) -> float:
@@ -117,6 +120,62 @@ def cached(draw: st.DrawFn) -> tuple[Array, Array, Array]:
     teacher = np.array([softmax(row) for row in draw(numbers(rows, classes))])
     order = np.argsort(-teacher, axis=1)[:, :k]
     return draw(numbers(rows, classes)), np.take_along_axis(teacher, order, 1), order
+
+
+def between(p: list[float], q: list[float], beta: float) -> float:
+    """The divergence of GKD, of the teacher's p and the student's q, as it reads."""
+    if beta in (0, 1):
+        return kl(p, q) if beta == 0 else kl(q, p)
+    m = [beta * a + (1 - beta) * b for a, b in zip(p, q, strict=True)]
+    return beta * kl(p, m) + (1 - beta) * kl(q, m)
+
+
+@given(classified(), TEMPERATURES, BETAS)
+def test_generalized_targets_are_the_formula(
+    data: tuple[Array, Array, Array, Array], temperature: float, beta: float
+) -> None:
+    student, teacher, _, mask = data
+    rows = [
+        temperature**2 * between(softmax(b / temperature), softmax(a / temperature), beta)
+        for a, b, counts in zip(student, teacher, mask, strict=True)
+        if counts
+    ]
+    loss = generalized(t(student), t(teacher), beta=beta, temperature=temperature, mask=t(mask))
+    assert loss.item() == pytest.approx(mean(rows), rel=1e-6, abs=1e-8)
+
+
+@given(cached(), TEMPERATURES, BETAS)
+def test_top_k_with_a_tail_is_the_formula(data: tuple[Array, Array, Array], temperature: float, beta: float) -> None:
+    student, probabilities, indexes = data
+    rows = []
+    for a, p, chosen in zip(student, probabilities, indexes, strict=True):
+        q, theirs = softmax(a / temperature), [*p]
+        ours = [q[index] for index in chosen]
+        if len(chosen) < len(a):
+            theirs.append(max(0.0, 1 - sum(p)))
+            ours.append(sum(value for index, value in enumerate(q) if index not in chosen))
+        floored = [max(value, 2.0**-24) for value in theirs]
+        rows.append(temperature**2 * between([value / sum(floored) for value in floored], ours, beta))
+    loss = top_k_tail(t(student), t(probabilities), t(indexes), beta=beta, temperature=temperature)
+    assert loss.item() == pytest.approx(mean(rows), rel=1e-5, abs=1e-6)
+
+
+@given(classified(), TEMPERATURES, BETAS)
+def test_all_of_the_probabilities_leave_no_tail(
+    data: tuple[Array, Array, Array, Array], temperature: float, beta: float
+) -> None:
+    student, teacher, _, mask = (t(array) for array in data)
+    values, indexes = (teacher / temperature / 4).softmax(-1).sort(-1, descending=True)
+    loss = top_k_tail(student, values, indexes, beta=beta, temperature=temperature, mask=mask)
+    expected = generalized(student, teacher / 4, beta=beta, temperature=temperature, mask=mask)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4, abs=1e-4)
+
+
+def test_a_share_beyond_one_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"beta: 1.5; expected 0 to 1"):
+        generalized(seeded(1, 3), seeded(1, 3), beta=1.5)
+    with pytest.raises(ConfigurationError, match=r"beta: -1; expected 0 to 1"):
+        top_k_tail(seeded(1, 3), seeded(1, 1).sigmoid(), torch.zeros(1, 1, dtype=torch.int64), beta=-1)
 
 
 @given(cached(), TEMPERATURES)
@@ -217,6 +276,9 @@ def test_the_gradient_is_that_of_finite_differences(loss: Soft) -> None:
 def test_the_other_gradients_are_those_of_finite_differences() -> None:
     probabilities, indexes = seeded(3, 6).softmax(-1).topk(2)
     assert gradient_is_right(lambda a: top_k_targets(a, probabilities, indexes, temperature=2.0), 3, 6)
+    for beta in (0.0, 0.3, 1.0):
+        tail = partial(top_k_tail, beta=beta, temperature=2.0)
+        assert gradient_is_right(lambda a, tail=tail: tail(a, probabilities, indexes), 3, 6)  # type: ignore[misc]
     assert gradient_is_right(lambda a: binary_soft_targets(a, seeded(5), temperature=2.0), 5)
     assert gradient_is_right(lambda a: DKD(a, seeded(3, 4), torch.tensor([0, -100, 3])), 3, 4)
     assert gradient_is_right(lambda a: hard_targets(a, torch.tensor([0, -100, 3])), 3, 4)
@@ -231,6 +293,9 @@ def test_extreme_logits_stay_finite(temperature: float) -> None:
     assert finite(lambda a: binary_soft_targets(a, teacher, temperature=temperature), student)
     probabilities, indexes = teacher.softmax(-1).topk(2)
     assert finite(lambda a: top_k_targets(a, probabilities, indexes, temperature=temperature), student)
+    for beta in (0.0, 0.3, 1.0):
+        tail = partial(top_k_tail, beta=beta, temperature=temperature)
+        assert finite(lambda a, tail=tail: tail(a, probabilities, indexes), student)  # type: ignore[misc]
     labels = torch.tensor([1, 0])
     assert finite(lambda a: decoupled(a, teacher, labels, alpha=1, beta=8, temperature=temperature), student)
     assert finite(lambda a: hard_targets(a, labels), student)
@@ -281,6 +346,7 @@ def test_what_does_not_count_may_be_anything() -> None:
         assert finite(lambda a, loss=loss: loss(a, teacher, temperature=2.0, mask=mask), student)  # type: ignore[misc]
     assert finite(lambda a: binary_soft_targets(a[:, 0], teacher[:, 0], temperature=2.0, mask=mask), student)
     assert finite(lambda a: top_k_targets(a, teacher[:, :1].sigmoid(), indexes, temperature=2, mask=mask), student)
+    assert finite(lambda a: top_k_tail(a, teacher[:, :1].sigmoid(), indexes, beta=1, mask=mask), student)
     assert finite(lambda a: DKD(a, teacher, labels), student)
     assert finite(lambda a: hard_targets(a, labels), student)
 

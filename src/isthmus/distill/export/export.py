@@ -98,7 +98,7 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     sizes = {precision: package_bytes(package, precision) for precision in task.tolerance if precision not in left_out}
     models = {file.variant.file: file.model for file in files.accepted}
     served = {precision: model for precision in allowed if (model := models.get(f"model.{precision}.ort"))}
-    measured = fastest_within_budget(served, task.feeds(material.parts.test[:1]), sizes, profile)
+    measured = fastest_within_budget(served, task.feeds(task.material.parts.test[:1]), sizes, profile)
     progress("measured", 0.9)
     path = write_package(packages, material.declaration.name, package)
     variants, seconds = [file.variant for file in files.accepted], round(time.perf_counter() - started, 3)
@@ -221,7 +221,7 @@ class _Files:
             service=declaration.student.name,
             model=self.trained.id,
             training_set=material.training_set,
-            task=declaration.task if isinstance(declaration.task, str) else "tabular",
+            task=declaration.kind,
             metric=self.trained.task.metric,
             inputs=placed(row_inputs),
             tensors=self.inputs,

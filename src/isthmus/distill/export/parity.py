@@ -59,7 +59,7 @@ class Parity:
         manifest, trained = package.manifest, restored(material, model_folder)
         require_student(package, trained.id)
         self._task, self._student, self._inputs = trained.task, trained.student, manifest.model_inputs
-        self._table, self._keys = material.student_table, list(keys)
+        self._table, self._keys = trained.task.material.student_table, list(keys)
         # What feeds a core on a device feeds it here.
         self._head = Head.loads(package.files.read(HEAD)) if HEAD in manifest.files else None
         golden = read_golden(package)

@@ -21,9 +21,11 @@ from isthmus.distill.losses.logits import (
     binary_hard_targets,
     binary_soft_targets,
     decoupled,
+    generalized,
     hard_targets,
     soft_targets,
     standardized,
+    top_k_tail,
     top_k_targets,
 )
 from isthmus.distill.losses.maps import FeatureMaps, Perceptual, attention_transfer
@@ -53,6 +55,7 @@ __all__ = [
     "cosine",
     "decoupled",
     "drop_layers",
+    "generalized",
     "graded_lists",
     "grouped_lists",
     "hard_targets",
@@ -68,5 +71,6 @@ __all__ = [
     "squared_errors",
     "standardized",
     "tapped",
+    "top_k_tail",
     "top_k_targets",
 ]

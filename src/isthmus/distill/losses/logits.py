@@ -1,4 +1,6 @@
-"""Losses of logits: labels, and four forms of soft targets."""
+"""Losses of logits: labels, and six forms of soft targets."""
+
+import math
 
 import torch
 from torch import Tensor
@@ -13,6 +15,9 @@ IGNORED = -100
 
 LEAST_VARIANCE = 1e-8
 """Added to a variance, so that equal logits have a standard form: zeros, with a bounded gradient."""
+
+LEAST_PROBABILITY = 2.0**-24
+"""Of a class or of the tail, where a teacher's is the divisor: the smallest above 0 that float16 has."""
 
 
 def hard_targets(student: Tensor, labels: Tensor, *, ignored: int = IGNORED) -> Tensor:
@@ -111,6 +116,66 @@ def top_k_targets(
     return average(inside + outside) * temperature**2
 
 
+def generalized(
+    student: Tensor, teacher: Tensor, *, beta: float, temperature: float = 1.0, mask: Tensor | None = None
+) -> Tensor:
+    """Divergences between the forward and the reverse KL (GKD, Agarwal et al., ICLR 2024, arXiv:2306.13649).
+
+    With p = softmax(t / T) of the teacher, q = softmax(s / T) of the student and m = beta p + (1 - beta) q, the mean
+    over the positions that count of::
+
+        T² KL(p ‖ q)                                       beta = 0: `soft_targets`, which covers all that p does
+        T² KL(q ‖ p)                                       beta = 1: the reverse (MiniLLM, 2023, arXiv:2306.08543)
+        T² (beta KL(p ‖ m) + (1 - beta) KL(q ‖ m))         between: the generalized Jensen-Shannon divergence
+
+    The logits are (..., classes) and finite, the mask is (...).
+    """
+    problems = positive("temperature", temperature), _share("beta", beta)
+    agree_pair("generalized targets", "... classes", student, teacher, *problems, mask=booleans(mask, "..."))
+    q, p = (log_softmax(select(logits, mask) / temperature, -1) for logits in (student, teacher.detach()))
+    return average(_between(q, p, beta)) * temperature**2
+
+
+def top_k_tail(
+    student: Tensor,
+    probabilities: Tensor,
+    indexes: Tensor,
+    *,
+    beta: float = 0.0,
+    temperature: float = 1.0,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """`generalized` over k + 1 classes: a teacher's k largest probabilities, and all other classes as one, the tail.
+
+    Unlike `top_k_targets`, which spreads the missing mass evenly, it says nothing about the order within the tail. The
+    teacher's mass r = max(0, 1 - Σ p_i) of the tail, and its k probabilities, are divided by r + Σ p_i; each is at
+    least 2^-24, since float16 keeps a smaller one as 0, to which the reverse KL is infinite. With k = n there is no
+    tail. Arguments are those of `top_k_targets`, and `beta` of `generalized`.
+    """
+    where = "top-k targets with a tail"
+    agree(
+        where,
+        positive("temperature", temperature),
+        _share("beta", beta),
+        student=floats(student, "... classes"),
+        probabilities=floats(probabilities, "... k"),
+        indexes=integers(indexes, "... k"),
+        mask=booleans(mask, "..."),
+    )
+    classes, k = student.shape[-1], indexes.shape[-1]
+    in_k = (indexes if mask is None else indexes[mask]).long()
+    more = Problem("indexes", f"{k} a row", f"at most the student's {classes} classes") if k > classes else None
+    agree(where, more, below("indexes", in_k, classes))
+    logs = log_softmax(select(student, mask) / temperature, -1)
+    known, ours = select(probabilities.detach(), mask), logs.gather(-1, in_k)
+    if k < classes:
+        known = torch.cat([known, (1 - known.sum(-1, keepdim=True)).clamp(min=0)], -1)
+        tail = logs.scatter(-1, in_k, -math.inf).logsumexp(-1, keepdim=True)
+        ours = torch.cat([ours, tail], -1)
+    known = known.clamp(min=LEAST_PROBABILITY)
+    return average(_between(ours, (known / known.sum(-1, keepdim=True)).log(), beta)) * temperature**2
+
+
 def standardized(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
     """`soft_targets` of logits in standard form (Sun et al., CVPR 2024, arXiv:2403.01427).
 
@@ -175,6 +240,20 @@ def divergence(student: Tensor, teacher: Tensor) -> Tensor:
     """KL(softmax(teacher) ‖ softmax(student)) of each row of finite logits: (..., n) to (...)."""
     logs, wanted = log_softmax(student, -1), log_softmax(teacher.detach(), -1)
     return kl_div(logs, wanted, reduction="none", log_target=True).sum(-1)
+
+
+def _between(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
+    """The divergence of `generalized` of each row of log probabilities: (..., n) to (...)."""
+    if beta in (0, 1):
+        pair = (student, teacher) if beta == 0 else (teacher, student)
+        return kl_div(*pair, reduction="none", log_target=True).sum(-1)
+    mixed = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
+    ours, theirs = (kl_div(mixed, logs, reduction="none", log_target=True).sum(-1) for logs in (student, teacher))
+    return beta * theirs + (1 - beta) * ours
+
+
+def _share(name: str, value: float) -> Problem | None:
+    return None if 0 <= value <= 1 else Problem(name, repr(value), "0 to 1")
 
 
 def _counting(labels: Tensor, ignored: int) -> tuple[Tensor, Tensor]:

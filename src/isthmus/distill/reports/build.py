@@ -91,7 +91,7 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
         contract=task.material.contract,
         made_of=origins(task),
         name=declared.name,
-        task=declared.task if isinstance(declared.task, str) else "tabular",
+        task=declared.kind,
         pipeline=task.pipeline,
         metric=task.metric,
         more=task.more,

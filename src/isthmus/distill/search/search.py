@@ -133,7 +133,7 @@ def _declared(material: Material, trials: int | None) -> tuple[Search, int]:
 def _teacher_outputs(task: Task, cache: Path, progress: Progress) -> tuple[TeacherOutputs, TeacherCost]:
     """The complete outputs, after all checks that a new student allows."""
     material, teacher, report = task.material, task.teacher(), _within(progress, "teacher", 0.0, 0.2)
-    rows, settings = np.arange(material.table.num_rows), material.declaration.search_settings(material.profile)
+    rows, settings = np.arange(task.material.table.num_rows), material.declaration.search_settings(material.profile)
     outputs = open_outputs(task, teacher, rows, cache, report)
     rehearse(task, teacher, outputs, settings, lambda text: progress(text, 0.0))
     outputs, cost = complete_outputs(task, teacher, rows, cache, report, outputs)

@@ -62,6 +62,7 @@ class Material:
         latency: recent latency of the servers on this machine, to which the training gives way; None to ignore them.
         device: the table with the student's inputs as a device sees them; None where it sees what the server sees.
         aged: some rows once for each age (microseconds), with the inputs of the student's graph of that age; likewise.
+        division: the parts, of a task that makes its own table of rows; None for those of the declaration.
     """
 
     declaration: Distillation
@@ -78,6 +79,7 @@ class Material:
     latency: Callable[[], Latency | None] | None = None
     device: pa.Table | None = None
     aged: Callable[[Index, Sequence[int]], Sequence[pa.Table]] | None = None
+    division: Split | None = None
 
     @property
     def student_table(self) -> pa.Table:
@@ -87,6 +89,8 @@ class Material:
     @cached_property
     def parts(self) -> Split:
         """The rows for training, for validation and for the report."""
+        if self.division is not None:
+            return self.division
         label = self.declaration.label
         within = None if label is None else label.grouped_by
         return split_table(self.table, self.declaration.split, self.declaration.split_by, within)
@@ -97,6 +101,14 @@ class Batch(NamedTuple):
 
     inputs: tuple[Tensor, ...]
     labels: Tensor | None = None
+
+
+class TeacherBatch(NamedTuple):
+    """A batch on the training's device, with the teacher's outputs."""
+
+    inputs: tuple[Tensor, ...]
+    labels: Tensor | None
+    teacher: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,6 +256,14 @@ class Task(ABC):
     @abstractmethod
     def objective(self) -> Objective:
         """What the student is trained for. The control is trained for its terms that do not ask the teacher."""
+
+    def sampled(self, student: nn.Module, batch: TeacherBatch) -> TeacherBatch:  # noqa: ARG002 - of subclasses
+        """The batch that a student learns from in its place, such as one that it wrote itself; by default the same.
+
+        Not asked for a control. What is random in it is drawn by torch's own generator, so that a run that was killed
+        goes on with the same.
+        """
+        return batch
 
     @abstractmethod
     def quality(self, answers: Answers, rows: Index, teacher: Answers) -> dict[str, float]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,24 +16,16 @@ from isthmus.distill.losses.objective import Objective
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tasks.answers import student_answers
-from isthmus.distill.tasks.task import Task, answers
+from isthmus.distill.tasks.task import Task, TeacherBatch, answers
 from isthmus.distill.training.checkpoint import RunState
 from isthmus.distill.training.loop import Training
 from isthmus.distill.types import Index
 from isthmus.features.contract.contract import sha256
-from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem
 from isthmus.features.progress import Progress
 
 IN_MEMORY_BYTES = 256 << 20
 """Teacher outputs up to this size stay in memory while a student learns from them."""
-
-
-class TeacherBatch(NamedTuple):
-    """A batch on the training's device, with the teacher's outputs."""
-
-    inputs: tuple[Tensor, ...]
-    labels: Tensor | None
-    teacher: Mapping[str, Tensor]
 
 
 class TeacherBatches:
@@ -115,14 +107,23 @@ def train_student(  # noqa: PLR0913 - the parts of a run, which only meet here
         GateFailed: a loss, a gradient or an output is not finite; the student has its best weights so far.
         Stopped: by SIGINT or SIGTERM.
     """
-    parts, accelerated = task.material.parts, accelerator(task.material.profile)
+    parts, accelerated, where = task.material.parts, accelerator(task.material.profile), task.material.declaration.where
     device = accelerated.device
     data_id = sha256({"content": task.content(), "outputs": outputs.path.name, "terms": [*objective.terms]})
     batches = TeacherBatches(task, parts.train, outputs, device, with_teacher=objective.asks_teacher)
     name = f"validation_{task.metric}"
 
+    total = settings.total(len(batches))
+
     def step(module: nn.Module, batch: TeacherBatch, done: float) -> tuple[Tensor, Mapping[str, Tensor]]:
-        loss, terms = objective(answers(task, module(*batch.inputs)), batch.teacher, batch.labels, done)
+        place, outputs = f"{where}: step {round(done * total) + 1} of {total}", dict[str, Any]()
+        try:
+            batch = task.sampled(student, batch) if objective.asks_teacher else batch
+            outputs |= answers(task, module(*batch.inputs))
+            loss, terms = objective(outputs, batch.teacher, batch.labels, done)
+        except (GateFailed, DataError) as error:
+            cause = f"{_not_finite(outputs)}{error.where}: {error.found}"
+            raise type(error)(place, cause, expected=error.expected, remedy=error.remedy) from error
         return loss, terms
 
     expected = outputs.float32(parts.validation)
@@ -141,7 +142,7 @@ def train_student(  # noqa: PLR0913 - the parts of a run, which only meet here
         with threads(used):
             _, state, waited = Training(
                 module, batches, step, settings, accelerated, evaluate, folder, data_id,
-                task.material.declaration.where, progress, task.material.latency, groups,
+                where, progress, task.material.latency, groups,
             ).train()  # fmt: skip
     finally:
         module.cpu()
@@ -150,6 +151,12 @@ def train_student(  # noqa: PLR0913 - the parts of a run, which only meet here
     epochs, left = divmod(state.step, math.ceil(len(batches) / settings.batch))
     rows = epochs * len(batches) + left * settings.batch
     return StudentRun(state, max(metrics) if task.more else min(metrics), rows, flops * rows, waited, used)
+
+
+def _not_finite(outputs: Mapping[str, Any]) -> str:
+    """The outputs of a student that made its loss what it is, in words."""
+    wrong = [key for key, value in outputs.items() if isinstance(value, Tensor) and not value.isfinite().all()]
+    return f"the student's {', '.join(wrong)} are not finite, and so " if wrong else ""
 
 
 def _checked(

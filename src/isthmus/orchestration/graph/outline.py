@@ -261,8 +261,9 @@ def _model(project: "Project", declared: "Distillation") -> Model:
         repr(dict(declared.shape)),
         profiles.training.identity(),
     ]
-    if isinstance(declared.task, str):
-        training += _modules(project.root, declared.task.partition(":")[0])
+    functions = getattr(declared.task, "functions", ())  # those that a Causal names
+    for named in [declared.task] if isinstance(declared.task, str) else functions:
+        training += _modules(project.root, named.partition(":")[0])
     return Model(
         declared.name,
         declared.description,

@@ -1,0 +1,79 @@
+"""A small language model that writes docstrings, taught by a large one.
+
+The texts are what docstrings of installed packages say (`corpus.py`), and descriptions of software in general, which
+are replayed beside them. SmolLM2-135M-Instruct (`writer.py`) says what it expects of each token; a student of 2 % of
+its weights, with the tokens that these texts use, learns from that.
+"""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
+
+from isthmus import (
+    Causal,
+    Distillation,
+    Entity,
+    Expect,
+    FeatureService,
+    Field,
+    Gate,
+    Int64,
+    Settings,
+    Source,
+    String,
+    spine,
+    transform,
+)
+
+texts = Source("texts", path="data/texts.parquet")
+subject = Entity("subject", join_keys={"name": String}, description="What is described, by its name")
+
+
+def always() -> Column:
+    """Descriptions have no times: what they say holds from the beginning."""
+    return F.timestamp_seconds(F.lit(0))
+
+
+@transform(
+    entities=[subject],
+    sources=[texts],
+    schema=[Field("text", String, "device")],
+    expectations=[Expect.present("text")],
+)
+def said(texts: DataFrame) -> DataFrame:
+    """What is said of a subject."""
+    return texts.select("name", always().alias("event_timestamp"), "text")
+
+
+@spine(
+    entities=[subject],
+    sources=[texts],
+    label=Field("domain", Int64, description="1 for a docstring, 0 for a general text"),
+)
+def subjects(texts: DataFrame) -> DataFrame:
+    """All that is described, and which of it is documented by a docstring."""
+    return texts.select("name", always().alias("event_timestamp"), always().alias("known_at"), "domain")
+
+
+server = FeatureService("docwriter_server", features=[said], description="What the teacher reads")
+device = FeatureService("docwriter_device", features=[said], description="What the student reads")
+
+docwriter = Distillation(
+    "docwriter",
+    spine=subjects,
+    teacher=server,
+    student=device,
+    task=Causal(
+        teacher="writer:teacher",
+        vocabulary="pruned",
+        context=128,
+        replay=0.25,
+        top_k=32,
+        license="Apache-2.0",
+    ),
+    shape={"width": 128, "layers": 3, "heads": 4, "inner": 384},
+    settings=Settings(epochs=4, batch=8, learning_rate=3e-3, weight_decay=1e-1, clip=1.0),
+    seeds=2,
+    split=(0.8, 0.08, 0.12),
+    split_by="name",
+    gates=[Gate("taught", at_least=0), Gate("student.agreement", at_least=0.15)],
+)

@@ -1,0 +1,1 @@
+"""The task of causal language models."""

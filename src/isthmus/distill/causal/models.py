@@ -1,0 +1,115 @@
+"""The models of a language task: what is trained further, what teaches, and a new student."""
+
+import copy
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from isthmus.distill.causal import tokenizer
+from isthmus.distill.causal.tokenizer import FILE, Vocabulary
+from isthmus.distill.language.causal import FUNCTION
+from isthmus.distill.teachers.pretrained import pretrained
+from isthmus.distill.types import Index
+from isthmus.features.errors import ConfigurationError, Problem, extra
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SHAPE = {"width": 128, "layers": 4, "heads": 4, "inner": 384}
+"""Of a new student."""
+
+
+class Language(NamedTuple):
+    """A model of transformers and its vocabulary."""
+
+    model: "PreTrainedModel"
+    vocabulary: Vocabulary
+
+
+def language(source: str, where: str) -> Language:
+    """The model and the tokenizer of a folder, or those that a function beside the definitions returns.
+
+    Raises:
+        ConfigurationError: it is no causal model of transformers, or the tokenizer is another one's.
+        DependencyError: transformers is not installed.
+    """
+    if FUNCTION.fullmatch(source):
+        answer = called(source, where)
+        if not (isinstance(answer, tuple) and len(answer) == 2):
+            problem = Problem(source, f"returns a {type(answer).__name__}", "a model and its tokenizer")
+            raise ConfigurationError(where, [problem])
+        model, file = answer
+    else:
+        if not (Path(source) / FILE).is_file():
+            problem = Problem(source, f"is no folder with {FILE}", 'a folder of a model, or "module:function"')
+            raise ConfigurationError(where, [problem])
+        with extra("text"):
+            from tokenizers import Tokenizer
+        model, file = pretrained(source).module, Tokenizer.from_file(str(Path(source) / FILE))
+    return Language(_causal(model, source, where), tokenizer.of(file, model.config, where))
+
+
+def student(source: str | None, vocabulary: Vocabulary, context: int, shape: Mapping[str, Any], where: str) -> Any:
+    """A new model of the vocabulary's tokens, its weights drawn by torch's own generator."""
+    if source is not None:
+        model = _causal(called(source, where, vocabulary.size), source, where)
+        if model.config.vocab_size != vocabulary.size:
+            found = f"returns a model of {model.config.vocab_size:,} tokens"
+            raise ConfigurationError(where, [Problem(source, found, f"one of the {vocabulary.size:,} it is given")])
+        return model
+    with extra("text"):
+        from transformers import LlamaConfig, LlamaForCausalLM
+    width, layers, heads, inner = (shape[name] for name in SHAPE)
+    if width % heads or (width // heads) % 2:
+        problem = Problem("shape", f"width {width} and heads {heads}", "an even number of units for each head")
+        raise ConfigurationError(where, [problem])
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=vocabulary.size, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=heads, intermediate_size=inner, max_position_embeddings=context, tie_word_embeddings=True,
+        bos_token_id=None, eos_token_id=vocabulary.end, pad_token_id=None,
+    ))  # fmt: skip
+
+
+def called(source: str, where: str, *arguments: Any) -> Any:
+    """What a function in a module beside the definitions returns."""
+    try:
+        function = function_of(source)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(where, [Problem(source, f"cannot be imported ({error})")]) from error
+    return function(*arguments)
+
+
+def function_of(source: str) -> Any:
+    """The function of "module:function"."""
+    module, _, name = source.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def trimmed(model: Any, vocabulary: Vocabulary) -> Any:
+    """A copy of a model with the tokens of its pruned vocabulary alone, in their order."""
+    model = copy.deepcopy(model).requires_grad_(requires_grad=True)
+    if vocabulary.kept is None:
+        return model
+    kept: Index = vocabulary.kept
+    layers = {id(layer.weight): layer for layer in (model.get_input_embeddings(), model.get_output_embeddings())}
+    with torch.no_grad():
+        for layer in layers.values():
+            for weights in (layer.weight, getattr(layer, "bias", None)):
+                if weights is not None:
+                    weights[: len(kept)] = weights[torch.from_numpy(kept)].clone()
+    model.resize_token_embeddings(len(kept))
+    model.config.eos_token_id = vocabulary.end
+    model.config.bos_token_id = model.config.pad_token_id = None
+    return model
+
+
+def _causal(model: Any, source: str, where: str) -> Any:
+    with extra("text"):
+        from transformers import GenerationMixin, PreTrainedModel
+    if not (isinstance(model, PreTrainedModel) and isinstance(model, GenerationMixin)):
+        found = f"gives a {type(model).__name__}"
+        raise ConfigurationError(where, [Problem(source, found, "a causal language model of transformers")])
+    return model.float()

@@ -1,0 +1,403 @@
+"""The task, from its declaration to a student: trained further, and taught."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from isthmus.distill.causal.graph import filled
+from isthmus.distill.causal.network import CausalStudent, Packed
+from isthmus.distill.causal.task import CausalTask
+from isthmus.distill.declaration import Gate
+from isthmus.distill.distillation import DistillationReport, distill
+from isthmus.distill.gates import check_gates
+from isthmus.distill.losses.logits import IGNORED
+from isthmus.distill.onnx.runtime import predict, session
+from isthmus.distill.restore import create_task, restored
+from isthmus.distill.tasks.task import Material, TeacherBatch
+from isthmus.distill.training.studentrun import TeacherBatches, train_student
+from isthmus.distill.training.teacheroutputs import open_outputs
+from isthmus.distill.types import Index
+from isthmus.features.errors import ConfigurationError, DataError, GateFailed
+from isthmus.features.package.inputs import ModelInput
+from isthmus.features.types import Float64, String
+from isthmus.orchestration.models.models import _require_gates
+from tests.distill.causal.support import END, HERE, SHAPE, domain, llama, material, tokenizer, training_set
+
+TAUGHT: Mapping[str, Any] = {"teacher": f"{HERE}:teacher", "shape": SHAPE, "top_k": 8}
+GATES = [Gate("gain", at_least=0.15), Gate("regression", at_most=0.05)]
+FURTHER: Mapping[str, Any] = {"epochs": 12, "learning_rate": 3e-3, "gates": GATES}
+
+
+def task(**changes: Any) -> CausalTask:
+    found = create_task(material(**changes))
+    assert isinstance(found, CausalTask)
+    return found
+
+
+def trained(folder: Path, of: CausalTask, seed: int = 0, note: Callable[[str], None] = lambda _: None) -> CausalStudent:
+    """A student, as the step trains it."""
+    declared, cache_folder = of.material.declaration, folder / "cache"
+    everything = np.arange(of.material.table.num_rows)
+    outputs = open_outputs(of, of.teacher(), everything, cache_folder, lambda *_: None)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        student, objective = of.student(), of.objective()
+    settings = declared.training_settings(of.material.profile)
+    train_student(of, student, objective, outputs, settings, folder / "run", lambda text, _done: note(text))
+    assert isinstance(student, CausalStudent)
+    return student
+
+
+def measured(of: CausalTask, student: nn.Module, rows: Index) -> dict[str, float]:
+    with torch.no_grad():
+        answers = {
+            key: value.numpy() for key, value in student.eval()(*of.batch(torch.from_numpy(rows)).inputs).items()
+        }
+    before = {key: value.numpy() for key, value in of.teacher().ask(of.asked(rows)).items()}
+    return of.quality(answers, rows, before)
+
+
+# --- a base that is trained further
+
+
+@pytest.fixture(scope="module")
+def further(tmp_path_factory: pytest.TempPathFactory) -> DistillationReport:
+    """With replay, over two seeds."""
+    return whole(tmp_path_factory.mktemp("further"), **FURTHER)
+
+
+def whole(folder: Path, **changes: Any) -> DistillationReport:
+    return distill(
+        material(**changes), folder=folder / "models", cache=folder / "cache", runs=folder / "runs",
+    )  # fmt: skip
+
+
+def test_a_base_gains_on_the_domain_and_loses_little_with_replay(further: DistillationReport) -> None:
+    report = further.data
+    assert (report["task"], report["metric"], report["more"]) == ("causal", "perplexity", False)
+    before, after = (report["models"][name]["quality"] for name in ("teacher", "student"))
+    assert (before["gain"], before["regression"]) == (0, 0)
+    assert after["perplexity"] < 0.5 * before["perplexity"]
+    assert after["gain"] == pytest.approx(
+        np.mean([run["quality"]["gain"] for run in report["runs"] if run["model"] == "student"])
+    )
+    for name in ("gain", "regression"):
+        low, high = report["models"]["student"]["intervals"][name]
+        assert low < after[name] < high
+        assert report["measures"][name] == after[name]
+    results = check_gates(report, GATES, "writer")
+    assert [str(result) for result in results if not result.holds] == []
+    # Nothing asks the teacher: the student is its own control, and is trained once.
+    assert report["taught"]["value"] == 0
+
+
+def test_a_base_that_forgets_is_refused(further: DistillationReport, tmp_path: Path) -> None:
+    """The same without replay."""
+    options = {**FURTHER, "replay": 0, "seeds": 1}
+    found = whole(tmp_path, **options).data
+    assert found["measures"]["gain"] > 0.5
+    assert found["measures"]["regression"] > 10 * max(0.01, further.data["measures"]["regression"])
+    with pytest.raises(GateFailed, match=r"student of writer: regression is [\d.]+; expected regression at most 0.05"):
+        _require_gates(material(**options).declaration, found)
+
+
+def test_the_folder_holds_the_model_and_its_tokenizer(further: DistillationReport) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    assert {file.name for file in further.path.iterdir()} == {
+        "config.json", "control.safetensors", "report.json", "student.safetensors", "tokenizer.json",
+    }  # fmt: skip
+    again = restored(material(**FURTHER), further.path)
+    student = again.student
+    assert isinstance(student, CausalStudent)
+    config = LlamaConfig(**json.loads((further.path / "config.json").read_bytes()))
+    model = LlamaForCausalLM(config)
+    model.load_state_dict(student.model.state_dict())
+    words = Tokenizer.from_file(str(further.path / "tokenizer.json"))
+    assert words.encode(domain(1, 8)[0]).ids == tokenizer().encode(domain(1, 8)[0]).ids
+    shipped = {**again.task.shipped(None)}  # type: ignore[arg-type]
+    assert shipped["tokenizer.json"][0] == (further.path / "tokenizer.json").read_bytes()
+    run = next(r for r in further.data["runs"] if r["seed"] == further.data["shipped"])
+    found = measured(task(), student, again.task.material.parts.test)
+    assert found["perplexity"] == pytest.approx(run["quality"]["perplexity"], rel=1e-4)
+
+
+def test_a_graph_gives_the_logits_of_the_weights_it_is_filled_with(further: DistillationReport) -> None:
+    """The one that was traced is of an untrained student."""
+    again = restored(material(**FURTHER), further.path)
+    fed = again.task.feeds(again.task.material.parts.test)
+    fed["input_ids"], fed["position_ids"] = fed["input_ids"][:3, :20], fed["position_ids"][:3, :20]
+    model = again.task.model(again.student)
+    found = predict(session(model.SerializeToString(), 1), fed)
+    np.testing.assert_allclose(found, again.task.expected(again.student, fed)["logits"], atol=1e-4)
+    assert filled(model, Packed(llama(300, layers=2))) is None
+    assert b"site-packages" not in model.SerializeToString()
+
+
+def test_a_text_of_one_part_is_in_no_other() -> None:
+    of, table = task(), training_set()
+    plain = material()
+    for name in ("train", "validation", "test"):
+        rows = getattr(of.material.parts, name)
+        words = Tokenizer.from_buffer(of.vocabulary.tokenizer)
+        said = "".join(words.decode(of.tokens[row].tolist(), skip_special_tokens=False) for row in rows)
+        texts = {text for text in said.split(END) if text}
+        assert texts <= {*table["text"].take(getattr(plain.parts, name)).to_pylist()}
+    domains = of.material.table[of.material.table.column_names[-1]].to_pylist()
+    train = of.material.parts.train
+    assert [domains[row] for row in train].count("general") == len(train) / 2
+
+
+def test_blocks_follow_from_the_seed_of_the_declaration() -> None:
+    first, second = task(), task()
+    assert first.content() == second.content()
+    assert (first.identities() == second.identities()).all()
+    assert task(replay=0.25).content() != first.content()
+
+
+# --- a student that is taught
+
+
+def test_a_student_learns_from_a_teacher(tmp_path: Path) -> None:
+    of = task(
+        **TAUGHT, vocabulary="pruned", context=32, prompt=8, epochs=10, learning_rate=2e-2, on_policy=0.1, sequences=0.1
+    )
+    assert of.vocabulary.kept is not None
+    assert of.vocabulary.size < tokenizer().get_vocab_size()
+    student = trained(tmp_path, of)
+    found = measured(of, student, of.material.parts.test)
+    assert found["perplexity"] < 5
+    assert found.keys() == {"perplexity", "general_loss"}
+    assert json.loads(of.files("")["vocabulary.json"]) == of.vocabulary.kept.tolist()
+
+
+def test_agreement_is_of_the_tokens_that_count() -> None:
+    of, _ = batch_of()
+    best, counts = np.array([[1, 2], [3, 4]], np.float32), np.array([[1, 1], [1, 0]], np.float32)
+    indexes = np.array([[[1, 9], [9, 2]], [[3, 9], [9, 9]]])
+    student = {"best": best, "counts": counts}
+    assert of.agreement(student, {"indexes": indexes}) == {"agreement": pytest.approx(2 / 3)}
+    assert of.agreement(student, {"logits": np.eye(10)[indexes[..., 0]]}) == {"agreement": pytest.approx(2 / 3)}
+    assert task().agreement(student, {"losses": counts}) == {}
+
+
+def test_a_student_that_is_killed_goes_on_with_the_same_draws(tmp_path: Path) -> None:
+    options = {**TAUGHT, "context": 24, "prompt": 8, "steps": 6, "evaluate_every": 2, "checkpoint_steps": 1,
+               "on_policy": 0.4, "sequences": 0.3, "batch": 4}  # fmt: skip
+    expected = trained(tmp_path / "whole", task(**options)).state_dict()
+
+    def kill(text: str) -> None:
+        if "step 4 of" in text:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        trained(tmp_path / "killed", task(**options), note=kill)
+    notes: list[str] = []
+    found = trained(tmp_path / "killed", task(**options), note=notes.append).state_dict()
+    assert any("goes on after step" in note for note in notes)
+    assert all(torch.equal(found[name], weights) for name, weights in expected.items())
+
+
+@cache
+def batch_of(**changes: Any) -> tuple[CausalTask, TeacherBatch]:
+    of = task(**TAUGHT, **changes)
+    everything = np.arange(of.material.table.num_rows)
+    rows = of.material.parts.train
+
+    class Outputs:
+        def __getitem__(self, places: Index) -> dict[str, Tensor]:
+            answers = of.teacher().ask(of.asked(places))
+            return {key: torch.from_numpy(a) for key, a in of.form.encode(answers, places, "").items()}
+
+    batches = TeacherBatches(of, everything[rows], Outputs(), torch.device("cpu"), with_teacher=True)  # type: ignore[arg-type]
+    return of, batches[torch.arange(4)]
+
+
+def test_what_the_student_writes_is_judged_by_the_teacher_as_it_comes() -> None:
+    of, batch = batch_of(on_policy=1.0)
+    student = of.student()
+    found = of.sampled(student, batch)
+    assert student.training
+    tokens, positions, targets = found.inputs
+    assert torch.equal(tokens[:, :16], batch.inputs[0][:, :16])
+    assert not torch.equal(tokens, batch.inputs[0])
+    assert found.labels is not None
+    assert (found.labels == IGNORED).all()
+    assert (targets[:, :15] == IGNORED).all()
+    logits = of._judge.ask((tokens, positions, targets))["logits"]
+    expected, indexes = logits.softmax(-1).topk(8)
+    torch.testing.assert_close(found.teacher["probabilities"].float(), expected, rtol=1e-2, atol=1e-3)
+    assert (found.teacher["indexes"] == indexes).float().mean() > 0.99
+    loss, terms = of.objective()(student(*found.inputs), found.teacher, found.labels, 0.5)
+    assert terms["texts"] == 0
+    assert terms["teacher"] > 0
+    loss.backward()
+
+
+def test_what_the_teacher_writes_is_learned_as_a_text() -> None:
+    of, batch = batch_of(sequences=1.0)
+    found = of.sampled(of.student(), batch)
+    tokens, _, targets = found.inputs
+    assert torch.equal(tokens, batch.teacher["sequence"].long())
+    assert (targets == IGNORED).all()
+    assert found.labels is not None
+    learned = found.labels != IGNORED
+    assert learned.any()
+    assert torch.equal(found.labels[:, :-1][learned[:, :-1]], tokens[:, 1:][learned[:, :-1]])
+    _, terms = of.objective()(of.student()(*found.inputs), found.teacher, found.labels, 0.5)
+    assert terms["teacher"] == 0
+
+
+def test_batches_are_drawn_in_their_shares() -> None:
+    of, batch = batch_of(on_policy=0.25, sequences=0.5)
+    kinds = {"own": 0, "sequences": 0, "texts": 0}
+    of._own = lambda *_: kinds.__setitem__("own", kinds["own"] + 1)  # type: ignore[assignment, method-assign]
+    of._sequences = lambda *_: kinds.__setitem__("sequences", kinds["sequences"] + 1)  # type: ignore[assignment, method-assign]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        kinds["texts"] = sum(of.sampled(nn.Identity(), batch) is batch for _ in range(400))
+    assert kinds["own"] == pytest.approx(100, abs=30)
+    assert kinds["sequences"] == pytest.approx(200, abs=40)
+    assert kinds["texts"] == pytest.approx(100, abs=30)
+
+
+@pytest.mark.parametrize("top_k", [None, 8])
+@pytest.mark.parametrize("divergence", ["forward", "reverse", "jsd"])
+def test_each_divergence_has_a_gradient(top_k: int | None, divergence: str) -> None:
+    of, batch = batch_of()
+    other = task(**{**TAUGHT, "top_k": top_k, "divergence": divergence})
+    answers = other.teacher().ask(batch.inputs)
+    kept = {key: torch.from_numpy(a) for key, a in other.form.encode(answers, range(4), "").items()}
+    student = of.student()
+    loss, terms = other.objective()(student(*batch.inputs), kept, batch.labels, 0.0)
+    loss.backward()
+    assert terms["teacher"] > 0
+    assert all(weights.grad is not None and weights.grad.isfinite().all() for weights in student.parameters())
+
+
+# --- what is refused
+
+
+def test_logits_that_are_no_numbers_end_the_run_with_the_step_and_the_cause(tmp_path: Path) -> None:
+    of = task(seeds=1, steps=6, evaluate_every=1)
+    student = of.student()
+
+    class Sick(CausalStudent):
+        calls = 0
+
+        def forward(self, tokens: Tensor, positions: Tensor, targets: Tensor) -> dict[str, Tensor]:
+            self.calls += self.training
+            outputs = super().forward(tokens, positions, targets)
+            return {k: v * torch.nan if k == "logits" and self.calls == 6 else v for k, v in outputs.items()}
+
+    assert isinstance(student, CausalStudent)
+    of.student = lambda: Sick(student.model).train()  # type: ignore[method-assign]
+    with pytest.raises(
+        GateFailed, match=r"writer: step 3 of 6: the student's logits are not finite, and so term texts"
+    ):
+        trained(tmp_path, of)
+
+
+def test_a_base_that_is_sick_is_named_before_it_is_trained(tmp_path: Path) -> None:
+    with pytest.raises((GateFailed, DataError), match=r"is nan|value is nan"):
+        whole(tmp_path, base=f"{HERE}:sick", epochs=1)
+
+
+def empty(name: str, value: Any) -> pa.Table:
+    table = training_set()
+    column = table[name].to_pylist()
+    column[7] = value
+    return table.set_column(table.column_names.index(name), name, pa.array(column, table[name].type))
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (empty("text", " \n"), "column text: 1 empty texts, the first in row 7; expected texts"),
+        (empty("text", None), "column text: 1 nulls; expected a value in every row"),
+        (empty("domain", 2), "label domain: 1 values such as 2; expected 1 for a text of the domain, 0 for a general"),
+        (training_set().drop_columns("text"), "no column text; expected the texts"),
+    ],
+)
+def test_texts_and_labels_that_say_nothing_are_refused(table: pa.Table, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        create_task(material(table))
+
+
+def of_kind(kind: int) -> pa.Table:
+    table = training_set()
+    return table.filter(pa.compute.equal(table["domain"], kind))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(0, "train part: no text of the domain"), (1, "validation part: no general text")]
+)
+def test_a_part_without_texts_of_a_kind_is_refused(kind: int, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        create_task(material(of_kind(kind), replay=0, gates=GATES))
+
+
+def test_a_text_that_cannot_be_cut_is_named() -> None:
+    with pytest.raises(DataError, match=r"the text of row \d+ has \d+ tokens; expected at most 15, and the one"):
+        task(context=16, prompt=4, cut=False)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text", "said"),
+    [
+        ([], None, "text: the student has 0 texts; expected an input of type String"),
+        ([ModelInput("a", String), ModelInput("b", String)], None, "the student has 2 texts; expected one of a, b"),
+        ([ModelInput("a", String), ModelInput("b", Float64)], "b", "text: 'b'; expected a"),
+    ],
+)
+def test_a_text_that_is_no_input_is_refused(inputs: list[ModelInput], text: str | None, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        create_task(material(inputs=inputs, text=text))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"replay": 0}, r'replay: 0; expected more than 0, or a Gate\("regression", at_most=...\) that says how much'),
+        ({"replay": 1.0}, "replay: 1.0; expected at least 0, less than 1"),
+        ({"on_policy": 0.5}, "on_policy: 0.5; expected 0: there is no teacher"),
+        (
+            {**TAUGHT, "on_policy": 0.7, "sequences": 0.4},
+            "on_policy: 0.7; expected at most 1 with the 0.4 of sequences",
+        ),
+        ({**TAUGHT, "base": "a:b"}, "base: 'a:b'; expected either a base or a teacher"),
+        ({**TAUGHT, "divergence": "sideways"}, "divergence: 'sideways'; expected"),
+        ({**TAUGHT, "gates": GATES}, "gate: 'gain'; expected one of gap_closed, taught, or a model and its figure"),
+        ({"prompt": 64}, "prompt: 64; expected at least 1, less than the context of 64"),
+        ({"license": "llama2"}, "license: 'llama2'; expected a licence that allows to learn from the model"),
+        ({"license": "cc-by-nc-nd-4.0"}, "license: 'cc-by-nc-nd-4.0'; expected a licence that allows"),
+        ({"context": "long"}, "context: 'long'; expected a whole number"),
+        ({"base_rate": -1.0}, "base_rate: -1.0; expected more than 0"),
+        ({"shape": SHAPE}, "shape: .*; expected nothing: the student is the base, or what its function returns"),
+    ],
+)
+def test_a_declaration_that_is_wrong_is_refused(changes: dict[str, Any], said: str) -> None:
+    assert any(re.search(said, str(problem)) for problem in problems(material(**changes)))
+
+
+def problems(of: Material) -> list[Any]:
+    return of.declaration.problems()
+
+
+def test_a_sound_declaration_has_no_problems_and_a_learning_rate_of_the_base() -> None:
+    sound = material(base_rate=5e-3, license="apache-2.0").declaration
+    assert sound.problems() == []
+    assert sound.training_settings(material().profile).learning_rate == pytest.approx(5e-4)
+    assert [gate.metric for gate in sound.required] == ["gain", "regression"]
+    assert [gate.metric for gate in material(**TAUGHT).declaration.required] == ["taught"]
+    assert problems(material(replay=0, gates=GATES)) == []
