@@ -1,6 +1,5 @@
 """A causal language model of a few weights, its package, and the oracle of greedy decoding."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,10 +31,7 @@ def tiny(**changes: Any) -> LlamaForCausalLM:
 
 
 def origin(contract: Contract = CONTRACT, service: str = "late") -> Origin:
-    return Origin(
-        name="writer", contract=json.loads(contract.dumps()), contract_hash=contract.hash, service=service,
-        model="student", training_set="none",
-    )  # fmt: skip
+    return Origin(name="writer", contract=contract, service=service, model="student", training_set="none")
 
 
 def packaged(folder: Path, settings: DecodingSettings = SETTINGS, **changes: Any) -> DecodingReport:

@@ -10,9 +10,10 @@ from transformers import PreTrainedTokenizerFast
 
 from isthmus.distill.decoding.tokenizer import generation_of, require_interpretable
 from isthmus.features.clients import FOLDER
-from isthmus.features.decoding.generation import Control, Generation
+from isthmus.features.decoding.generation import Control, Generation, shown
 from isthmus.features.decoding.tokenizer import Text, Tokenizer
 from isthmus.features.errors import ConfigurationError, PackageError, RequestError
+from isthmus.features.types import TYPES, DataType
 from tests.texts import texts
 from tests.tokenizing import BEGIN, END, SPLIT, trained
 
@@ -149,3 +150,15 @@ def test_other_control_tokens_than_the_manifest_says_are_refused() -> None:
     with pytest.raises(PackageError, match="is no tokenizer"):
         Tokenizer(b"{}", generation)
     assert SPLIT
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "expected"),
+    [
+        (0.10000000149011612, TYPES["Float32"], "0.1"), (0.1, TYPES["Float64"], "0.1"), (True, TYPES["Bool"], "true"),
+        (2**60 + 1, TYPES["Int64"], "1152921504606846977"), ("a <|end|>", TYPES["String"], "a <|end|>"),
+        ("NaN", TYPES["Float32"], "NaN"), ([0.10000000149011612, 2.0], TYPES["Array(Float32)"], "[0.1,2.0]"),
+    ],
+)  # fmt: skip
+def test_features_are_texts(value: Any, dtype: DataType, expected: str) -> None:
+    assert shown(value, dtype) == expected

@@ -1,6 +1,7 @@
 """A causal language model becomes a package: graphs in three precisions, the tokenizer, and golden prompts."""
 
 import hashlib
+import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,9 @@ from isthmus.distill.decoding.weights import Precision, in_precision
 from isthmus.distill.export.package import contents, write_package
 from isthmus.distill.onnx.runtime import described, ort_format
 from isthmus.features.clients import GENERATORS, sources
-from isthmus.features.decoding.generation import PAST, TOKENS, Generation, GoldenPrompt
+from isthmus.features.decoding.generation import PAST, TOKENS, Generation, GoldenPrompt, prompt_features
 from isthmus.features.decoding.tokenizer import Tokenizer
-from isthmus.features.errors import ConfigurationError, GateFailed, Problem
+from isthmus.features.errors import ConfigurationError, GateFailed, Problem, one_of
 from isthmus.features.package.manifest import (
     FORMAT_VERSION,
     MODEL,
@@ -80,6 +81,7 @@ def export(
         tokenizer, context=network.context, most=settings.most, end=end, template=settings.template
     )
     _require_own(model, generation, opened)
+    _require_features(generation, origin)
     reference = Reference.of(model, network, generation, opened, settings)
     progress("read", 0.1)
     files = _Files(reference, settings)
@@ -91,7 +93,8 @@ def export(
     shipped = {**files.content, **sources(GENERATORS), generation.tokenizer: tokenizer}
     shipped[generation.prompts] = msgspec.json.encode(files.prompts())
     golden = golden_cases(reference, files.accepted)
-    package = contents(files.manifest(origin, generation), origin.contract, golden, shipped)
+    contract = json.loads(origin.contract.dumps())
+    package = contents(files.manifest(origin, generation), contract, golden, shipped)
     path = write_package(packages, origin.name, package)
     progress(f"package {path.name}", 1.0)
     reports = {file: compared.report for file, compared in files.accepted.items()}
@@ -144,7 +147,7 @@ class _Files:
         return Manifest(
             format_version=FORMAT_VERSION,
             name=origin.name,
-            contract=origin.contract_hash,
+            contract=origin.contract.hash,
             service=origin.service,
             model=origin.model,
             training_set=origin.training_set,
@@ -181,6 +184,18 @@ class _Files:
 def _ends(model: "LlamaForCausalLM") -> tuple[int, ...]:
     end: Any = model.config.eos_token_id
     return () if end is None else (end,) if isinstance(end, int) else tuple(end)
+
+
+def _require_features(generation: Generation, origin: Origin) -> None:
+    """Refuses a template that names what is no feature of the service."""
+    known = prompt_features(origin.contract, origin.service)
+    problems = [
+        Problem("template", f"names {name}", f"{{prompt}} or a feature of {origin.service}: {one_of(known)}")
+        for name in generation.features
+        if name not in known
+    ]
+    if problems:
+        raise ConfigurationError("decoding", problems)
 
 
 def _require_own(model: "LlamaForCausalLM", generation: Generation, tokenizer: Tokenizer) -> None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from isthmus.distill.decoding.weights import Precision
+from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.package.manifest import Format
 
@@ -63,7 +63,7 @@ class Origin:
 
     Attributes:
         name: of the package.
-        contract: as plain data; its hash is `contract_hash`.
+        contract: that of the features.
         service: the feature service whose features the template may name.
         model: id of the student.
         training_set: id of what it learned from.
@@ -71,8 +71,7 @@ class Origin:
     """
 
     name: str
-    contract: Mapping[str, Any]
-    contract_hash: str
+    contract: Contract
     service: str
     model: str
     training_set: str

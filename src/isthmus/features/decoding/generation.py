@@ -2,10 +2,15 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
+import numpy as np
+import orjson
 
+from isthmus.features.contract.contract import SEPARATOR, Contract
 from isthmus.features.errors import RequestError, one_of
+from isthmus.features.types import DataType
 
 TOKENS, PAST, LOGITS, NEW = "tokens", "past", "logits", "new"
 """The inputs and the outputs of a graph: see `distill.decoding.graph`."""
@@ -69,6 +74,24 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         filled = (tokens[piece] if piece in tokens else _FIELD.sub(lambda match: values[match[1]], piece)
                   for piece in pieces)  # fmt: skip
         return [part for part in filled if part != ""]
+
+
+def prompt_features(contract: Contract, service: str) -> dict[str, tuple[str, str]]:
+    """The features that a template may name, each to its view or request transform and its name there."""
+    declared = contract.service(service)
+    return {SEPARATOR.join(pair): pair for pair in (*declared.features, *declared.computed)}
+
+
+def shown(value: Any, dtype: DataType) -> str:
+    """A feature as a text of a prompt: texts as they are, whatever else as in JSON.
+
+    A number of 32 bits has no more digits than tell it from others: 0.1, and not 0.10000000149011612.
+    """
+    if isinstance(value, str):
+        return value
+    if "Float32" in dtype.name:
+        value = np.array(value, np.float32) if isinstance(value, list) else np.float32(value)
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
 class GoldenPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
