@@ -18,6 +18,7 @@ from isthmus.features.errors import ConfigurationError, GateFailed, PackageError
 from isthmus.features.package.inspect import inspect
 from isthmus.features.package.manifest import open_package, read_package
 from isthmus.features.package.prompts import generation_of, open_tokenizer, read_prompts
+from isthmus.orchestration.runtimes.programs import ProgramRuntime
 from isthmus.orchestration.runtimes.web import WebRuntime
 from tests.distill.decoding.support import PROMPTS, SETTINGS, greedy_naively, origin, packaged, tiny
 from tests.tokenizing import trained
@@ -154,3 +155,22 @@ def test_a_package_opens_its_own_tokenizer(package: Path) -> None:
     tokenizer = open_tokenizer(open_package(package))
     assert isinstance(tokenizer, Tokenizer)
     assert tokenizer.size == 600
+
+
+@pytest.mark.accept
+@pytest.mark.timeout(900)
+def test_executorch_says_the_same_token_by_token(tmp_path: Path) -> None:
+    settings = DecodingSettings(
+        prompts=PROMPTS, most=48, golden_tokens=24, precisions=("fp32",), formats=("ort",), executorch=True
+    )
+    report = packaged(tmp_path, settings)
+    assert report.left_out == {}
+    assert report.files["model.fp32.pte"].agreement == 1
+    assert report.files["model.fp32.pte"].worst < 1e-4
+    for prompt in read_prompts(open_package(report.path)):
+        assert prompt.answers["model.fp32.pte"] == prompt.answers["model.fp32.ort"]
+    inspect(report.path).require()
+    asked = inspect(report.path, runtime=ProgramRuntime("pte"))
+    asked.require()
+    assert {*asked.worst} == {"model.fp32.pte"}
+    assert packaged(tmp_path, settings).digest == report.digest

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import onnx
 
+from isthmus.distill.decoding import program
 from isthmus.distill.decoding.network import Decoder as Network
 from isthmus.distill.decoding.reference import Compared, FileReport, Reference, golden_cases
 from isthmus.distill.decoding.settings import TOLERANCES, DecodingSettings, Origin
 from isthmus.distill.decoding.tokenizer import generation_of
 from isthmus.distill.decoding.weights import Precision, in_precision
+from isthmus.distill.executorch.process import LIBRARIES
 from isthmus.distill.export.package import contents, write_package
 from isthmus.distill.onnx.runtime import described, ort_format
+from isthmus.distill.portable.libraries import require_installed
 from isthmus.features.clients import GENERATORS, sources
 from isthmus.features.decoding.generation import PAST, TOKENS, Generation, GoldenPrompt, prompt_features
 from isthmus.features.decoding.tokenizer import Tokenizer
@@ -75,6 +78,8 @@ def export(
         RequestError: a golden prompt does not fit.
     """
     started = time.perf_counter()
+    if settings.executorch:
+        require_installed("decoding", [LIBRARIES])
     network = Network(model.float().eval(), settings.context)
     end = settings.end or _ends(model)
     generation, opened = generation_of(
@@ -88,6 +93,9 @@ def export(
     for place, precision in enumerate(settings.precisions):
         files.add(precision, in_precision(network, precision))
         progress(f"compared {precision}", 0.1 + 0.8 * (place + 1) / len(settings.precisions))
+    if settings.executorch:
+        files.add_program(network)
+        progress("compared ExecuTorch", 0.95)
     if not files.accepted:
         raise GateFailed("decoding", "no file is near enough to the model", remedy="ask for fp32, too")
     shipped = {**files.content, **sources(GENERATORS), generation.tokenizer: tokenizer}
@@ -131,6 +139,19 @@ class _Files:
         self.accepted |= compared
         self.content |= {file: made[form] for file, form in names.items()}
         self._kinds |= {file: (precision, form) for file, form in names.items()}
+
+    def add_program(self, network: Network) -> None:
+        """The file for ExecuTorch; left out where that cannot have it."""
+        inputs, outputs = self._tensors
+        try:
+            content = program.converted(network)
+            with program.running(content, network, inputs, outputs) as run:
+                compared = self._reference.compare_run(program.FILE, "fp32", run, len(content), self._settings, part=1)
+        except GateFailed as error:
+            self.left_out[program.FILE] = str(error)
+            return
+        self.accepted[program.FILE], self.content[program.FILE] = compared, content
+        self._kinds[program.FILE] = "fp32", "pte"
 
     def prompts(self) -> list[GoldenPrompt]:
         """The golden prompts with the answers of each file."""
@@ -177,7 +198,7 @@ class _Files:
             tolerance=TOLERANCES[precision] * self._reference.scale,
             worst=compared.worst,
             quality={"agreement": compared.agreement},
-            most={TOKENS: context, PAST: context},
+            most={TOKENS: 1 if form == "pte" else context, PAST: context},
         )
 
 

@@ -63,6 +63,7 @@ class Decoder(nn.Module):
         """
         tokens, past = tokens[0], past[0]
         count, before = tokens.shape[0], past.shape[0]
+        groups = self.heads // self.shared
         places = before + torch.arange(count)
         cosine, sine = (turn[places][:, None] for turn in self.turns)
         later = torch.arange(before + count)[None, :] > places[:, None]
@@ -70,19 +71,23 @@ class Decoder(nn.Module):
         new = []
         for place, layer in enumerate(self.body.layers):
             attention, inner = layer.self_attn, layer.input_layernorm(values)
-            query, key, value = (
-                project(inner).reshape(count, -1, self.width)
-                for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+            query = attention.q_proj(inner).reshape(count, self.heads, self.width)
+            key, value = (
+                project(inner).reshape(count, self.shared, self.width)
+                for project in (attention.k_proj, attention.v_proj)
             )
             query, key = (_rotated(each, cosine, sine) for each in (query, key))
             new += [key, value]
             key = torch.cat([past[:, 2 * place], key]).permute(1, 2, 0)
             value = torch.cat([past[:, 2 * place + 1], value]).permute(1, 0, 2)
-            query = (query * self.width**-0.5).permute(1, 0, 2).reshape(self.shared, -1, self.width)
-            scores = (query @ key).reshape(self.heads, count, before + count)
+            query = (query * self.width**-0.5).reshape(count, self.shared, groups, self.width).permute(1, 2, 0, 3)
+            query = query.contiguous().reshape(self.shared, groups * count, self.width)
+            scores = (query @ key).reshape(self.shared, groups, count, before + count)
             weights = scores.masked_fill(later, -torch.inf).softmax(-1)
-            mixed = (weights.reshape(self.shared, -1, before + count) @ value).reshape(self.heads, count, self.width)
-            values = values + attention.o_proj(mixed.permute(1, 0, 2).reshape(count, -1))
+            weights = weights.reshape(self.shared, groups * count, before + count)
+            mixed = (weights @ value).reshape(self.shared, groups, count, self.width).permute(2, 0, 1, 3)
+            mixed = mixed.contiguous().reshape(count, self.heads * self.width)
+            values = values + attention.o_proj(mixed)
             values = values + layer.mlp(layer.post_attention_layernorm(values))
         return self.head(self.body.norm(values[-1:])), torch.stack(new, 1)[None]
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +13,7 @@ from isthmus.distill.decoding.settings import TOLERANCES, DecodingSettings
 from isthmus.distill.decoding.weights import Precision
 from isthmus.distill.onnx.runtime import Run, ask, session
 from isthmus.distill.types import Array
-from isthmus.features.decoding.decoder import Decoder, Read
+from isthmus.features.decoding.decoder import PART, Decoder, Read
 from isthmus.features.decoding.generation import LOGITS, NEW, PAST, TOKENS, Generation, GoldenPrompt
 from isthmus.features.decoding.tokenizer import Tokenizer
 from isthmus.features.errors import GateFailed
@@ -110,24 +110,30 @@ class Reference:
         empty = np.zeros((1, 0, *shape), np.float32)
         prefill = {TOKENS: np.array([short], np.int64), PAST: empty}
         step = {TOKENS: np.array([[said[0][0].token]], np.int64), PAST: run(prefill)[NEW]}
+        if settings.executorch:
+            # It takes one token at a time.
+            prefill[TOKENS] = prefill[TOKENS][:, :1]
         return cls(prompts, said, [prefill, step], scale, decoder)
 
     def compare(self, file: str, precision: Precision, content: bytes, settings: DecodingSettings) -> Compared:
-        """A model file beside the model; a GateFailed if it is too far."""
+        """A model file of ONNX Runtime beside the model; a GateFailed if it is too far."""
         opened = session(content, settings.threads)
+        return self.compare_run(file, precision, lambda feeds: ask(opened, feeds), len(content), settings)
 
-        def run(feeds: dict[str, Array]) -> dict[str, Array]:
-            return ask(opened, feeds)
-
+    def compare_run(
+        self, file: str, precision: Precision, run: Run, size: int, settings: DecodingSettings, part: int = PART
+    ) -> Compared:
+        """The same of a file that runs already, and takes so many tokens at once."""
+        decoder = replace(self.decoder, part=part)
         worst, equal, count, answers = 0.0, 0, 0, []
         for prompt, said in zip(self.prompts, self.said, strict=True):
-            cache = self.decoder.cache(len(prompt.tokens) + len(said))
+            cache = decoder.cache(len(prompt.tokens) + len(said))
             fed: Sequence[int] = prompt.tokens
             for read in said:
-                own = self.decoder.read(run, fed, cache)
+                own = decoder.read(run, fed, cache)
                 worst = max(worst, float(np.abs(own.logits - read.logits).max()))
                 equal, count, fed = equal + (own.token == read.token), count + 1, [read.token]
-            answers.append([*_sure(self.decoder.greedy(run, prompt.tokens, settings.golden_tokens))])
+            answers.append([*_sure(decoder.greedy(run, prompt.tokens, settings.golden_tokens))])
         agreement, tolerance = equal / count, TOLERANCES[precision] * self.scale
         outputs = [run(case) for case in self.cases]
         if worst > tolerance:
@@ -137,7 +143,7 @@ class Reference:
             raise GateFailed(file, f"says {agreement:.1%} of the tokens that the model says", expected=f"{least:.1%}",
                              remedy="leave this precision out, or declare what agreement is enough")  # fmt: skip
         largest = float(max(np.abs(array).max() for output in outputs for array in output.values()))
-        report = FileReport(len(content), worst, agreement, *_speed(run, self.decoder, self.prompts[0].tokens))
+        report = FileReport(size, worst, agreement, *_speed(run, decoder, self.prompts[0].tokens))
         return Compared(report, worst, agreement, largest, answers, outputs)
 
 

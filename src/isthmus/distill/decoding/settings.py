@@ -28,7 +28,8 @@ class DecodingSettings:
         features: texts of the features that the template names, for the golden prompts.
         golden_tokens: greedy tokens that are recorded of each golden prompt.
         precisions: of the model files.
-        formats: likewise.
+        formats: likewise, of ONNX Runtime.
+        executorch: whether there is a file for ExecuTorch, too, in fp32.
         agreement: least share of equal tokens, by precision.
         threads: with which tokens per second are measured.
     """
@@ -42,6 +43,7 @@ class DecodingSettings:
     golden_tokens: int = 32
     precisions: tuple[Precision, ...] = PRECISIONS
     formats: tuple[Format, ...] = ("onnx", "ort")
+    executorch: bool = False
     agreement: Mapping[Precision, float] = field(default_factory=lambda: AGREEMENT)
     threads: int = 1
 

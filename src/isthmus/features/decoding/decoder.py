@@ -66,12 +66,14 @@ class Decoder:
         generation: of its package.
         owner: the SHA-256 of the model file.
         shape: of the cache for a token: (2 * layers, heads, width).
+        part: tokens that are read at once.
     """
 
     where: str
     generation: Generation
     owner: str
     shape: tuple[int, ...]
+    part: int = PART
 
     def cache(self, most: int | None = None) -> Cache:
         """An empty cache for so many tokens, by default those of the context."""
@@ -124,9 +126,14 @@ class Decoder:
 
     def read(self, run: Run, tokens: Sequence[int], cache: Cache) -> Read:
         """Reads tokens in parts; returns what the model says behind the last one."""
-        for part in parts(tokens):
+        for part in self.parts(tokens):
             said = self.take(run(self.feeds(part, cache)), cache)
         return said
+
+    def parts(self, tokens: Sequence[int]) -> Iterator[Sequence[int]]:
+        """A prompt in parts."""
+        for begin in range(0, len(tokens), self.part):
+            yield tokens[begin : begin + self.part]
 
     def greedy(self, run: Run, prompt: Sequence[int], most: int | None = None) -> Iterator[Read]:
         """The likeliest tokens behind a prompt, to the end of the text or of the room for it.
@@ -143,9 +150,3 @@ class Decoder:
             if said.token in self.generation.end:
                 return
             fed = [said.token]
-
-
-def parts(tokens: Sequence[int]) -> Iterator[Sequence[int]]:
-    """A prompt in parts."""
-    for begin in range(0, len(tokens), PART):
-        yield tokens[begin : begin + PART]

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from isthmus.features.decoding.decoder import Array, Decoder
-from isthmus.features.decoding.generation import LOGITS, NEW, PAST, Generation, GoldenPrompt
+from isthmus.features.decoding.decoder import PART, Array, Decoder
+from isthmus.features.decoding.generation import LOGITS, NEW, PAST, TOKENS, Generation, GoldenPrompt
 from isthmus.features.decoding.tokenizer import Tokenizer
 from isthmus.features.errors import IsthmusError, PackageError
 from isthmus.features.package.checksums import damaged, require_unique_keys
@@ -72,7 +72,8 @@ def decoder_of(manifest: Manifest, variant: Variant) -> Decoder:
     """What continues texts with a model file."""
     past = next(tensor for tensor in manifest.tensors if tensor.name == PAST)
     shape = tuple(size for size in past.shape[2:] if isinstance(size, int))
-    return Decoder(f"package {manifest.name}: {variant.file}", generation_of(manifest), variant.sha256, shape)
+    part = min(PART, variant.most.get(TOKENS, PART))
+    return Decoder(f"package {manifest.name}: {variant.file}", generation_of(manifest), variant.sha256, shape, part)
 
 
 def require_generated(

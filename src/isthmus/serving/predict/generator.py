@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 
-from isthmus.features.decoding.decoder import Read, parts
+from isthmus.features.decoding.decoder import Read
 from isthmus.features.decoding.generation import LOGITS, NEW
 from isthmus.features.package.prompts import generation_of
 from isthmus.serving.limits import Limits
@@ -40,7 +40,7 @@ class Generator:
         """The likeliest tokens behind a prompt. A run that nobody waits for any more ends early."""
         cache, fed = self.decoder.cache(len(prompt) + room), prompt
         for _ in range(room):
-            for part in parts(fed):
+            for part in self.decoder.parts(fed):
                 inputs = TensorInputs(self.decoder.feeds(part, cache), (LOGITS, NEW), again=True)
                 said = self.decoder.take(await self.predictor.batches.predict(inputs, 1), cache)
             yield said
