@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from isthmus.distill.decoding.tokenizer import generation_of, require_interpreta
 from isthmus.features.clients import FOLDER
 from isthmus.features.decoding.generation import Control, Generation, shown
 from isthmus.features.decoding.tokenizer import Text, Tokenizer
-from isthmus.features.errors import ConfigurationError, PackageError, RequestError
+from isthmus.features.errors import ConfigurationError, DependencyError, PackageError, RequestError
 from isthmus.features.types import TYPES, DataType
 from tests.texts import texts
 from tests.tokenizing import BEGIN, END, SPLIT, trained
@@ -162,3 +163,10 @@ def test_other_control_tokens_than_the_manifest_says_are_refused() -> None:
 )  # fmt: skip
 def test_features_are_texts(value: Any, dtype: DataType, expected: str) -> None:
     assert shown(value, dtype) == expected
+
+
+def test_a_host_without_tokenizers_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    generation, _ = _opened("gpt2")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(DependencyError, match=r"pip install 'isthmus\[generate\]'"):
+        Tokenizer(trained(), generation)

@@ -26,7 +26,6 @@ from isthmus.features.latency import WRITE_SECONDS, LatencyWriter
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.serving import log
 from isthmus.serving.http import push, snapshots
-from isthmus.serving.http.exchange import body_of, message_of, reply
 from isthmus.serving.http.generate import Generations
 from isthmus.serving.http.guard import Guarded, Limited, granted, refused
 from isthmus.serving.http.inference import Inference
@@ -46,6 +45,7 @@ from isthmus.serving.status.status import status
 from isthmus.serving.threads import BYTES, VALUES, offload
 from isthmus.serving.watch import Watch
 from isthmus.serving.wire import decode, errors, messages, openapi
+from isthmus.serving.wire.exchange import body_of, message_of, reply
 from isthmus.serving.wire.formats import Format, negotiate
 from isthmus.serving.wire.inference import DATATYPES
 

@@ -16,7 +16,6 @@ from isthmus.features.decoding.decoder import Read
 from isthmus.features.decoding.generation import shown
 from isthmus.features.decoding.tokenizer import Text
 from isthmus.features.errors import IsthmusError, RequestError
-from isthmus.serving.http.exchange import body_of, message_of
 from isthmus.serving.http.guard import granted
 from isthmus.serving.http.predict import Predictions
 from isthmus.serving.limits import Limits
@@ -28,6 +27,7 @@ from isthmus.serving.threads import BYTES, offload
 from isthmus.serving.waits import DEADLINE, REFUSAL
 from isthmus.serving.wire import decode
 from isthmus.serving.wire.errors import BusyError, TooLargeError
+from isthmus.serving.wire.exchange import body_of, message_of
 from isthmus.serving.wire.messages import EventEnd, EventText, GenerateRequest
 
 _REQUEST = msgspec.json.Decoder(GenerateRequest)
