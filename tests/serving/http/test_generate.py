@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -177,9 +178,11 @@ def test_a_model_of_rows_generates_nothing(server: Server) -> None:
     assert answer.json()["found"] == "generates no text"
 
 
-def test_a_key_needs_the_scope_of_the_model(tmp_path: Path, redis_url: str, package: Path) -> None:
+def test_a_key_needs_the_scope_of_the_model_and_a_text_ends_in_time(
+    tmp_path: Path, redis_url: str, package: Path
+) -> None:
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
-    with serving(tmp_path, redis_url, limits=LIMITS) as running:
+    with serving(tmp_path, redis_url, limits=replace(LIMITS, generation_seconds=0.02)) as running:
         profile = ServingProfile(precision="fp32", probation_seconds=0)
         deploy(package, verdict_of(package), CONTRACT, profile, running.deployment, tables=TABLES, at=NOW)
         wait(lambda: running.http.get("/readyz").json().get("model") == "writer", "the model")
@@ -191,3 +194,8 @@ def test_a_key_needs_the_scope_of_the_model(tmp_path: Path, redis_url: str, pack
             return answer.status_code
 
         assert (status("writer"), status("reader")) == (200, 403)
+        long = {"prompt": "Return", "entities": UA, "max_tokens": 1500}
+        answer = running.http.post("/generate", json=long, headers={"authorization": keys["writer"]})
+        kind, end = events(answer.text)[-1]
+        assert (kind, end["reason"]) == ("end", "time")
+        assert end["tokens"] < 1500
