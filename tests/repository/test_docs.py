@@ -99,11 +99,16 @@ def fed(names: Mapping[str, Any]) -> None:
     assert np.isnan(names["fed"].tensors["numbers"][1])
 
 
+def generated(names: Mapping[str, Any]) -> None:
+    assert names["report"].files["model.fp32.ort"].agreement == 1
+
+
 AFTER: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "docs/evaluation.md": evaluated,
     "docs/teachers.md": taught,
     "docs/training.md": trained,
     "docs/dagster.md": graphed,
+    "docs/decoding.md": generated,
     "docs/heads.md": fed,
 }
 """What the blocks of a page leave, and what is known of it."""

@@ -104,7 +104,7 @@ class ServingProfile:
     """
 
     runtime: Literal["onnxruntime"] = "onnxruntime"
-    precision: Literal["fp32", "int8", "fastest"] = "int8"
+    precision: Literal["fp32", "int8", "int4", "fastest"] = "int8"
     threads: _Count = 1
     latency_objective_ms: Annotated[float, Gt(0)] = OBJECTIVE_MS
     memory_mb: _Count = 64

@@ -23,6 +23,9 @@ class Limits:
         concurrency: requests that a worker answers at the same time; more are refused at once.
         deadline_seconds: from a request's head to its answer, the reading of its body included.
         requests_per_second: requests of an API key to a worker, on average; None for any number.
+        generations: texts that a worker generates at the same time; more are refused at once.
+        generated_tokens: tokens of a text that a request may ask for.
+        generation_seconds: from the first token of a text to its last one.
     """
 
     head_bytes: _Count = 1 << 15
@@ -33,6 +36,9 @@ class Limits:
     concurrency: _Count = 256
     deadline_seconds: Annotated[float, Gt(0), Le(60)] = 5.0
     requests_per_second: _Count | None = None
+    generations: _Count = 8
+    generated_tokens: _Count = 1024
+    generation_seconds: Annotated[float, Gt(0), Le(3600)] = 120.0
 
     def head_words(self) -> str:
         """The limits of a head, in words."""

@@ -6,13 +6,15 @@ from typing import Any, Protocol, TypeVar
 
 from isthmus.features.contract.contract import Column, Contract, ViewContract
 from isthmus.features.contract.generations import Generations
-from isthmus.features.errors import ContractMismatch, IsthmusError, one_of
+from isthmus.features.decoding.generation import prompt_features
+from isthmus.features.errors import ContractMismatch, IsthmusError, RequestError, one_of
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.profiles import BATCH_ROWS
 from isthmus.features.request.graph import RowGraph
 from isthmus.serving.limits import Limits
 from isthmus.serving.lookup.lookup import Lookup, resolve, service_features
 from isthmus.serving.lookup.push import Form, PushedView
+from isthmus.serving.predict.generator import Generator
 from isthmus.serving.predict.model import Model
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.predict.tensors import TensorPredictor
@@ -152,6 +154,37 @@ class State:
             # Without the frames of the refusals before it, which would pile up.
             raise predictor.with_traceback(None)
         return predictor
+
+    def generator(self, name: str | None) -> Generator:
+        """What generates text with the model of this name, or the only model.
+
+        Raises:
+            RequestError: the model generates no text.
+            NotReadyError, ContractMismatch: there is no model that can answer.
+        """
+        model = self.deployed(name).deployment.model
+        predictor = self.predictor()
+        if self._generator is None:
+            raise RequestError(f"model {model}", "generates no text", expected="a causal language model",
+                               remedy=f"see /models, and ask /predict or /v2/models/{model}/infer")  # fmt: skip
+        assert predictor is self._generator.predictor  # noqa: S101 - both follow from the state
+        return self._generator
+
+    @cached_property
+    def _generator(self) -> Generator | None:
+        predictor = self._predictor
+        return Generator(predictor) if isinstance(predictor, TensorPredictor) and predictor.model.text else None
+
+    @cached_property
+    def prompted(self) -> Lookup | None:
+        """The lookup of the features that the template of the deployed model names; None if it names none."""
+        generator = self._generator
+        if generator is None or not generator.generation.features:
+            return None
+        contract, service = generator.predictor.contract, generator.predictor.model.deployment.service
+        known = prompt_features(contract, service)
+        features = [known[name] for name in generator.generation.features]
+        return Lookup(contract, features, full_names=True, graphs=self._graphs(contract), earlier=self._earlier)
 
     @property
     def candidate(self) -> AnyPredictor | None:

@@ -5,6 +5,9 @@ import time
 from contextvars import ContextVar
 from types import TracebackType
 
+DEADLINE = "isthmus.deadline"
+"""The key in a request's scope for its deadline."""
+
 REFUSAL = "isthmus.refusal"
 """The key in a request's scope for the class of the error that it was answered with."""
 
@@ -79,6 +82,10 @@ class Deadline:
         # Another cancellation, of whoever waits for this task, goes on.
         if self.expired and self._task.uncancel() <= self._canceling and kind is asyncio.CancelledError:
             raise TimeoutError from error
+
+    def release(self) -> None:
+        """The block may take longer: what it was to do in time is done."""
+        self._all.remove(self)
 
     def expire(self) -> None:
         """The time is over."""

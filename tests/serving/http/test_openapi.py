@@ -27,8 +27,8 @@ def test_the_document_is_valid(server: Server) -> None:
     document = server.http.get("/openapi.json").json()
     validate(document)
     assert set(document["paths"]) == {
-        "/get-online-features", "/push", "/write-to-online-store", "/predict", "/models", "/status", "/healthz",
-        "/readyz", "/metrics", "/snapshots/{service}", "/snapshots/{service}/{value}", "/v2",
+        "/get-online-features", "/push", "/write-to-online-store", "/predict", "/generate", "/models", "/status",
+        "/healthz", "/readyz", "/metrics", "/snapshots/{service}", "/snapshots/{service}/{value}", "/v2",
         "/v2/health/live", "/v2/health/ready",
         "/v2/models/{model}", "/v2/models/{model}/ready", "/v2/models/{model}/infer",
         "/v2/models/{model}/versions/{version}", "/v2/models/{model}/versions/{version}/ready",
@@ -54,6 +54,7 @@ def test_the_document_is_valid(server: Server) -> None:
         ("post", "/write-to-online-store", {"feature_view_name": "punctuality", "df": {"created": [1]}}, 422),
         ("post", "/predict", PREDICT, 200),
         ("post", "/predict", {}, 422),
+        ("post", "/generate", {"prompt": "a"}, 422),
         ("get", "/models", None, 200),
         ("get", "/status", None, 200),
         ("get", "/healthz", None, 200),

@@ -30,6 +30,11 @@ def _prepare(threads: int) -> Callable[[bytes], Loaded]:
     torch.set_num_threads(threads)
     runtime._unsafe_reset_threadpool(threads)
 
+    def given(array: Array) -> Any:
+        tensor = torch.from_numpy(array.copy())
+        # An empty array has strides of zero, which ExecuTorch refuses.
+        return tensor if array.size else torch.empty(array.shape, dtype=tensor.dtype)
+
     def load(model: bytes) -> Loaded:
         program = runtime._load_program_from_buffer(
             model, program_verification=runtime.Verification.InternalConsistency
@@ -39,7 +44,7 @@ def _prepare(threads: int) -> Callable[[bytes], Loaded]:
 
         # The memory of the method is that of the program.
         def run(tensors: list[Array], _program: Any = program) -> list[Array]:
-            return [tensor.numpy() for tensor in method([torch.from_numpy(array.copy()) for array in tensors])]
+            return [tensor.numpy() for tensor in method([given(array) for array in tensors])]
 
         return Loaded(
             [_described(meta.input_tensor_meta(place)) for place in range(meta.num_inputs())],

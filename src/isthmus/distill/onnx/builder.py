@@ -67,6 +67,13 @@ class Building:
             self._nodes.append(helper.make_node("Split", [tensor], names, name=names[0], axis=0, num_outputs=count))
         return names
 
+    def split(self, tensor: str, sizes: Sequence[int], axis: int) -> list[str]:
+        """Parts of a tensor of these sizes along an axis."""
+        names = [f"{tensor}/{axis}/{place}" for place in range(len(sizes))]
+        lengths = self.constant(f"sizes/{'/'.join(map(str, sizes))}", np.array(sizes, np.int64))
+        self._nodes.append(helper.make_node("Split", [tensor, lengths], names, name=names[0], axis=axis))
+        return names
+
     def always(self, mask: str) -> bool | None:
         """The value of a mask that is constant; None if it is computed."""
         producer = self._producer(mask)

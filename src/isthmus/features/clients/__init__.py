@@ -1,4 +1,4 @@
-"""What reads heads and snapshots in other languages: sources that a package ships to whoever builds an app."""
+"""What reads heads, snapshots and tokenizers in other languages: sources that a package ships for apps."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +18,11 @@ CLIENTS = {
     "Snapshots.swift": "the stored features on iOS and macOS",
 }
 """Of snapshots: file to its purpose."""
+GENERATORS = {
+    "tokenizer.mjs": "the tokenizer in a browser or in Node",
+    "generate.mjs": "what generates text, in a browser or in Node",
+}
+"""Of causal language models: file to its purpose."""
 
 
 def sources(names: Iterable[str]) -> dict[str, bytes]:

@@ -17,6 +17,7 @@ from isthmus.features.package import replay
 from isthmus.features.package.checksums import CONTRACT, GOLDEN, SIGNATURE, damaged
 from isthmus.features.package.golden import Golden, Inputs, read_golden
 from isthmus.features.package.manifest import WHOLE, Manifest, Package, Variant, open_package, read_contract
+from isthmus.features.package.prompts import open_tokenizer, read_prompts, require_generated
 from isthmus.features.package.signature import key_name, require_signature
 from isthmus.features.verdict import ONNX_RUNTIME
 
@@ -147,6 +148,11 @@ def inspect(path: Path, *, key: str | None = None, runtime: Runtime | None = Non
             difference = check(variant.file, partial(_model, package, variant, golden, runner))
             if difference is not None:
                 worst[variant.file] = difference
+        if package.manifest.generation is not None:
+            check(package.manifest.generation.prompts, lambda: _prompts(package))
+            if checks[-1].error is None and isinstance(runner, OnnxRuntime):
+                for variant in files:
+                    check(f"{variant.file}: prompts", partial(_generated, package, variant))
     return inspection
 
 
@@ -184,6 +190,17 @@ def _golden(package: Package) -> tuple[Golden, str]:
 
 def _head(package: Package, golden: Golden) -> tuple[None, str]:
     return None, f"{replay.require_core(package, golden)} rows make the tensors of the core to the bit"
+
+
+def _prompts(package: Package) -> tuple[None, str]:
+    open_tokenizer(package)
+    count = len(read_prompts(package))
+    return None, f"the tokens of {count} prompt{'' if count == 1 else 's'} are those that are recorded"
+
+
+def _generated(package: Package, variant: Variant) -> tuple[None, str]:
+    count = require_generated(package, variant, replay.open_session(package, variant, 1), read_prompts(package))
+    return None, f"repeats {count:,} greedy tokens"
 
 
 def _no_files(package: Package, runtime: Runtime) -> tuple[None, str]:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from isthmus.features.contract.contract import Contract
+from isthmus.features.decoding.generation import LOGITS, NEW, PAST, TOKENS, Generation
 from isthmus.features.errors import ContractMismatch, PackageError, one_of
 from isthmus.features.package.checksums import (
     CONTRACT,
@@ -40,6 +41,9 @@ _SHOWN = 60
 Format = Literal["onnx", "ort", "pte", "tflite", "mlpackage"]
 WHOLE: tuple[Format, ...] = ("onnx", "ort")
 """The formats of ONNX Runtime, which have operators for all that a graph does."""
+
+Precision = Literal["fp32", "int8", "int4"]
+"""Of weights; those of four bits are in models that generate text alone."""
 
 Element = Literal["bool", "uint8", "int32", "int64", "float", "double", "string"]
 """The element types of a model's inputs and outputs, by ONNX's names."""
@@ -89,7 +93,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """
 
     file: str
-    precision: Literal["fp32", "int8"]
+    precision: Precision
     format: Format
     bytes: int
     sha256: str
@@ -154,6 +158,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         core: the inputs of the model files that are the graph's numeric core; empty if there are none.
         classes: of a model of rows that answers with a probability for each class, their names, in order.
         rounding: by how much the outputs of a model file may differ between two processors.
+        generation: of a causal language model, how text is made with it; None for any other model.
     """
 
     format_version: int
@@ -173,6 +178,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     core: tuple[Tensor, ...] = ()
     classes: tuple[str, ...] = ()
     rounding: float = ROUNDING
+    generation: Generation | None = None
 
     @property
     def model_inputs(self) -> tuple[ModelInput, ...]:
@@ -312,6 +318,8 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
     )
     if manifest.classes and [(len(manifest.classes),)] != [tensor.shape[-1:] for tensor in manifest.outputs]:
         yield f"names {len(manifest.classes)} classes", "one output, with a number for each of them"
+    if manifest.generation is not None:
+        yield from _generation_misfits(manifest, manifest.generation)
     if not 0 < manifest.rounding < math.inf:
         yield f"has a rounding of {manifest.rounding}", "a finite number above 0"
     if not manifest.variants:
@@ -335,3 +343,22 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
     known = {MANIFEST, CONTRACT, GOLDEN, README, *manifest.files, *(variant.file for variant in manifest.variants)}
     if unknown := sorted(sums.keys() - known):
         yield f"says nothing of {unknown[0]}", "a word about every file"
+
+
+def _generation_misfits(manifest: Manifest, generation: Generation) -> Iterator[tuple[str, str]]:
+    tensors, outputs = ({tensor.name: tensor for tensor in of} for of in (manifest.tensors, manifest.outputs))
+    if set(tensors) != {TOKENS, PAST} or set(outputs) != {LOGITS, NEW}:
+        yield f"generates text of {', '.join(tensors)}", f"{TOKENS} and {PAST} to {LOGITS} and {NEW}"
+        return
+    past, vocabulary = tensors[PAST].shape, outputs[LOGITS].shape[-1]
+    if len(past) != 5 or outputs[NEW].shape[2:] != past[2:] or any(isinstance(size, str) for size in past[2:]):
+        yield f"{PAST} is {list(past)} and {NEW} {list(outputs[NEW].shape)}", "the same for each token"
+    known = range(vocabulary if isinstance(vocabulary, int) else 0)
+    tokens = (*generation.begin, *generation.end, *(control.token for control in generation.control))
+    if stray := [token for token in tokens if token not in known]:
+        yield f"names token {stray[0]}", f"a token below {len(known)}"
+    if not 0 < generation.most < generation.context:
+        yield f"generates {generation.most} tokens in a context of {generation.context}", "fewer than the context"
+    for file in (generation.tokenizer, generation.prompts):
+        if file not in manifest.files:
+            yield f"says nothing of {file}, which generation names", "a word about every file"

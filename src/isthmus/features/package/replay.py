@@ -56,6 +56,8 @@ def open_session(package: Package, variant: Variant, threads: int) -> "onnxrunti
     import onnxruntime  # not needed by those who only read a package
 
     manifest, options = package.manifest, session_options(threads)
+    # A text has another length with each token, and ONNX Runtime would keep a plan of its memory for each.
+    options.enable_mem_pattern = manifest.generation is None
     # By itself, it would open the files that a graph names in the working folder.
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
     model = package.files.read(variant.file)

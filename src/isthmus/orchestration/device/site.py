@@ -3,10 +3,11 @@
 import hashlib
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from isthmus.features.clients import CLIENT, FOLDER
+from isthmus.features.clients import CLIENT, FOLDER, GENERATORS
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.files import publish
 from isthmus.features.package.manifest import Manifest, read_package
@@ -33,10 +34,10 @@ _RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-thr
 def site(project: Project, name: str | None, out: Path) -> Path:
     """Writes the folder, and replaces what an earlier call wrote there.
 
-    The page is `pages/<distillation>` of the project. A model of rows needs none: it gets a form.
+    The page is `pages/<distillation>` of the project. A model of rows or of texts needs none: it gets a form.
 
     Raises:
-        ConfigurationError: there is no page for a model that is not a model of rows.
+        ConfigurationError: there is no page for a model of other tensors.
         DataError: there is no package, or no snapshot that it needs, or the folder holds something else.
         DependencyError: the runtime for browsers cannot be installed.
         PackageError: the package is damaged.
@@ -44,31 +45,42 @@ def site(project: Project, name: str | None, out: Path) -> Path:
     artifacts = Artifacts.of(project, name)
     package, distillation = artifacts.last_package(), artifacts.declared.name
     manifest, own = read_package(package), project.root / "pages" / distillation
-    if not own.is_dir() and not manifest.inputs:
+    if not own.is_dir() and not manifest.inputs and manifest.generation is None:
         problem = Problem(f"distillation {distillation}", f"there is no {own}", "a folder with an index.html")
         raise ConfigurationError("pages", [problem])
     if out.exists() and not (out / NOTE).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(str(out), "holds something else", expected="a new folder, or one that this command wrote")
-    runtime = installed() / "node_modules" / NAME / "dist"
 
     def write(folder: Path) -> None:
-        for shared in _SHARED:
-            shutil.copy(shared, folder)
-        if own.is_dir():
-            shutil.copytree(own, folder, dirs_exist_ok=True)
-        else:
-            shutil.copy(SOURCES / "form.mjs", folder)
-            shutil.copy(SOURCES / "form.html", folder / "index.html")
-        shutil.copytree(package, folder / "package")
-        (folder / "ort").mkdir()
-        for file in _RUNTIME:
-            shutil.copy(runtime / file, folder / "ort")
+        write_files(folder, package, manifest, own)
         note = {**_expected(project, package), **_on_device(project, manifest, folder)}
-        (folder / NOTE).write_text(json.dumps(note), encoding="utf-8")
-        (folder / _WORKER).write_text(_worker(folder), encoding="utf-8")
+        write_note(folder, note)
 
     publish(out, write)
     return out
+
+
+def write_files(folder: Path, package: Path, manifest: Manifest, own: Path | None) -> None:
+    """What the page of a package loads, with `own` pages or the form for its kind of model."""
+    runtime = installed() / "node_modules" / NAME / "dist"
+    form = "form" if manifest.generation is None else "text"
+    for shared in (*_SHARED, *([] if manifest.generation is None else [FOLDER / name for name in GENERATORS])):
+        shutil.copy(shared, folder)
+    if own is not None and own.is_dir():
+        shutil.copytree(own, folder, dirs_exist_ok=True)
+    else:
+        shutil.copy(SOURCES / f"{form}.mjs", folder)
+        shutil.copy(SOURCES / f"{form}.html", folder / "index.html")
+    shutil.copytree(package, folder / "package")
+    (folder / "ort").mkdir()
+    for file in _RUNTIME:
+        shutil.copy(runtime / file, folder / "ort")
+
+
+def write_note(folder: Path, note: Mapping[str, Any]) -> None:
+    """What a page expects, and its service worker."""
+    (folder / NOTE).write_text(json.dumps(note), encoding="utf-8")
+    (folder / _WORKER).write_text(_worker(folder), encoding="utf-8")
 
 
 def api_path(page: Path) -> str:
@@ -79,7 +91,11 @@ def api_path(page: Path) -> str:
 
 def _expected(project: Project, package: Path) -> dict[str, Any]:
     """What a page expects of a package, beside its sums."""
-    return {"contract": read_package(package).contract, "precision": serving_profile(project, package).precision}
+    manifest, precision = read_package(package), serving_profile(project, package).precision
+    if manifest.generation is not None and precision == "int8":
+        # Servers alone round activations: `open` takes the smallest file that answers as recorded.
+        precision = min((each.precision for each in manifest.variants if each.precision != "int8"), default=precision)
+    return {"contract": manifest.contract, "precision": precision}
 
 
 def _on_device(project: Project, manifest: Manifest, folder: Path) -> dict[str, Any]:

@@ -61,8 +61,11 @@ class WebRuntime:
     tolerance = TOLERANCE
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
-        """The files in ORT format, which a browser receives."""
-        return [variant for variant in manifest.variants if variant.format == "ort"]
+        """The files in ORT format, which a browser receives: all but those that round activations on servers alone."""
+        servers = [] if manifest.generation is None else ["int8"]
+        return [
+            variant for variant in manifest.variants if variant.format == "ort" and variant.precision not in servers
+        ]
 
     def ask(self, package: Package, variant: Variant, cases: Sequence[Inputs]) -> Sequence[Answers]:
         """A file's outputs for each batch of inputs."""

@@ -26,7 +26,7 @@ from isthmus.features.latency import WRITE_SECONDS, LatencyWriter
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.serving import log
 from isthmus.serving.http import push, snapshots
-from isthmus.serving.http.exchange import body_of, message_of, reply
+from isthmus.serving.http.generate import Generations
 from isthmus.serving.http.guard import Guarded, Limited, granted, refused
 from isthmus.serving.http.inference import Inference
 from isthmus.serving.http.middleware import Observed
@@ -45,6 +45,7 @@ from isthmus.serving.status.status import status
 from isthmus.serving.threads import BYTES, VALUES, offload
 from isthmus.serving.watch import Watch
 from isthmus.serving.wire import decode, errors, messages, openapi
+from isthmus.serving.wire.exchange import body_of, message_of, reply
 from isthmus.serving.wire.formats import Format, negotiate
 from isthmus.serving.wire.inference import DATATYPES
 
@@ -80,6 +81,7 @@ class Handlers:
         self._latency = None if latency is None else LatencyWriter(Path(latency), objective, self.metrics.bounds)
         self._predictions = Predictions(self._store, settings.limits, self.metrics, self._at)
         self.inference = Inference(lambda: self._watch.state, self._predictions, self._store, self._limits)
+        self.generations = Generations(lambda: self._watch.state, self._predictions, self._limits)
         self._document = orjson.dumps(openapi.document())
 
     @asynccontextmanager
@@ -251,6 +253,7 @@ def create(settings: ServerSettings) -> ASGIApp:
             Route("/push", handlers.push, methods=["POST"]),
             Route("/write-to-online-store", handlers.write, methods=["POST"]),
             Route("/predict", handlers.predict, methods=["POST"]),
+            Route("/generate", handlers.generations.answer, methods=["POST"]),
             *handlers.inference.routes(),
             Route("/snapshots/{service}", handlers.snapshot),
             Route(f"/snapshots/{{service}}/{{value:{snapshots.OWNER}}}", handlers.snapshot),

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from isthmus.features.errors import IsthmusError
 from isthmus.serving.keys import EVERYTHING, Grants, Keyring, required
 from isthmus.serving.limits import Limits
-from isthmus.serving.waits import REFUSAL, Deadline, Deadlines
+from isthmus.serving.waits import DEADLINE, REFUSAL, Deadline, Deadlines
 from isthmus.serving.watchedfile import WatchedFile
 from isthmus.serving.wire import errors
 
@@ -171,7 +171,7 @@ class Limited:
             await refused(error, scope)(scope, receive, send)
             return
         exchange = _Exchange(receive, send, self._limits.body_bytes)
-        deadline = Deadline(self._deadlines)
+        deadline = scope[DEADLINE] = Deadline(self._deadlines)
         try:
             with deadline:
                 await self._app(scope, exchange.receive, exchange.send)

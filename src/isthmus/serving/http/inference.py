@@ -10,7 +10,6 @@ from starlette.routing import Route
 
 from isthmus.features.errors import RequestError, one_of
 from isthmus.features.package.manifest import Tensor
-from isthmus.serving.http.exchange import body_of, message_of, reply
 from isthmus.serving.http.guard import granted
 from isthmus.serving.http.predict import PredictCall, Predictions
 from isthmus.serving.limits import Limits
@@ -20,6 +19,7 @@ from isthmus.serving.state import AnyPredictor, State
 from isthmus.serving.threads import BYTES, VALUES, offload
 from isthmus.serving.wire import inference as wire
 from isthmus.serving.wire.errors import NotFoundError
+from isthmus.serving.wire.exchange import body_of, message_of, reply
 from isthmus.serving.wire.formats import Format
 
 _REQUEST = msgspec.json.Decoder(wire.InferRequest)

@@ -3,15 +3,15 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from isthmus.features.errors import DamagedRowError, DataError, DependencyError, IsthmusError, RequestError
-from isthmus.features.online.plan import ViewAnswer
+from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.serving import log
 from isthmus.serving.http.shadow import Shadow
 from isthmus.serving.limits import Limits
@@ -34,6 +34,18 @@ T = TypeVar("T")
 
 _Inputs = tuple[dict[str, list[Any]], Any, int]
 """Join keys, request fields or tensors, and the number of rows."""
+
+
+class Reader(Protocol):
+    """What reads views: a model or a lookup."""
+
+    @property
+    def plan(self) -> LookupPlan:
+        """What is read."""
+
+    @property
+    def bits(self) -> Mapping[str, bytes]:
+        """The features of each view that are read, for the metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,18 +217,24 @@ class Predictions:
     async def _stored(self, predictor: AnyPredictor, inputs: _Inputs, *, counted: bool = True) -> _Stored:
         """What a request and the store have for a model; `counted` in the metrics of views, as most of it is."""
         keys, fields, rows = inputs
-        answers: Mapping[str, ViewAnswer] = {}
-        if predictor.plan.views:
-            answers = await self._store.read(predictor.plan, keys, rows, self._now())
-            if counted:
-                self._metrics.read(answers, predictor.bits)
-            if problems := damage(answers):
-                # No prediction is made of a value that may be another.
-                if any(answer.foreign for answer in answers.values()):
-                    remedy = "delete those keys, run `isthmus materialize --full`, and keep the other program out"
-                    raise DataError("online rows", "; ".join(problems), remedy=remedy)
-                raise DamagedRowError("online rows", "; ".join(problems), remedy="run `isthmus materialize --full`")
-        return _Stored(fields, answers, rows)
+        return _Stored(fields, await self.stored(predictor, keys, rows, counted=counted), rows)
+
+    async def stored(
+        self, reader: Reader, keys: Mapping[str, Sequence[Any]], rows: int, *, counted: bool = True
+    ) -> Mapping[str, ViewAnswer]:
+        """What the store has of the views of a model or a lookup; a DataError if a row is damaged."""
+        if not reader.plan.views:
+            return {}
+        answers = await self._store.read(reader.plan, keys, rows, self._now())
+        if counted:
+            self._metrics.read(answers, reader.bits)
+        if problems := damage(answers):
+            # No prediction is made of a value that may be another.
+            if any(answer.foreign for answer in answers.values()):
+                remedy = "delete those keys, run `isthmus materialize --full`, and keep the other program out"
+                raise DataError("online rows", "; ".join(problems), remedy=remedy)
+            raise DamagedRowError("online rows", "; ".join(problems), remedy="run `isthmus materialize --full`")
+        return answers
 
     async def _run(self, predictor: AnyPredictor, stored: _Stored) -> Predicted:
         columns = predictor.inputs(stored.fields, stored.answers)

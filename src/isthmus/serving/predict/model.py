@@ -13,6 +13,7 @@ from isthmus.features.errors import PackageError, RequestError, harmless
 from isthmus.features.package.golden import Golden, read_golden
 from isthmus.features.package.inputs import Feeds, ModelInput, feeds
 from isthmus.features.package.manifest import open_package, read_contract
+from isthmus.features.package.prompts import decoder_of, open_tokenizer
 from isthmus.features.package.replay import answers, open_session, require_fed, require_reproduced
 from isthmus.features.package.signature import require_signature
 from isthmus.features.values.columns import Values
@@ -42,10 +43,12 @@ class Model:
         rounding: by how much two processors may differ in an answer.
         row: a golden row, by input, as a request has it: the row with the fewest nulls.
         elements: of the inputs of the largest golden case.
+        text: of a model that generates text, its tokenizer and what continues texts; None of any other.
         seconds: how long a prediction of a single row takes here, at best.
         warming: how many seconds its first predictions took, those of the golden rows.
 
     Raises:
+        DependencyError: it generates text, and the extra `generate` is not installed.
         PackageError: the package is damaged, has another digest, is not signed by whom it must be, or does not
             reproduce its golden rows.
     """
@@ -71,6 +74,7 @@ class Model:
         self.classes, self.rounding = manifest.classes, manifest.rounding
         golden = read_golden(package)
         require_fed(f"package {manifest.name}", golden, manifest)
+        self.text = None if manifest.generation is None else (open_tokenizer(package), decoder_of(manifest, variant))
         self._session = open_session(package, variant, deployment.threads)
         began = time.perf_counter()
         outputs = answers(self._session, manifest, variant, [case.feeds for case in golden.cases])

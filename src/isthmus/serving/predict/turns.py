@@ -22,10 +22,11 @@ TensorOutputs = Mapping[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True, slots=True)
 class TensorInputs:
-    """The tensors for a graph by name, and the outputs that are asked for."""
+    """The tensors for a graph by name, and the outputs that are asked for; `again` if a run like it follows."""
 
     feeds: Feeds
     outputs: tuple[str, ...]
+    again: bool = False
 
 
 class Turns:
@@ -54,7 +55,7 @@ class Turns:
         import onnxruntime  # a server without a model has no need of it
 
         options = onnxruntime.RunOptions()
-        if sum(array.size for array in inputs.feeds.values()) > self._model.elements:
+        if not inputs.again and sum(array.size for array in inputs.feeds.values()) > self._model.elements:
             # ONNX Runtime would keep the memory that it took. Giving it back takes half as long as a run.
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         return options

@@ -144,6 +144,37 @@ class PredictRequest(Struct, forbid_unknown_fields=True):
     ] = {}
 
 
+class GenerateRequest(Struct, forbid_unknown_fields=True):
+    """A text behind a prompt."""
+
+    prompt: Annotated[
+        str, Meta(description="What a user asks. What looks like a control token in it is text.", examples=["Hello"])
+    ]
+    model: str | None = None
+    entities: Annotated[
+        Columns,
+        Meta(description="Join key to its value, a list of one, of whose features the model's prompt tells."),
+    ] = {}
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+
+
+class EventText(Struct):
+    """An event `text`: what the text grows by."""
+
+    text: str
+
+
+class EventEnd(Struct):
+    """An event `end`: why the text ends, and how many tokens it took."""
+
+    reason: Annotated[
+        Literal["end", "length", "time"],
+        Meta(description="The model ended it, no more tokens were asked for or fit, or it took too long."),
+    ]
+    prompt_tokens: int
+    tokens: int
+
+
 class PredictAnswer(Struct):
     """A prediction per row, and the status of each view for the row.
 

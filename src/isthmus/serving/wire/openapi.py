@@ -59,7 +59,7 @@ _BINARY = {
 
 _GROUPS = {
     "lookups": ("The latest features of keys, by Feast's online API.", ("/get-online-features",)),
-    "predictions": ("What the deployed models answer.", ("/predict", "/models")),
+    "predictions": ("What the deployed models answer.", ("/predict", "/generate", "/models")),
     "inference": (
         "The Open Inference Protocol, version 2, for models of tensors.",
         ("/v2", "/v2/health/live", "/v2/health/ready", *(path + end for path in (MODEL, VERSION) for end in _ENDS)),
@@ -125,6 +125,7 @@ def document() -> dict[str, Any]:
     types = [
         messages.LookupRequest, messages.LookupAnswer, messages.ValuesAnswer, messages.PushRequest,
         messages.WriteRequest, messages.PushAnswer, messages.PredictRequest, messages.PredictAnswer, messages.Models,
+        messages.GenerateRequest, messages.EventText, messages.EventEnd,
         messages.StatusAnswer, messages.Health, messages.Ready, messages.ErrorAnswer, inference.InferRequest,
         inference.InferAnswer, inference.ModelMetadata, inference.ModelReady, inference.ServerMetadata,
         inference.ServerLive, inference.ServerReady,
@@ -165,6 +166,7 @@ def document() -> dict[str, Any]:
                     errors=_READ, body=messages.PredictRequest, contract=True,
                 )
             },
+            "/generate": {"post": _generate()},
             **_inference(),
             "/snapshots/{service}": {"get": _snapshot("readSnapshot", "for a device", 401, 403, 404, 429, 503)},
             "/snapshots/{service}/{value}": {
@@ -231,6 +233,25 @@ def _operation(  # noqa: PLR0913 - the parts of an operation, by name
         operation["security"] = []
     if body is not None:
         operation["requestBody"] = {"required": True, "content": _json(body)}
+    return operation
+
+
+def _generate() -> dict[str, Any]:
+    """Text is no JSON but events, each of which is."""
+    operation = _operation(
+        "generate", "Generates the text behind a prompt", messages.EventEnd,
+        errors=_READ, body=messages.GenerateRequest, contract=True,
+    )  # fmt: skip
+    events = {
+        "type": "string",
+        "contentMediaType": "text/event-stream",
+        "description": "Events `text` with an EventText each, then an event `end` with an EventEnd, or `error` with an "
+        "ErrorAnswer.",
+    }
+    operation["responses"]["200"] |= {
+        "description": "The text as it comes, as server-sent events.",
+        "content": {"text/event-stream": {"schema": events}},
+    }
     return operation
 
 

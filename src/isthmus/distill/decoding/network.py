@@ -1,0 +1,114 @@
+"""A causal language model as a module with a cache tensor, which torch.export converts and graphs are compared with.
+
+A single call serves prompts and single tokens: a prompt is read with a cache of length 0, or in parts.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from isthmus.features.errors import ConfigurationError, Problem
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+_ROPE = ("default", "linear", "llama3")
+"""Rotations whose angles do not depend on the length of the text."""
+
+
+class Decoder(nn.Module):
+    """The logits after some tokens, and what the next call needs of them.
+
+    Attributes:
+        context: the largest number of tokens, those in the cache included.
+        layers: of the model.
+        heads: of the queries.
+        shared: heads of keys and values, each of which several heads of queries share.
+        width: of a head.
+        turns: cosine and sine of the rotations, float32 (context, width) each.
+
+    Raises:
+        ConfigurationError: the model is of another architecture than Llama's, or has rotations that change with the
+            length of the text.
+    """
+
+    def __init__(self, model: "LlamaForCausalLM", context: int | None = None) -> None:
+        super().__init__()
+        config: Any = require_supported(model)
+        self.body, self.head = model.model, model.lm_head
+        self.context = min(context or config.max_position_embeddings, config.max_position_embeddings)
+        self.layers, self.heads = config.num_hidden_layers, config.num_attention_heads
+        self.shared = config.num_key_value_heads
+        self.width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        with torch.no_grad():
+            cosine, sine = self.body.rotary_emb(torch.zeros(1), torch.arange(self.context)[None])
+        self.register_buffer("cosine", cosine[0], persistent=False)
+        self.register_buffer("sine", sine[0], persistent=False)
+
+    @property
+    def turns(self) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of the rotations."""
+        return self.get_buffer("cosine"), self.get_buffer("sine")
+
+    def forward(self, tokens: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        """Reads tokens behind others.
+
+        Args:
+            tokens: int64 (1, tokens), one or more.
+            past: float32 (1, past, 2 * layers, shared, width): keys and values of the tokens before these, by layer.
+
+        Returns:
+            The logits of the token behind the last one, (1, vocabulary), and what `past` grows by, (1, tokens, …).
+        """
+        tokens, past = tokens[0], past[0]
+        count, before = tokens.shape[0], past.shape[0]
+        groups = self.heads // self.shared
+        places = before + torch.arange(count)
+        cosine, sine = (turn[places][:, None] for turn in self.turns)
+        later = torch.arange(before + count)[None, :] > places[:, None]
+        values = self.body.embed_tokens(tokens)
+        new = []
+        for place, layer in enumerate(self.body.layers):
+            attention, inner = layer.self_attn, layer.input_layernorm(values)
+            query = attention.q_proj(inner).reshape(count, self.heads, self.width)
+            key, value = (
+                project(inner).reshape(count, self.shared, self.width)
+                for project in (attention.k_proj, attention.v_proj)
+            )
+            query, key = (_rotated(each, cosine, sine) for each in (query, key))
+            new += [key, value]
+            key = torch.cat([past[:, 2 * place], key]).permute(1, 2, 0)
+            value = torch.cat([past[:, 2 * place + 1], value]).permute(1, 0, 2)
+            query = (query * self.width**-0.5).reshape(count, self.shared, groups, self.width).permute(1, 2, 0, 3)
+            query = query.contiguous().reshape(self.shared, groups * count, self.width)
+            scores = (query @ key).reshape(self.shared, groups, count, before + count)
+            weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+            weights = weights.reshape(self.shared, groups * count, before + count)
+            mixed = (weights @ value).reshape(self.shared, groups, count, self.width).permute(2, 0, 1, 3)
+            mixed = mixed.contiguous().reshape(count, self.heads * self.width)
+            values = values + attention.o_proj(mixed)
+            values = values + layer.mlp(layer.post_attention_layernorm(values))
+        return self.head(self.body.norm(values[-1:])), torch.stack(new, 1)[None]
+
+
+def require_supported(model: "LlamaForCausalLM") -> Any:
+    """The configuration of a model that can be converted; raises a ConfigurationError for another."""
+    config: Any = model.config
+    problems = []
+    if type(model).__name__ != "LlamaForCausalLM":
+        problems.append(Problem("model", f"is a {type(model).__name__}", "a LlamaForCausalLM of transformers"))
+    else:
+        rope = config.rope_parameters["rope_type"]
+        if rope not in _ROPE:
+            problems.append(Problem("model", f"has rotations of type {rope}", " or ".join(_ROPE)))
+        if config.hidden_act != "silu":
+            problems.append(Problem("model", f"has the activation {config.hidden_act}", "silu"))
+    if problems:
+        raise ConfigurationError("decoding", problems)
+    return config
+
+
+def _rotated(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    first, second = heads.chunk(2, -1)
+    return heads * cosine + torch.cat([-second, first], -1) * sine

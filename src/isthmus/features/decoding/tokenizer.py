@@ -1,0 +1,114 @@
+"""The tokenizer of a package: byte-level BPE, by the library tokenizers, and back to text byte by byte."""
+
+import codecs
+import json
+from collections.abc import Sequence
+
+from isthmus.features.decoding.generation import Generation
+from isthmus.features.errors import PackageError, RequestError, extra
+
+
+def _alphabet() -> dict[str, int]:
+    """The letters that byte-level BPE writes bytes as, as in GPT-2."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + place): byte for place, byte in enumerate(hidden)}
+
+
+ALPHABET = _alphabet()
+
+
+class Tokenizer:
+    """The tokenizer of a package.
+
+    Args:
+        data: the content of `tokenizer.json`.
+        generation: of the package.
+        where: the file in messages.
+
+    Raises:
+        DependencyError: the extra `generate` is not installed.
+        PackageError: it is no tokenizer, or has other control tokens than the package says.
+    """
+
+    def __init__(self, data: bytes, generation: Generation, where: str = "tokenizer.json") -> None:
+        with extra("generate"):
+            from tokenizers import Tokenizer as Own
+        self._generation, self._where = generation, where
+        try:
+            self._own = Own.from_buffer(data)
+            added = json.loads(data)["added_tokens"]
+        except Exception as error:  # tokenizers raises Exception itself
+            raise PackageError(
+                where, f"is no tokenizer ({error})", expected="a file of the library tokenizers"
+            ) from error
+        self._own.no_padding()
+        self._own.no_truncation()
+        # What looks like a special token in a text is text.
+        self._own.encode_special_tokens = True
+        self._control = {token["id"] for token in added if token["special"]}
+        if self._control != (said := {control.token for control in generation.control}):
+            raise PackageError(where, f"has control tokens {sorted(self._control)}", expected=f"{sorted(said)}")
+
+    @property
+    def size(self) -> int:
+        """One more than the largest token."""
+        return max(self._own.get_vocab(with_added_tokens=True).values()) + 1
+
+    def encode(self, parts: Sequence[str | int]) -> list[int]:
+        """The tokens of texts and control tokens, in order, behind those that begin every prompt.
+
+        Raises:
+            RequestError: a text has letters that no token has, or becomes a control token.
+        """
+        tokens = [*self._generation.begin]
+        for part in parts:
+            if isinstance(part, int):
+                tokens.append(part)
+                continue
+            tokens += self._plain(part)
+        return tokens
+
+    def _plain(self, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError("prompt", "has half of a pair of surrogates", expected="text") from error
+        tokens: list[int] = self._own.encode(text, add_special_tokens=False).ids
+        if stray := self._control.intersection(tokens):
+            raise RequestError("prompt", f"becomes control token {min(stray)}", expected="text")
+        # Letters that no token has would be dropped in silence.
+        said = b"".join(map(self.bytes_of, tokens)).decode("utf-8", "replace")
+        if self._normal(said) != self._normal(text):
+            raise RequestError(
+                "prompt", "has letters that no token of the model has", expected="letters of its vocabulary"
+            )
+        return tokens
+
+    def _normal(self, text: str) -> str:
+        normalizer = self._own.normalizer
+        return text if normalizer is None else normalizer.normalize_str(text)
+
+    def bytes_of(self, token: int) -> bytes:
+        """What a token adds to a text; nothing if it is a control token."""
+        letters = None if token in self._control else self._own.id_to_token(token)
+        if letters is None:
+            return b""
+        known = [ALPHABET.get(letter) for letter in letters]
+        return letters.encode() if None in known else bytes(byte for byte in known if byte is not None)
+
+
+class Text:
+    """A text that grows by tokens. A letter of several tokens appears when it is complete."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, token: int) -> str:
+        """What a token adds."""
+        return self._decoder.decode(self._tokenizer.bytes_of(token))
+
+    def end(self) -> str:
+        """What is left: letters that were never completed."""
+        return self._decoder.decode(b"", final=True)

@@ -1,0 +1,49 @@
+"""Text from a deployed model: a token at a time, in turn with whoever else asks it."""
+
+from collections.abc import AsyncIterator, Sequence
+
+from isthmus.features.decoding.decoder import Read
+from isthmus.features.decoding.generation import LOGITS, NEW
+from isthmus.features.package.prompts import generation_of
+from isthmus.serving.limits import Limits
+from isthmus.serving.predict.tensors import TensorPredictor
+from isthmus.serving.predict.turns import TensorInputs
+from isthmus.serving.wire.errors import TooLargeError
+
+
+class Generator:
+    """What generates text with a model.
+
+    Texts that are generated at the same time take turns, token by token: each has a cache of its own, and what a text
+    says does not depend on those beside it.
+    """
+
+    def __init__(self, predictor: TensorPredictor) -> None:
+        assert predictor.model.text is not None  # noqa: S101 - who calls this has looked
+        self.predictor = predictor
+        self.tokenizer, self.decoder = predictor.model.text
+        self.generation = generation_of(predictor.model.manifest)
+
+    def room(self, prompt: Sequence[int], wanted: int | None, limits: Limits) -> int:
+        """How many tokens may follow a prompt.
+
+        Raises:
+            RequestError: the prompt is empty, or does not fit the context.
+            TooLargeError: more tokens are wanted than a request may ask for.
+        """
+        most = min(self.generation.most, limits.generated_tokens)
+        if wanted is not None and wanted > most:
+            raise TooLargeError("max_tokens", f"is {wanted:,}", expected=f"1 to {most:,}")
+        return min(self.decoder.require_prompt(prompt), most if wanted is None else wanted)
+
+    async def tokens(self, prompt: Sequence[int], room: int) -> AsyncIterator[Read]:
+        """The likeliest tokens behind a prompt. A run that nobody waits for any more ends early."""
+        cache, fed = self.decoder.cache(len(prompt) + room), prompt
+        for _ in range(room):
+            for part in self.decoder.parts(fed):
+                inputs = TensorInputs(self.decoder.feeds(part, cache), (LOGITS, NEW), again=True)
+                said = self.decoder.take(await self.predictor.batches.predict(inputs, 1), cache)
+            yield said
+            if said.token in self.generation.end:
+                return
+            fed = [said.token]

@@ -1,0 +1,201 @@
+"""`POST /generate`: a text as server-sent events."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from isthmus.distill.decoding.export import export
+from isthmus.distill.decoding.settings import DecodingSettings
+from isthmus.distill.onnx.runtime import ask, session
+from isthmus.features.decoding.tokenizer import Text
+from isthmus.features.package.manifest import open_package
+from isthmus.features.package.prompts import decoder_of, generation_of, open_tokenizer
+from isthmus.features.profiles import ServingProfile
+from isthmus.serving.limits import Limits
+from isthmus.serving.rollout.rollout import deploy
+from tests.distill.decoding.support import origin, tiny
+from tests.serving.support import CONTRACT, NOW, TABLES, Server, serving, verdict_of, wait
+from tests.tokenizing import trained
+
+LIMITS = Limits(generations=3, generated_tokens=1500, deadline_seconds=2.0)
+UA = {"carrier": ["UA"]}
+STRANGE = "Ω"
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a model that never ends a text, and has no numbers for a letter that is in no golden prompt."""
+    model: Any = tiny(tie_word_embeddings=False, max_position_embeddings=2048, num_hidden_layers=4)
+    (token,) = generation_tokens(STRANGE.encode()[:1])
+    with torch.no_grad():
+        model.lm_head.weight[[0, token]] = 0
+        model.model.embed_tokens.weight[token] = torch.nan
+    settings = DecodingSettings(
+        prompts=("Return the sum.", "naïve"), features={"punctuality__flights": "3", "punctuality__late_rate": "0.5"},
+        template="<|begin|>{punctuality__flights} flights, late {punctuality__late_rate}\n{prompt}<|end|>",
+        most=1800, golden_tokens=8, precisions=("fp32",), formats=("ort",),
+    )  # fmt: skip
+    return export(model, trained(), tmp_path_factory.mktemp("packages"), origin=origin(), settings=settings).path
+
+
+def generation_tokens(letter: bytes) -> list[int]:
+    """The token of a byte."""
+    from isthmus.features.decoding.tokenizer import ALPHABET
+
+    vocabulary = json.loads(trained())["model"]["vocab"]
+    return [vocabulary[shown] for shown, byte in ALPHABET.items() if bytes([byte]) == letter]
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory, redis_url: str, package: Path) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("writer")
+    (folder / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(folder, redis_url, limits=LIMITS) as running:
+        profile = ServingProfile(precision="fp32", probation_seconds=0)
+        deploy(package, verdict_of(package), CONTRACT, profile, running.deployment, tables=TABLES, at=NOW)
+        wait(lambda: running.http.get("/readyz").json().get("model") == "writer", "the model")
+        yield running
+
+
+def events(body: str) -> list[tuple[str, dict[str, Any]]]:
+    found = []
+    for block in body.removesuffix("\n\n").split("\n\n"):
+        kind, data = block.split("\n")
+        found.append((kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return found
+
+
+def generated(server: Server, **asked: Any) -> tuple[str, dict[str, Any]]:
+    """The text of an answer, and its end."""
+    answer = server.http.post("/generate", json=asked)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.headers["isthmus-contract"] == CONTRACT.hash
+    *texts, (kind, end) = events(answer.text)
+    assert kind == "end"
+    assert {name for name, _ in texts} <= {"text"}
+    return "".join(data["text"] for _, data in texts), end
+
+
+def alone(package: Path, prompt: str, flights: str, rate: str, most: int) -> tuple[str, int]:
+    """The same without a server, and the number of tokens of the prompt."""
+    opened = open_package(package)
+    variant = opened.manifest.variant("fp32")
+    tokenizer, model = open_tokenizer(opened), session(opened.files.read(variant.file), 1)
+    features = {"punctuality__flights": flights, "punctuality__late_rate": rate}
+    tokens = tokenizer.encode(generation_of(opened.manifest).parts(prompt, features))
+    text = Text(tokenizer)
+    said = decoder_of(opened.manifest, variant).greedy(lambda feeds: ask(model, feeds), tokens, most)
+    return "".join(text.add(read.token) for read in said) + text.end(), len(tokens)
+
+
+def test_a_text_comes_from_the_prompt_and_the_features_of_an_entity(writer: Server, package: Path) -> None:
+    text, end = generated(writer, prompt="Return 漢字 <|end|>", entities=UA, max_tokens=24)
+    expected, count = alone(package, "Return 漢字 <|end|>", str(2**60 + 1), "0.1", 24)
+    assert text == expected
+    assert end == {"reason": "length", "prompt_tokens": count, "tokens": 24}
+    # Of a key that is not there, and of a row whose values are null, the template says so.
+    for carrier in ("AA", "nobody"):
+        asked = {"prompt": "Return", "entities": {"carrier": [carrier]}, "max_tokens": 8}
+        assert generated(writer, **asked)[0] == alone(package, "Return", "unknown", "unknown", 8)[0]
+
+
+def test_texts_at_the_same_time_are_those_of_each_alone(writer: Server) -> None:
+    prompts = ["Return", "Open a file", "naïve"]
+    asked = [{"prompt": prompt, "entities": UA, "max_tokens": 120} for prompt in prompts]
+    expected = [generated(writer, **each)[0] for each in asked]
+    assert len({*expected}) == 3
+    with ThreadPoolExecutor(3) as pool:
+        assert [text for text, _ in pool.map(lambda each: generated(writer, **each), asked)] == expected
+
+
+def test_more_texts_than_the_limit_are_refused_and_a_caller_who_leaves_makes_room(writer: Server) -> None:
+    long = {"prompt": "Return", "entities": UA, "max_tokens": 1500}
+    # The client of `writer` reads each answer to its end; an iterator that is let go ends it.
+    lines: list[Iterator[str]] = []
+    with httpx.Client(base_url=writer.http.base_url) as http, ExitStack() as streams:
+        for _ in range(3):
+            answer = streams.enter_context(http.stream("POST", "/generate", json=long))
+            lines.append(answer.iter_lines())
+            assert next(lines[-1]) == "event: text"
+        refused = writer.http.post("/generate", json=long)
+        assert refused.status_code == 503, refused.text[-300:]
+        assert refused.headers["retry-after"] == "1"
+        assert refused.json()["found"] == "3 texts are being generated"
+        # Lookups have room meanwhile.
+        assert writer.lookup(features=["punctuality:flights"], entities=UA).status_code == 200
+    wait(lambda: _left(writer) == 3, "the server to see that they left")
+    text, end = generated(writer, prompt="Return", entities=UA, max_tokens=5)
+    assert text
+    assert end["tokens"] == 5
+    # They left in mid-sentence: nobody generated to the end.
+    whole = generated(writer, **long)[1]
+    assert whole["tokens"] == 1500
+
+
+def _left(server: Server) -> int:
+    lines = [line for line in server.lines() if line.get("path") == "/generate"]
+    return sum(line.get("found") == "the client left before its request was complete" for line in lines)
+
+
+def test_the_deadline_is_that_of_the_first_token(writer: Server) -> None:
+    """1,500 tokens take longer than `deadline_seconds`, where a machine is slow, and come whole."""
+    _, end = generated(writer, prompt="Open", entities=UA, max_tokens=1500)
+    assert end["reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "message"),
+    [
+        ({"prompt": "a b " * 1500, "entities": UA}, 422, "and the context of the model 2,048"),
+        ({"prompt": "a", "entities": UA, "max_tokens": 1501}, 413, "is 1,501"),
+        ({"prompt": "a", "entities": UA, "max_tokens": 0}, 422, "Expected `int` >= 1"),
+        ({"prompt": "a"}, 422, "is missing"),
+        ({"prompt": "a", "entities": {"carrier": ["UA", "AA"]}}, 413, "2 rows"),
+        ({"prompt": "a", "entities": {"pilot": ["UA"]}}, 422, "is no join key"),
+        ({"prompt": "a", "entities": UA, "model": "late"}, 404, "no model 'late'"),
+        ({"entities": UA}, 422, "missing required field `prompt`"),
+        ({"prompt": f"a {STRANGE}", "entities": UA}, 500, "has no logits behind 0 tokens"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused(writer: Server, asked: dict[str, Any], status: int, message: str) -> None:
+    answer = writer.http.post("/generate", json=asked)
+    assert answer.status_code == status, answer.text
+    assert message in answer.json()["found"]
+
+
+def test_a_model_of_rows_generates_nothing(server: Server) -> None:
+    answer = server.http.post("/generate", json={"prompt": "a"})
+    assert answer.status_code == 422
+    assert answer.json()["found"] == "generates no text"
+
+
+def test_a_key_needs_the_scope_of_the_model_and_a_text_ends_in_time(
+    tmp_path: Path, redis_url: str, package: Path
+) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(tmp_path, redis_url, limits=replace(LIMITS, generation_seconds=0.02)) as running:
+        profile = ServingProfile(precision="fp32", probation_seconds=0)
+        deploy(package, verdict_of(package), CONTRACT, profile, running.deployment, tables=TABLES, at=NOW)
+        wait(lambda: running.http.get("/readyz").json().get("model") == "writer", "the model")
+        keys = running.grant(writer="predict:writer", reader="read:*")
+        asked = {"prompt": "a", "entities": UA, "max_tokens": 2}
+
+        def status(name: str) -> int:
+            answer: httpx.Response = running.http.post("/generate", json=asked, headers={"authorization": keys[name]})
+            return answer.status_code
+
+        assert (status("writer"), status("reader")) == (200, 403)
+        long = {"prompt": "Return", "entities": UA, "max_tokens": 1500}
+        answer = running.http.post("/generate", json=long, headers={"authorization": keys["writer"]})
+        kind, end = events(answer.text)[-1]
+        assert (kind, end["reason"]) == ("end", "time")
+        assert end["tokens"] < 1500
