@@ -19,7 +19,7 @@ from corpus import FILE as PASSAGES
 from definitions import docsearch
 from encoder import Array, Embedder, student
 from safetensors.torch import save_file
-from search import PASSAGE, QUESTION, START, DocSearch, minilm, nearest, shared
+from search import PASSAGE, QUESTION, SHAPE, START, minilm, nearest, shared
 from texts import FILE as TEXTS
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -149,7 +149,7 @@ def main() -> None:
     counts = np.bincount(torch.cat([found.flatten(), said[: len(train)].flatten()]).numpy(), minlength=30522)
     counts[:104] += len(taught)  # the special ones, whatever was met
     torch.manual_seed(0)
-    embedder = student(module, positions=PASSAGE, counts=counts, **DocSearch.shape)
+    embedder = student(module, positions=PASSAGE, counts=counts, **SHAPE)
     with threads(THREADS):
         if profile.precision == "bf16":  # targets are off by far less than any student
             module.bfloat16()

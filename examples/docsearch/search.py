@@ -50,11 +50,8 @@ INDEXED = 5000
 """Passages that the package can search, of those that nothing was learned from."""
 TEMPERATURE = 0.05
 """Of cosines, which differ by little."""
-
-
-def digest(file: Path) -> str | None:
-    """The digest of the weights that a student begins with; None where there are none."""
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else None
+SHAPE = {"rank": 192, "layers": (0, 2, 5), "heads": 6, "inner": 384, "vocabulary": 12000}
+"""Of the student: see `encoder.student`."""
 
 
 class DocSearch(Task):
@@ -70,10 +67,8 @@ class DocSearch(Task):
     pipeline = "sentence-similarity"
     max_sizes: Mapping[str, int] = {"P": max(QUESTION, PASSAGE)}
     padded = ("P",)
-    shape: Mapping[str, Any] = {"rank": 192, "layers": (0, 2, 5), "heads": 6, "inner": 384, "vocabulary": 12000}
-    """Of the student: see `encoder.student`."""
-    start = digest(START)
-    """What `pretrain.py` left, as a digest: with another start it is another student."""
+    shape: Mapping[str, Any] = {**SHAPE, "start": None}
+    """Of the student, and the digest of the weights that it begins with, if `pretrain.py` has made any."""
 
     def __init__(self, material: Material) -> None:
         super().__init__(material)
@@ -139,8 +134,10 @@ class DocSearch(Task):
 
         The control begins with the same: what the report calls taught is what the teacher's answers add to that.
         """
-        embedder = student(self.sentences.module, positions=max(QUESTION, PASSAGE), counts=self._counts, **self.shape)
-        if self.start is not None:
+        shape = dict(self.shape)
+        begun = shape.pop("start", None)
+        embedder = student(self.sentences.module, positions=max(QUESTION, PASSAGE), counts=self._counts, **shape)
+        if begun is not None:
             embedder.load_state_dict(load_file(START))
         return Pairs(embedder)
 
