@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 from encoder import Embedder, exported, student
-from search import PASSAGE, DocSearch, minilm
+from search import PASSAGE, SHAPE, minilm
 
 from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.onnx.runtime import predict, session
@@ -18,7 +18,7 @@ def main() -> None:
     counts = np.zeros(teacher.config.vocab_size)
     models = {
         "teacher": Embedder(teacher),
-        "student": student(teacher, positions=PASSAGE, counts=counts, **DocSearch.shape),
+        "student": student(teacher, positions=PASSAGE, counts=counts, **SHAPE),
     }
     sizes = {name: sum(weights.numel() for weights in model.parameters()) for name, model in models.items()}
     opened = {name: session(exported(model).SerializeToString(), 1) for name, model in models.items()}

