@@ -5,7 +5,7 @@ its answers are kept; a training that was stopped goes on from its last checkpoi
 validation is learned from, and nothing that stands in the same docstring.
 """
 
-import os
+import argparse
 import re
 import sys
 from collections.abc import Mapping
@@ -34,12 +34,9 @@ from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.pretrained import pretrained
 from isthmus.distill.training.checkpoint import discard
 from isthmus.distill.training.loop import Training
+from isthmus.features.errors import Stopped
 from isthmus.features.profiles import TrainingProfile
 
-STEPS = int(os.environ.get("STEPS", "4000"))
-THREADS = int(os.environ.get("THREADS", "2"))
-MOST = int(os.environ.get("TEXTS", "1000000"))
-"""Texts that the teacher is asked about, at most: the first ones."""
 BUCKET = 256
 """Texts of a step, all of about one length: then little of it is padding."""
 TEMPERATURE = 0.03
@@ -134,13 +131,13 @@ def recall(embedder: nn.Module, questions: Texts, index: Tensor) -> float:
     return shared(nearest(ours @ index.T), nearest(questions.vectors.float() @ index.T))
 
 
-def main() -> None:
+def main(steps: int, most: int, cores: int) -> None:
     """Writes the weights that `isthmus distill` begins with."""
     passages = pq.read_table(PASSAGES).to_pydict()
     parts = split_by_value(pq.read_table(PASSAGES)["question"], docsearch.split)
     train, validation = parts.train.tolist(), parts.validation.tolist()
     without = held_out(passages, parts)
-    taught = chosen([passages["question"][row] for row in train], without)[:MOST]
+    taught = chosen([passages["question"][row] for row in train], without)[:most]
 
     module = pretrained(minilm(), ["embedding"]).module
     profile = TrainingProfile(precision="bf16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "fp32")
@@ -150,20 +147,20 @@ def main() -> None:
     counts[:104] += len(taught)  # the special ones, whatever was met
     torch.manual_seed(0)
     embedder = student(module, positions=PASSAGE, counts=counts, **SHAPE)
-    with threads(THREADS):
+    with threads(cores):
         if profile.precision == "bf16":  # targets are off by far less than any student
             module.bfloat16()
         teacher = NetworkTeacher(Embedder(module), ["vector"])
         asked = answered(teacher, "questions", tokens([passages["question"][row] for row in validation], QUESTION))
         index = answered(teacher, "passages", said)
         texts = answered(teacher, "texts", by_length(found))
-        learn(embedder, texts, index, asked, profile)
+        learn(embedder, texts, index, asked, profile, steps)
     save_file({name: weights.contiguous() for name, weights in embedder.state_dict().items()}, START)
     discard(FOLDER / "run")
     say(f"{START} is what isthmus distill begins with")
 
 
-def learn(embedder: Embedder, texts: Texts, index: Texts, asked: Texts, profile: TrainingProfile) -> None:
+def learn(embedder: Embedder, texts: Texts, index: Texts, asked: Texts, profile: TrainingProfile, steps: int) -> None:
     """Trains the embedder, and leaves it with the weights that find most of the validation."""
     learned = len(index.tokens) - len(asked.tokens)
     # The bank whose order is learned has half of the passages. The other half, with those of the validation, is
@@ -184,7 +181,7 @@ def learn(embedder: Embedder, texts: Texts, index: Texts, asked: Texts, profile:
         return terms["cosine"] + 0.1 * terms["nearness"], {name: term.detach() for name, term in terms.items()}
 
     settings = TrainingSettings(
-        steps=STEPS, batch=1, learning_rate=2e-3, weight_decay=1e-2, warm_up=0.05, clip=1.0, evaluate_every=100,
+        steps=steps, batch=1, learning_rate=2e-3, weight_decay=1e-2, warm_up=0.05, clip=1.0, evaluate_every=100,
         gate="recall", checkpoint_seconds=120,
     )  # fmt: skip
 
@@ -205,4 +202,15 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    options = argparse.ArgumentParser(description="Teaches the student where its teacher puts unlabelled texts.")
+    options.add_argument("--steps", type=int, default=2000, help="of the optimizer, 256 texts each")
+    options.add_argument("--texts", type=int, default=100_000, help="that the teacher is asked about, at most")
+    options.add_argument("--threads", type=int, default=2)
+    given = options.parse_args()
+    for needed, script in ((PASSAGES, "corpus.py"), (TEXTS, "texts.py")):
+        if not needed.exists():
+            sys.exit(f"{needed} is not there: python {script}")
+    try:
+        main(given.steps, given.texts, given.threads)
+    except Stopped as error:
+        sys.exit(str(error))
