@@ -104,7 +104,8 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         "server.limits.requests_per_second": "'many'; expected a whole number",
         "server.limits.row": (
             "is not a setting (did you mean rows?); expected one of "
-            "body_bytes, concurrency, deadline_seconds, head_bytes, head_fields, requests_per_second, rows, values"
+            "body_bytes, concurrency, deadline_seconds, generated_tokens, generation_seconds, generations, "
+            "head_bytes, head_fields, requests_per_second, rows, values"
         ),
         "dev.log_level": "'loud'; expected 'debug', 'info', 'warning' or 'error'",
     }
