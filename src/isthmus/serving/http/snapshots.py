@@ -98,7 +98,9 @@ def _files(shelf: Shelf | None, service: str, value: str | None, since: str | No
         except FileNotFoundError:
             continue  # a newer one has just taken its place
     raise NotFoundError(
-        f"snapshot of {service}", "there is none", remedy="if the service declares a `device`, run `isthmus snapshot` on the server"
+        f"snapshot of {service}",
+        "there is none",
+        remedy="if the service declares a `device`, run `isthmus snapshot` on the server",
     )
 
 
