@@ -178,7 +178,7 @@ def test_time_columns_are_checked_together(read: Read, tmp_path: Path) -> None:
         read(flights("f.parquet", timestamp="when", known="local"))
     first, second = (str(problem) for problem in caught.value.problems)
     assert first == (
-        "source flights, timestamp: no column 'when'; expected one of at, x, local. "
+        "source flights, timestamp: no column 'when'; expected one of at, local, x. "
         "Correct timestamp= of the source, or leave it out"
     )
     assert second.startswith("source flights, known: column 'local' has type timestamp_ntz; expected timestamp, with")

@@ -53,8 +53,8 @@ def test_all_mistakes_in_data_and_functions_at_once(shop: Shop, project: Open) -
             "existing file or folder. Correct its path or bring the file there"
         ),
         (
-            "source returns, timestamp: no column 'orderd_at' (did you mean ordered_at?); expected one of customer, "
-            "store, product, ordered_at, delivered_at, cents, weight, distance, late. Correct timestamp= of the "
+            "source returns, timestamp: no column 'orderd_at' (did you mean ordered_at?); expected one of cents, "
+            "customer, delivered_at, distance, late, ordered_at, product, store, weight. Correct timestamp= of the "
             "source, or leave it out"
         ),
         (

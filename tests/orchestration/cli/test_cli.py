@@ -269,8 +269,8 @@ def test_edited_definitions(built: Shop) -> None:
 
 def test_unknown_view(built: Shop) -> None:
     assert refused(built, "build", "demand", code=2) == (
-        "isthmus: view 'demand': is not declared (did you mean shelf_demand?); expected one of customer_orders, "
-        "shelf_demand, customer_facts"
+        "isthmus: view 'demand': is not declared (did you mean shelf_demand?); expected one of customer_facts, "
+        "customer_orders, shelf_demand"
     )
 
 

@@ -249,7 +249,8 @@ def test_a_project_of_one_view_is_no_choice(tmp_path: Path) -> None:
 def test_one_view_alone(built: Shop, project: Open) -> None:
     assert list(build(project(built), ["shelf_demand"])) == ["shelf_demand"]
     with pytest.raises(
-        RequestError, match=r"view 'demand': is not declared .*; expected one of customer_orders, shelf_demand"
+        RequestError,
+        match=r"view 'demand': is not declared .*; expected one of customer_facts, customer_orders, s",
     ):
         build(project(built), ["shelf_demand", "demand"])
 

@@ -171,16 +171,17 @@ def test_a_head_without_an_end_is_refused_before_it_is_kept(
         assert "32,768 bytes and 100 fields at most" in error["expected"]
 
 
-@pytest.mark.parametrize("awaited", [False, True], ids=["at once", "while the body is awaited"])
+@pytest.mark.parametrize("awaited", [0, 1, 2], ids=["at once", "while the body is awaited", "in parts"])
 @pytest.mark.parametrize(
     ("trailers", "found"), [(b"X: a\r\n" * 101, "100 fields"), (b"X: " + b"a" * 100_000, "32,768 bytes")]
 )
-def test_too_many_trailers_are_refused_by_name(connect: Connect, awaited: bool, trailers: bytes, found: str) -> None:
+def test_too_many_trailers_are_refused_by_name(connect: Connect, awaited: int, trailers: bytes, found: str) -> None:
     request = CHUNKED + b"2\r\n{}\r\n0\r\n"
     connection = connect(request if awaited else request + trailers)
-    if awaited:
+    # The last part comes when the answer has been given.
+    for part in (trailers, trailers)[:awaited]:
         time.sleep(0.1)
-        connection.sendall(trailers)
+        connection.sendall(part)
     status, error = answer(read_all(connection))
     assert (status, error["error"], error["found"]) == (431, "HeadTooLargeError", f"has more than {found}")
 

@@ -31,6 +31,10 @@ WAIT_SECONDS = 5.0
 ACKNOWLEDGED = 1 << 16
 """Bytes of an answer that the client must acknowledge in that time, or the rest of the answer."""
 
+REST = 1 << 20
+"""Bytes that are read of what comes behind too long a head: what lies there unread when a connection is closed resets
+it, and its client loses the answer."""
+
 LEAVING_SECONDS = 0.25
 """How long a server that ends waits for a request that was sent before its client could know."""
 
@@ -48,7 +52,7 @@ class Connection(HttpToolsProtocol):
     _in_head = False
     _leaving = False
     _over = ""
-    _fields = _size = _unparsed = 0
+    _fields = _size = _unparsed = _rest = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts to wait for the first request."""
@@ -58,17 +62,24 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Waits for the rest of a head, if any: most heads come complete."""
+        if self._over:
+            self._rest += len(data)
+            if self._rest > REST:
+                self.transport.abort()
+            return
         most = self._limits.head_bytes
         # The parser does not say where in its bytes a field begins: only from the next ones on is all of it counted.
         for start in range(0, len(data), most):
-            if self.transport.is_closing():
+            if self._over or self.transport.is_closing():
                 break
             self._parse(data[start : start + most] if len(data) > most else data)
 
     def _parse(self, data: bytes) -> None:
         self._unparsed += len(data)
         super().data_received(data)
-        if self._unparsed > self._limits.head_bytes and not self.transport.is_closing():
+        if self._over or self.transport.is_closing():
+            return
+        if self._unparsed > self._limits.head_bytes:
             # The parser keeps a field until it is complete, and a chunk's extension has no end either.
             self._over = f"has more than {self._limits.head_bytes:,} bytes"
             self.send_400_response(self._over)
@@ -118,7 +129,19 @@ class Connection(HttpToolsProtocol):
             b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
             b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(content), content)
         )
-        self.transport.close()
+        self._end()
+
+    def _end(self) -> None:
+        """Sends no more, and reads the rest, for a while: then whoever still sends gets the answer, too."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if not self.transport.can_write_eof():  # a connection with TLS
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._expect()
 
     def _count(self, size: int, fields: int) -> None:
         """Counts what the parser has found; an exception ends the parsing, and leads to `send_400_response`."""
@@ -214,6 +237,10 @@ class _Corked:
     def close(self) -> None:
         self._send()
         self._transport.close()
+
+    def write_eof(self) -> None:
+        self._send()
+        self._transport.write_eof()
 
     def _send(self) -> None:
         parts, self._parts = self._parts, []
