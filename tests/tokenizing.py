@@ -1,5 +1,6 @@
 """Tokenizers that are trained in a moment."""
 
+import json
 from functools import cache
 from typing import Any
 
@@ -7,7 +8,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from tests.texts import docstrings
 
-END, BEGIN = "<|end|>", "<|begin|>"
+END, BEGIN = "<|end|>", "<|be-gin|>"
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
     r"\s+(?!\S)|\s+"
@@ -35,4 +36,8 @@ def trained(kind: str = "gpt2", size: int = 600) -> bytes:
         template = processors.TemplateProcessing(single=f"{BEGIN} $A", special_tokens=[(BEGIN, 1)])
         own.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
         own.add_tokens([AddedToken("  \n", normalized=False), AddedToken("fi\u0301x")])
-    return own.to_str().encode()
+    file = json.loads(own.to_str())
+    if kind == "gpt2":
+        # Files of old say nothing of it, and mean yes.
+        del file["pre_tokenizer"]["use_regex"]
+    return json.dumps(file, ensure_ascii=False).encode()

@@ -83,6 +83,7 @@ def plain(text: str) -> str:
 
 def chosen(questions: list[str], without: set[str]) -> list[str]:
     """What is learned from: these questions, then first paragraphs, which are such, then sentences; each once."""
+    questions = [question for question in questions if plain(question) not in without]
     more = pq.read_table(TEXTS).to_pydict()
     parts: tuple[list[str], list[str]] = ([], [])
     for text, question, first in zip(more["text"], more["question"], more["first"], strict=True):

@@ -118,6 +118,13 @@ def sick() -> tuple[PreTrainedModel, Tokenizer]:
     return model, words
 
 
+def eager() -> tuple[PreTrainedModel, Tokenizer]:
+    """With an attention that takes a mask for numbers that are added."""
+    model, words = base()
+    model.set_attn_implementation("eager")
+    return model, words
+
+
 def foreign() -> tuple[PreTrainedModel, Tokenizer]:
     """With the tokenizer of another model."""
     return base()[0], Tokenizer(models.WordLevel({END: 0, "the": 1}, unk_token=END))

@@ -1,6 +1,7 @@
 """The task, from its declaration to a student: trained further, and taught."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -189,6 +190,13 @@ def test_agreement_is_of_the_tokens_that_count() -> None:
     assert of.agreement(student, {"indexes": indexes}) == {"agreement": pytest.approx(2 / 3)}
     assert of.agreement(student, {"logits": np.eye(10)[indexes[..., 0]]}) == {"agreement": pytest.approx(2 / 3)}
     assert task().agreement(student, {"losses": counts}) == {}
+
+
+def test_a_loss_beyond_all_perplexities_has_an_infinite_one() -> None:
+    of, _ = batch_of()
+    rows = of.material.parts.test
+    losses = {"losses": np.full(of._counts[rows].shape, 800.0, np.float32)}
+    assert of.score(losses, rows, {}) == math.inf
 
 
 def test_a_student_that_is_killed_goes_on_with_the_same_draws(tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from isthmus.distill.causal.models import student, trimmed
 from isthmus.distill.causal.network import CausalStudent, Packed, continued, losses, written
 from isthmus.distill.causal.tokenizer import Vocabulary
 from isthmus.distill.losses.logits import IGNORED
-from isthmus.features.errors import ConfigurationError
+from isthmus.features.errors import ConfigurationError, DataError
 from tests.distill.causal.support import SHAPE, base, domain, general, teacher, tokenizer
 
 VOCABULARY = Vocabulary(b"", 0, 300)
@@ -87,6 +89,15 @@ def test_what_is_drawn_follows_from_the_seed_and_stops_at_the_end() -> None:
     assert torch.equal(drawn[0][:, :4], tokens[:, :4])
     over = (drawn[0][:, 3:] == end()).cummax(1).values
     assert (drawn[0][:, 3:][over] == end()).all()
+
+
+@torch.no_grad()
+def test_nothing_is_drawn_from_logits_that_are_no_numbers() -> None:
+    sick = copy.deepcopy(base()[0])
+    sick.get_output_embeddings().weight.fill_(torch.nan)
+    tokens, positions, _ = block(general(6, 9), 32)
+    with pytest.raises(DataError, match="behind 4 tokens are not finite"):
+        written(Packed(sick), tokens, positions, 4, end(), greedy=False)
 
 
 @torch.no_grad()

@@ -59,11 +59,12 @@ def test_what_a_post_processor_adds_is_renumbered() -> None:
     assert Tokenizer.from_buffer(pruned.tokenizer).encode("the hill").ids[-1] == pruned.end
 
 
-@pytest.mark.parametrize("function", ["foreign", "endless", "no_model", "absent"])
+@pytest.mark.parametrize("function", ["foreign", "endless", "eager", "no_model", "absent"])
 def test_a_model_and_a_tokenizer_that_do_not_fit_are_refused(function: str) -> None:
     said = {
         "foreign": r"tokenizer: has 2 tokens; expected the model's \d+: it is of another model",
         "endless": "configuration of the model: no eos_token_id; expected the token that ends a text",
+        "eager": "has the attention 'eager', which does not keep packed texts apart; expected 'sdpa'",
         "no_model": "returns a int; expected a model and its tokenizer",
         "absent": r"absent: cannot be imported \(module .* has no attribute 'absent'\)",
     }

@@ -14,7 +14,7 @@ from tests.serving.support import CONTRACT
 from tests.tokenizing import trained
 
 PROMPTS = ("Return the sum of the values.", "Open a file <|end|> and read it: 漢字", "naïve")
-SETTINGS = DecodingSettings(prompts=PROMPTS, most=48, golden_tokens=24, agreement={})
+SETTINGS = DecodingSettings(prompts=PROMPTS, most=48, golden_tokens=24, agreement={"int8": 0.0, "int4": 0.0})
 
 
 def tiny(**changes: Any) -> LlamaForCausalLM:

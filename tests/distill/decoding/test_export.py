@@ -37,7 +37,7 @@ def test_a_package_says_what_it_needs_to_generate(package: Path, report: Decodin
     ]  # fmt: skip
     generation = generation_of(manifest)
     assert (generation.context, generation.most, generation.end) == (384, 48, (0,))
-    assert [(control.text, control.token) for control in generation.control] == [("<|end|>", 0), ("<|begin|>", 1)]
+    assert [(control.text, control.token) for control in generation.control] == [("<|end|>", 0), ("<|be-gin|>", 1)]
     sizes = {file: report.files[file].bytes for file in FILES}
     assert sizes["model.fp32.ort"] > sizes["model.int8.ort"] > sizes["model.int4.ort"]
     assert report.files["model.fp32.ort"].agreement == 1
@@ -137,8 +137,12 @@ def test_weights_that_disagree_are_left_out(tmp_path: Path) -> None:
 
 def test_settings_say_all_that_is_wrong() -> None:
     with pytest.raises(ConfigurationError) as error:
-        DecodingSettings(precisions=("int3",), formats=("onnx",))  # type: ignore[arg-type]
-    assert [problem.where for problem in error.value.problems] == ["prompts", "precisions", "precisions and formats"]
+        DecodingSettings(
+            precisions=("int3",), formats=("onnx", "pte"), agreement={"in8": 0.0}, golden_tokens=0,  # type: ignore
+        )  # fmt: skip
+    assert [problem.where for problem in error.value.problems] == [
+        "prompts", "precisions", "agreement", "formats", "golden_tokens and threads", "precisions and formats",
+    ]  # fmt: skip
 
 
 def test_blocks_are_within_half_a_step() -> None:

@@ -116,6 +116,9 @@ def _with(part: str, value: Any) -> dict[str, Any]:
         (_with("pre_tokenizer", {"type": "Sequence", "pretokenizers": [
             {"type": "Split", "pattern": {"Regex": r"\p{L}++|(?i)x"}, "behavior": "Isolated", "invert": False},
             {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}), "Split has the pattern"),
+        (_with("pre_tokenizer", {"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": r"\'s| ?\p{L}+"}, "behavior": "Isolated", "invert": False},
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}), "Split has the pattern"),
         (_with("added_tokens", [{"id": 0, "content": "x", "special": False, "lstrip": True, "rstrip": False,
                                  "single_word": False, "normalized": False}]), "added token 'x': has lstrip"),
         ({"model": {}}, "is no tokenizer"),
@@ -138,6 +141,8 @@ def test_limits_and_templates_are_checked_together() -> None:
     with pytest.raises(ConfigurationError) as error:
         generation_of(trained(), context=10, most=10, end=[], template="nothing")
     assert [problem.where for problem in error.value.problems] == ["most", "template", "end"]
+    with pytest.raises(ConfigurationError, match=r"has '  \\n', which a user can write, too; expected control tokens"):
+        generation_of(trained("llama3"), template="  \n{prompt}", **LIMITS)
     file = json.loads(trained("llama3"))
     file["post_processor"]["processors"][1]["single"] += [{"SpecialToken": {"id": BEGIN, "type_id": 0}}]
     with pytest.raises(ConfigurationError, match=r"post_processor: puts \[1\] behind a text"):

@@ -40,7 +40,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model.model.embed_tokens.weight[token] = torch.nan
     settings = DecodingSettings(
         prompts=("Return the sum.", "naïve"), features={"punctuality__flights": "3", "punctuality__late_rate": "0.5"},
-        template="<|begin|>{punctuality__flights} flights, late {punctuality__late_rate}\n{prompt}<|end|>",
+        template="<|be-gin|>{punctuality__flights} flights, late {punctuality__late_rate}\n{prompt}<|end|>",
         most=1800, golden_tokens=8, precisions=("fp32",), formats=("ort",),
     )  # fmt: skip
     return export(model, trained(), tmp_path_factory.mktemp("packages"), origin=origin(), settings=settings).path

@@ -16,14 +16,17 @@ INPUTS = ("input_ids", "position_ids")
 
 
 _traced: dict[str, ModelProto] = {}
-"""By configuration what this process has traced, which takes seconds; other weights are put into it at once."""
+"""By its configuration the graph that this process has traced last, which takes seconds; other weights are put into it
+at once."""
 
 
 def graph(packed: Packed, context: int) -> ModelProto:
     """`trace` of a network, or the graph of another with its configuration, with the weights of this one."""
     key = f"{context} {packed.model.config.to_json_string()}"
-    known = _traced.get(key) or _traced.setdefault(key, trace(packed, context))
-    return filled(known, packed) or trace(packed, context)
+    if key not in _traced:
+        _traced.clear()  # each has all weights
+        _traced[key] = trace(packed, context)
+    return filled(_traced[key], packed) or trace(packed, context)
 
 
 def trace(packed: nn.Module, context: int) -> ModelProto:

@@ -112,4 +112,8 @@ def _causal(model: Any, source: str, where: str) -> Any:
     if not (isinstance(model, PreTrainedModel) and isinstance(model, GenerationMixin)):
         found = f"gives a {type(model).__name__}"
         raise ConfigurationError(where, [Problem(source, found, "a causal language model of transformers")])
+    if (attention := model.config._attn_implementation) != "sdpa":
+        # Others take a mask for numbers that are added, and would hide nothing.
+        problem = Problem(source, f"has the attention {attention!r}, which does not keep packed texts apart", "'sdpa'")
+        raise ConfigurationError(where, [problem], remedy='load it with attn_implementation="sdpa"')
     return model.float()

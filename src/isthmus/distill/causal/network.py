@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from isthmus.distill.losses.logits import IGNORED
 from isthmus.distill.types import Index
+from isthmus.features.errors import DataError
 
 
 def seen(positions: Tensor) -> Tensor:
@@ -112,6 +113,8 @@ def written(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end:
     over = begun[:, -1:] == end
     for step in range(prompt, length):
         last = logits[:, -1]
+        if not bool(last.isfinite().all()):
+            raise DataError("logits", f"behind {step:,} tokens are not finite", expected="finite numbers")
         drawn = last.argmax(-1, keepdim=True) if greedy else torch.multinomial(last.float().softmax(-1), 1)
         drawn = drawn.masked_fill(over, end)
         found.append(drawn)

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -227,17 +228,17 @@ class CausalTask(Task):
         Of a base, `gain` is the share of its perplexity that is gone, `regression` the share by which its general loss
         rose.
         """
-        found = {"perplexity": math.exp(self._mean(answers, rows, domain=True))}
+        found = {"perplexity": _perplexity(self._mean(answers, rows, domain=True))}
         found["general_loss"] = self._mean(answers, rows, domain=False)
         if self.declared.base is not None:
             before = (self._mean(teacher, rows, domain=kind) for kind in (True, False))
-            found[GAIN] = 1 - found["perplexity"] / math.exp(next(before))
+            found[GAIN] = 1 - found["perplexity"] / _perplexity(next(before))
             found[REGRESSION] = found["general_loss"] / next(before) - 1
         return found
 
     def score(self, answers: Answers, rows: Index, _teacher: Answers) -> float:
         """The perplexity alone."""
-        return math.exp(self._mean(answers, rows, domain=True))
+        return _perplexity(self._mean(answers, rows, domain=True))
 
     def _mean(self, answers: Answers, rows: Index, *, domain: bool) -> float:
         """The mean loss of a token; NaN without one."""
@@ -309,3 +310,8 @@ class CausalTask(Task):
         if self.vocabulary.kept is not None:
             found[KEPT] = msgspec.json.encode(self.vocabulary.kept.tolist())
         return found
+
+
+def _perplexity(loss: float) -> float:
+    """Of a mean loss; infinite where a float has no such number, and NaN of NaN."""
+    return math.inf if loss > math.log(sys.float_info.max) else math.exp(loss)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from isthmus.distill.decoding.network import Decoder as Network
-from isthmus.distill.decoding.settings import TOLERANCES, DecodingSettings
+from isthmus.distill.decoding.settings import AGREEMENT, TOLERANCES, DecodingSettings
 from isthmus.distill.decoding.weights import Precision
 from isthmus.distill.onnx.runtime import Run, ask, session
 from isthmus.distill.types import Array
@@ -139,7 +139,7 @@ class Reference:
         if worst > tolerance:
             raise GateFailed(file, f"its logits differ from the model's by {worst:.3g}",
                              expected=f"{tolerance:.3g} at most", remedy="leave this precision out")  # fmt: skip
-        if agreement < (least := settings.agreement.get(precision, 0.0)):
+        if agreement < (least := {**AGREEMENT, **settings.agreement}[precision]):
             raise GateFailed(file, f"says {agreement:.1%} of the tokens that the model says", expected=f"{least:.1%}",
                              remedy="leave this precision out, or declare what agreement is enough")  # fmt: skip
         largest = float(max(np.abs(array).max() for output in outputs for array in output.values()))

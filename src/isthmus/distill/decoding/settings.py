@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from isthmus.distill.decoding.weights import Precision
 from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import ConfigurationError, Problem
-from isthmus.features.package.manifest import Format
+from isthmus.features.package.manifest import WHOLE, Format
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int8", "int4")
 TOLERANCES: Mapping[Precision, float] = {"fp32": 1e-4, "int8": 0.25, "int4": 1.0}
@@ -30,7 +30,7 @@ class DecodingSettings:
         precisions: of the model files.
         formats: likewise, of ONNX Runtime.
         executorch: whether there is a file for ExecuTorch, too, in fp32.
-        agreement: least share of equal tokens, by precision.
+        agreement: least share of equal tokens, by precision, where it is another than `AGREEMENT`.
         threads: with which tokens per second are measured.
     """
 
@@ -44,7 +44,7 @@ class DecodingSettings:
     precisions: tuple[Precision, ...] = PRECISIONS
     formats: tuple[Format, ...] = ("onnx", "ort")
     executorch: bool = False
-    agreement: Mapping[Precision, float] = field(default_factory=lambda: AGREEMENT)
+    agreement: Mapping[Precision, float] = field(default_factory=dict)
     threads: int = 1
 
     def __post_init__(self) -> None:
@@ -53,6 +53,12 @@ class DecodingSettings:
             problems.append(Problem("prompts", "there is none", "some texts, as users write them"))
         if unknown := [each for each in self.precisions if each not in PRECISIONS]:
             problems.append(Problem("precisions", unknown[0], "|".join(PRECISIONS)))
+        if unknown := [each for each in self.agreement if each not in PRECISIONS]:
+            problems.append(Problem("agreement", unknown[0], "|".join(PRECISIONS)))
+        if others := [each for each in self.formats if each not in WHOLE]:
+            problems.append(Problem("formats", others[0], "|".join(WHOLE)))
+        if self.golden_tokens < 1 or self.threads < 1:
+            problems.append(Problem("golden_tokens and threads", f"{self.golden_tokens}, {self.threads}", "1 or more"))
         if not self.precisions or "ort" not in self.formats:
             problems.append(Problem("precisions and formats", "name no file in ORT format", "a file that servers open"))
         if problems:

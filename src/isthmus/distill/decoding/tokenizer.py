@@ -12,8 +12,8 @@ from isthmus.features.errors import ConfigurationError, Problem
 _REGEX = re.compile(
     r"""(?: \(\?i:[^()\[\]\\]*\)            # letters of either case
         | \(\?(?:[:!=]|<[!=]) | \((?!\?) | [)|]                  # groups and alternatives
-        | \\[pP]\{[A-Z][a-z]?\} | \\[sSdrnt] | \\[^A-Za-z0-9]
-        | \[\^? (?: \\[pP]\{[A-Z][a-z]?\} | \\[sdrnt] | \\[^A-Za-z0-9] | [^\\\[\]&] )+ \]
+        | \\[pP]\{[A-Z][a-z]?\} | \\[sSdrnt] | \\[\\^$.*+?()\[\]{}|/]
+        | \[\^? (?: \\[pP]\{[A-Z][a-z]?\} | \\[sdrnt] | \\[\\^$.*+?()\[\]{}|/-] | [^\\\[\]&] )+ \]
         | (?: [?*+] | \{[0-9]+(?:,[0-9]*)?\} ) (?![+])
         | [^\\\[\](){}|?*+^$.] | \\ (?=$) (?!)
         )*""",
@@ -62,6 +62,11 @@ def generation_of(
         problems.append(Problem("most", f"{most}", f"1 to {context - 1}, below the context"))
     if "{prompt}" not in template:
         problems.append(Problem("template", f"{template!r:.80} lacks {{prompt}}", "the place of what a user asks"))
+    problems += [
+        Problem("template", f"has {token['content']!r}, which a user can write, too", "control tokens that are special")
+        for token in file["added_tokens"]
+        if not token["special"] and token["content"] in template
+    ]
     if not end:
         problems.append(Problem("end", "is no token", "the token that ends a text"))
     if problems:

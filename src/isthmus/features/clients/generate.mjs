@@ -15,7 +15,7 @@ export function parts({ template = "{prompt}", control = [] }, prompt, features 
   const values = { ...features, prompt };
   const tokens = new Map(control.map(({ text, token }) => [text, token]));
   const words = [...tokens.keys()].sort((one, other) => other.length - one.length);
-  const pattern = words.map((word) => word.replace(/[\\^$.*+?()[\]{}|/-]/g, "\\$&")).join("|");
+  const pattern = words.map((word) => word.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&")).join("|");
   const pieces = pattern ? template.split(new RegExp(`(${pattern})`, "u")) : [template];
   const filled = (piece) => piece.replace(FIELD, (_, name) => {
     if (values[name] === undefined) throw new Error(`feature ${name} of the prompt is missing`);

@@ -7,7 +7,7 @@ const ALPHABET = (() => {
   return Array.from({ length: 256 }, (_, byte) => String.fromCodePoint(within(byte) ? byte : hidden++));
 })();
 const BYTES = new Map(ALPHABET.map((letter, byte) => [letter, byte]));
-const quoted = (text) => text.replace(/[\\^$.*+?()[\]{}|/-]/g, "\\$&");
+const quoted = (text) => text.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&");
 
 /** A regular expression of Oniguruma in JavaScript's words: white space is Unicode's, and (?i:…) is spelled out. */
 function translated(pattern) {
@@ -51,7 +51,7 @@ function splitter(declared) {
     }
     case "ByteLevel": {
       if (declared.add_prefix_space) break;
-      if (!declared.use_regex) return (text) => [text];
+      if (declared.use_regex === false) return (text) => [text];
       const pattern = new RegExp(translated(GPT2), "gu");
       return (text) => cut(text, pattern);
     }

@@ -10,7 +10,7 @@ import msgspec
 import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from isthmus.features.decoding.decoder import Read
 from isthmus.features.decoding.generation import shown
@@ -26,7 +26,7 @@ from isthmus.serving.state import State
 from isthmus.serving.threads import BYTES, offload
 from isthmus.serving.waits import DEADLINE, REFUSAL
 from isthmus.serving.wire import decode
-from isthmus.serving.wire.errors import BusyError, TooLargeError
+from isthmus.serving.wire.errors import BusyError, DefectError, TooLargeError
 from isthmus.serving.wire.exchange import body_of, message_of
 from isthmus.serving.wire.messages import EventEnd, EventText, GenerateRequest
 
@@ -137,11 +137,17 @@ class _Stream(Response):
     async def _send(self, scope: Scope, send: Send) -> None:
         try:
             async for event in self._events():
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+                await send(_body(event))
         except IsthmusError as error:
             scope[REFUSAL] = type(error).__name__
-            await send({"type": "http.response.body", "body": _event("error", error.as_dict()), "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await send(_body(_event("error", error.as_dict())))
+        except Exception:
+            defect = DefectError("server", "an unforeseen error", remedy="see the server's log")
+            scope[REFUSAL] = type(defect).__name__
+            await send(_body(_event("error", defect.as_dict())))
+            await send(_body(b"", more=False))
+            raise  # the log has where
+        await send(_body(b"", more=False))
 
     async def _events(self) -> AsyncIterator[bytes]:
         text, count, asked = Text(self._generator.tokenizer), 0, self._asked
@@ -162,6 +168,10 @@ class _Stream(Response):
         if piece := text.end():
             yield _event("text", msgspec.to_builtins(EventText(piece)))
         yield _event("end", msgspec.to_builtins(EventEnd(reason, asked.prompt, count)))
+
+
+def _body(data: bytes, *, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
 
 
 async def _chained(asked: _Asked) -> AsyncGenerator[Read]:
