@@ -92,19 +92,8 @@ def top_k_targets(
         temperature: T.
         mask: (...).
     """
-    where = "top-k targets"
-    agree(
-        where,
-        positive("temperature", temperature),
-        student=floats(student, "... classes"),
-        probabilities=floats(probabilities, "... k"),
-        indexes=integers(indexes, "... k"),
-        mask=booleans(mask, "..."),
-    )
+    in_k = _in_k("top-k targets", student, probabilities, indexes, temperature, mask)
     classes, k = student.shape[-1], indexes.shape[-1]
-    in_k = (indexes if mask is None else indexes[mask]).long()
-    more = Problem("indexes", f"{k} a row", f"at most the student's {classes} classes") if k > classes else None
-    agree(where, more, below("indexes", in_k, classes))
     known = select(probabilities.detach(), mask)
     rest = (1 - known.sum(-1)).clamp(min=0) if k < classes else torch.zeros_like(known[..., 0])
     mass = rest + known.sum(-1)
@@ -152,20 +141,8 @@ def top_k_tail(
     least 2^-24, since float16 keeps a smaller one as 0, to which the reverse KL is infinite. With k = n there is no
     tail. Arguments are those of `top_k_targets`, and `beta` of `generalized`.
     """
-    where = "top-k targets with a tail"
-    agree(
-        where,
-        positive("temperature", temperature),
-        _share("beta", beta),
-        student=floats(student, "... classes"),
-        probabilities=floats(probabilities, "... k"),
-        indexes=integers(indexes, "... k"),
-        mask=booleans(mask, "..."),
-    )
+    in_k = _in_k("top-k targets with a tail", student, probabilities, indexes, temperature, mask, _share("beta", beta))
     classes, k = student.shape[-1], indexes.shape[-1]
-    in_k = (indexes if mask is None else indexes[mask]).long()
-    more = Problem("indexes", f"{k} a row", f"at most the student's {classes} classes") if k > classes else None
-    agree(where, more, below("indexes", in_k, classes))
     logs = log_softmax(select(student, mask) / temperature, -1)
     known, ours = select(probabilities.detach(), mask), logs.gather(-1, in_k)
     if k < classes:
@@ -261,3 +238,24 @@ def _counting(labels: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
     wide = labels.long()  # before the comparison: among bytes, 156 is -100
     counts = wide != ignored
     return wide[counts], counts
+
+
+def _in_k(
+    where: str, student: Tensor, probabilities: Tensor, indexes: Tensor, temperature: float, mask: Tensor | None,
+    *problems: Problem | None,
+) -> Tensor:  # fmt: skip
+    """The classes of the teacher's k probabilities, int64, at the positions that count; raises what is wrong."""
+    agree(
+        where,
+        positive("temperature", temperature),
+        *problems,
+        student=floats(student, "... classes"),
+        probabilities=floats(probabilities, "... k"),
+        indexes=integers(indexes, "... k"),
+        mask=booleans(mask, "..."),
+    )
+    classes, k = student.shape[-1], indexes.shape[-1]
+    in_k = (indexes if mask is None else indexes[mask]).long()
+    more = Problem("indexes", f"{k} a row", f"at most the student's {classes} classes") if k > classes else None
+    agree(where, more, below("indexes", in_k, classes))
+    return in_k
