@@ -1,7 +1,7 @@
 """A server over a cluster answers what it answers over one Redis, also while slots move and after a node is gone."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -197,7 +197,7 @@ def test_no_push_is_lost_or_refused_while_a_slot_moves(url: str, ports: list[int
     flights = _together(6002, 40)
     move = Move(ports, 6002)
 
-    steps = [move.begin, *(partial(move.send, _name(flight)) for flight in flights), move.end]
+    steps: list[Callable[[], None]] = [move.begin, *(partial(move.send, _name(flight)) for flight in flights), move.end]
 
     async def check() -> None:
         store = Store(url, Limits())
