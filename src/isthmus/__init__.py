@@ -7,6 +7,7 @@ from isthmus import _moved
 from isthmus.distill.declaration import Distillation, Gate, Search, Tabular
 from isthmus.distill.labels import Binary, Classes, Isotonic, Number, Rank, Temperature
 from isthmus.distill.language.causal import Causal
+from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.settings import Settings
 from isthmus.features.definition.expectations import Expect
 from isthmus.features.definition.spec import (
@@ -48,6 +49,7 @@ __all__ = [
     "ConfigurationError",
     "ContractMismatch",
     "DataError",
+    "DecodingSettings",
     "DependencyError",
     "Distillation",
     "Embed",

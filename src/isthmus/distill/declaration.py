@@ -362,6 +362,11 @@ class Distillation:
                 ONNX_RUNTIME in self.runtimes and {*self.runtimes} <= {*RUNTIMES},
                 f'"{ONNX_RUNTIME}", alone or with any of ' + ", ".join(f'"{name}"' for name in RUNTIMES[1:]),
             ),
+            (
+                "runtimes",
+                not isinstance(self.task, Causal) or {*self.runtimes} <= {ONNX_RUNTIME, EXECUTORCH},
+                f'"{ONNX_RUNTIME}", alone or with "{EXECUTORCH}": no other one grows a cache',
+            ),
         ]
         problems = failed_checks(self, self.where, checks)
         if isinstance(self.task, Tabular):

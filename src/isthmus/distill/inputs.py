@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from isthmus.distill.declaration import Distillation
+from isthmus.distill.language.causal import Causal
 from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import Problem, nearest, one_of
 from isthmus.features.types import INPUTS
@@ -13,6 +14,8 @@ def input_problems(
 ) -> list[Problem]:
     """Each input that a model cannot read, or a device not have; `distillations` are all of the project."""
     problems = _unreadable(distillation, contract) + _beyond_the_device(distillation, contract)
+    if isinstance(distillation.task, Causal):
+        problems += distillation.task.unknown(distillation.where, contract, distillation.student.name)
     return problems + _unfit_instead(distillation, distillations, contract)
 
 

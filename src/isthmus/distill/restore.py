@@ -146,7 +146,7 @@ def origins(task: Task) -> dict[str, str]:
     if isinstance(declared.task, Causal):
         # What base and teacher answer is in the identity of their outputs.
         new = declared.task.student
-        kind = {"causal": dataclasses.asdict(declared.task), "student": None if new is None else _digest(new)}
+        kind = {"causal": declared.task.identity(), "student": None if new is None else _digest(new)}
     device = declared.student.device
     about = {
         # Only where a device keeps rows: other students keep their identity.

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from isthmus.distill.causal.blocks import packed
 from isthmus.distill.causal.network import Packed, losses
@@ -145,6 +145,11 @@ def words_alone() -> tuple[PreTrainedModel, Tokenizer]:
     model = llama(found.get_vocab_size())
     model.config.eos_token_id = found.token_to_id(END)
     return model, found
+
+
+def gpt(vocabulary: int) -> PreTrainedModel:
+    """Of an architecture that no package decodes."""
+    return GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, n_embd=32, n_layer=1, n_head=2, n_positions=64))
 
 
 def other_size(vocabulary: int) -> PreTrainedModel:

@@ -3,11 +3,14 @@
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -15,24 +18,36 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from isthmus.distill.causal.graph import filled
-from isthmus.distill.causal.network import CausalStudent, Packed
+from isthmus.distill.causal.network import CausalStudent
 from isthmus.distill.causal.task import CausalTask
 from isthmus.distill.declaration import Gate
 from isthmus.distill.distillation import DistillationReport, distill
+from isthmus.distill.export.export import ExportReport, export
+from isthmus.distill.export.ladder import climb
+from isthmus.distill.export.parity import Parity
 from isthmus.distill.gates import check_gates
+from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.losses.logits import IGNORED
-from isthmus.distill.onnx.runtime import predict, session
+from isthmus.distill.onnx.runtime import ask, session
 from isthmus.distill.restore import create_task, restored
+from isthmus.distill.tasks.answers import graph_answers
 from isthmus.distill.tasks.task import Material, TeacherBatch
 from isthmus.distill.training.studentrun import TeacherBatches, train_student
 from isthmus.distill.training.teacheroutputs import open_outputs
 from isthmus.distill.types import Index
-from isthmus.features.errors import ConfigurationError, DataError, GateFailed
+from isthmus.features.definition.spec import FeatureService
+from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, GateFailed
 from isthmus.features.package.inputs import ModelInput
+from isthmus.features.package.inspect import OnnxRuntime, inspect
+from isthmus.features.package.manifest import open_package
+from isthmus.features.package.prompts import read_prompts
+from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, String
 from isthmus.orchestration.models.models import _require_gates
-from tests.distill.causal.support import END, HERE, SHAPE, domain, llama, material, tokenizer, training_set
+from isthmus.orchestration.verification.runtimes import compare_runtimes
+from tests.distill.causal.support import END, HERE, SHAPE, domain, material, tokenizer, training_set
+from tests.distill.decoding.support import greedy_naively
+from tests.serving.support import CONTRACT
 
 TAUGHT: Mapping[str, Any] = {"teacher": f"{HERE}:teacher", "shape": SHAPE, "top_k": 8}
 GATES = [Gate("gain", at_least=0.15), Gate("regression", at_most=0.05)]
@@ -126,23 +141,106 @@ def test_the_folder_holds_the_model_and_its_tokenizer(further: DistillationRepor
     model.load_state_dict(student.model.state_dict())
     words = Tokenizer.from_file(str(further.path / "tokenizer.json"))
     assert words.encode(domain(1, 8)[0]).ids == tokenizer().encode(domain(1, 8)[0]).ids
-    shipped = {**again.task.shipped(None)}  # type: ignore[arg-type]
-    assert shipped["tokenizer.json"][0] == (further.path / "tokenizer.json").read_bytes()
     run = next(r for r in further.data["runs"] if r["seed"] == further.data["shipped"])
     found = measured(task(), student, again.task.material.parts.test)
     assert found["perplexity"] == pytest.approx(run["quality"]["perplexity"], rel=1e-4)
 
 
-def test_a_graph_gives_the_logits_of_the_weights_it_is_filled_with(further: DistillationReport) -> None:
-    """The one that was traced is of an untrained student."""
+@pytest.fixture(scope="module")
+def exported(further: DistillationReport, tmp_path_factory: pytest.TempPathFactory) -> ExportReport:
+    """The package of the student that was trained further."""
+    folder = tmp_path_factory.mktemp("packages")
+    settings = DecodingSettings(formats=("ort",), agreement={"int8": 0.0, "int4": 0.0})
+    return packaged(further, folder, decoding=settings)
+
+
+def packaged(further: DistillationReport, folder: Path, precision: Any = "fastest", **changes: Any) -> ExportReport:
+    of = material(**FURTHER, **changes)
+    of = replace(of, contract=CONTRACT.hash, declaration=replace(of.declaration, student=FeatureService("late", [])))
+    profile = ServingProfile(precision=precision, latency_objective_ms=1000)
+    # The student of a test learned under a contract that is none.
+    report = json.loads((further.path / "report.json").read_bytes())
+    model = folder / "model"
+    shutil.copytree(further.path, model)
+    (model / "report.json").write_text(json.dumps({**report, "contract": CONTRACT.hash}))
+    contract = {"hash": CONTRACT.hash, **CONTRACT.as_dict()}
+    return export(of, model, folder, contract=contract, profile=profile, cache=folder / "cache")
+
+
+def test_the_package_of_a_student_says_what_it_says(exported: ExportReport, further: DistillationReport) -> None:
+    assert {*exported.quality} == {"model.fp32.ort", "model.int8.ort", "model.int4.ort"}
+    assert exported.quality["model.fp32.ort"] == {"agreement": 1}
+    assert exported.served.p50_us > 0
+    inspect(exported.path).require()
+    opened = open_package(exported.path)
+    manifest, prompts = opened.manifest, read_prompts(opened)
+    assert (manifest.task, manifest.metric, manifest.model) == ("causal", "agreement", further.id)
+    assert manifest.generation is not None
+    assert (manifest.generation.context, manifest.generation.most) == (64, 32)
     again = restored(material(**FURTHER), further.path)
-    fed = again.task.feeds(again.task.material.parts.test)
-    fed["input_ids"], fed["position_ids"] = fed["input_ids"][:3, :20], fed["position_ids"][:3, :20]
-    model = again.task.model(again.student)
-    found = predict(session(model.SerializeToString(), 1), fed)
-    np.testing.assert_allclose(found, again.task.expected(again.student, fed)["logits"], atol=1e-4)
-    assert filled(model, Packed(llama(300, layers=2))) is None
-    assert b"site-packages" not in model.SerializeToString()
+    student = again.student
+    assert isinstance(student, CausalStudent)
+    texts = [text for text in training_set()["text"].to_pylist() if text.startswith("def")]
+    for prompt in prompts:
+        assert any(text.startswith(prompt.text) for text in texts)
+        said = [*prompt.answers["model.fp32.ort"]]
+        assert greedy_naively(student.model, prompt.tokens, len(said)) == said
+    with pytest.raises(ContractMismatch, match="trained under contract cccccccccccc"):
+        export(replace(material(**FURTHER), contract=CONTRACT.hash), further.path, exported.path.parent,
+               contract={}, profile=ServingProfile(), cache=exported.path.parent)  # fmt: skip
+
+
+def test_a_package_is_verified_beside_its_student(exported: ExportReport, further: DistillationReport) -> None:
+    opened = open_package(exported.path)
+    beside = Parity(material(**FURTHER), opened, further.path)
+    compared = compare_runtimes(beside, opened, all_keys=True)
+    files = [f"model.{precision}.ort" for precision in ("fp32", "int8", "int4")]
+    web = [f"{file} in onnxruntime-web" for file in files if "int8" not in file]
+    assert {*compared.files} == {*files, *(f"{file} behind prompts" for file in files), *web}
+    assert {part.differing for part in compared.files.values()} == {0}
+    # A prefill and a step, and as many steps behind texts as a verdict compares.
+    assert compared.files[files[0]].compared == 2 + 32
+    climb(material(**FURTHER), opened, further.path, {"ONNX Runtime": OnnxRuntime}).require()
+    # Prompts that the student would go on with otherwise.
+    content = read_prompts(opened)
+    answers = {file: (*tokens[:-1], tokens[-1] + 1) for file, tokens in content[0].answers.items()}
+    other = [msgspec.structs.replace(content[0], answers=answers), *content[1:]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("isthmus.distill.export.parity.read_prompts", lambda _: other)
+        found = beside.prompts(opened)
+    assert [part.differing for part in found.values()] == [0, 1, 1]
+
+
+def test_a_file_to_serve_that_disagrees_ends_an_export(further: DistillationReport, tmp_path: Path) -> None:
+    settings = DecodingSettings(formats=("ort",), precisions=("fp32", "int4"), agreement={"int4": 1.0})
+    with pytest.raises(GateFailed, match=r"precision: .* of the tokens that the model says; .* a file in int4"):
+        packaged(further, tmp_path, "int4", decoding=settings)
+    assert {*tmp_path.iterdir()} == {tmp_path / "model"}
+
+
+def test_a_search_measures_what_is_read_token_by_token() -> None:
+    of = task()
+    student, rows = of.student().eval(), of.material.parts.test[:2]
+    opened = session(of.model(student).SerializeToString(), 1)
+    found = graph_answers(of, lambda feeds: ask(opened, feeds), rows)
+    with torch.no_grad():
+        expected = student(*of.batch(torch.from_numpy(rows)).inputs)
+    np.testing.assert_allclose(found["losses"], expected["losses"].numpy(), atol=1e-4)
+    assert (found["best"] == expected["best"].numpy()).mean() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"student": f"{HERE}:gpt", "teacher": f"{HERE}:teacher"}, "is a GPT2LMHeadModel; expected a LlamaForCausalLM"),
+        ({"base": f"{HERE}:words_alone"}, "pre_tokenizer: is WhitespaceSplit; expected ByteLevel"),
+        ({"decoding": DecodingSettings(prompts=("a b " * 100,))}, "prompts: 'a b .* has 400 tokens; expected 1 to 63"),
+    ],
+)
+def test_what_no_package_has_is_refused_before_training(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        whole(tmp_path, epochs=1, **changes)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_text_of_one_part_is_in_no_other() -> None:

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, models, processors
 
 from isthmus.distill.causal.models import language
 from isthmus.distill.causal.tokenizer import Vocabulary, of
+from isthmus.distill.decoding.tokenizer import around
 from isthmus.features.errors import ConfigurationError, DataError
 from tests.distill.causal.support import END, HERE, base, domain, general, tokenizer, words_alone
 
@@ -57,6 +58,23 @@ def test_what_a_post_processor_adds_is_renumbered() -> None:
     vocabulary = of(words, model.config, "writer")
     pruned = vocabulary.pruned(vocabulary.tokens(["the hill"]), [], "writer")
     assert Tokenizer.from_buffer(pruned.tokenizer).encode("the hill").ids[-1] == pruned.end
+
+
+def test_a_token_that_begins_texts_is_before_those_that_are_learned_from_and_stays() -> None:
+    """As Llama 3's tokenizer puts it before what the package of a student reads."""
+    model, words = base()
+    words = Tokenizer.from_str(words.to_str())
+    end, first = model.config.eos_token_id, words.token_to_id("Ġhill")
+    words.post_processor = processors.TemplateProcessing(single="Ġhill $A", special_tokens=[("Ġhill", first)])
+    vocabulary = of(words, model.config, "writer")
+    (text,) = vocabulary.tokens(["the fox"])
+    assert text == [first, *whole().tokens(["the fox"])[0]]
+    assert vocabulary.tokens([""]) == [[first]]
+    pruned = vocabulary.pruned([text], [], "writer")
+    assert pruned.kept is not None
+    assert pruned.kept[pruned.tokens(["the fox"])[0]].tolist() == text
+    assert around(pruned.tokenizer) == ([*pruned.begin], [])
+    assert pruned.kept[[*pruned.begin, pruned.end]].tolist() == [first, end]
 
 
 @pytest.mark.parametrize("function", ["foreign", "endless", "eager", "no_model", "absent"])

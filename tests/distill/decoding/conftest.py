@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.distill.decoding.export import DecodingReport
+from isthmus.distill.export.decoding import DecodingReport
 from tests.distill.decoding.support import packaged
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from isthmus.distill.decoding.export import DecodingReport, export
-from isthmus.distill.decoding.settings import DecodingSettings, Origin
+from isthmus.distill.export.decoding import DecodingReport, Origin, export
+from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.features.contract.contract import Contract
 from tests.serving.support import CONTRACT
 from tests.tokenizing import trained

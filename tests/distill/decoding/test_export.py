@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from isthmus.distill.decoding.export import DecodingReport, export
-from isthmus.distill.decoding.settings import DecodingSettings
 from isthmus.distill.decoding.weights import in_blocks
+from isthmus.distill.export.decoding import DecodingReport, export
+from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.features.decoding.tokenizer import Tokenizer
 from isthmus.features.errors import ConfigurationError, GateFailed, PackageError
 from isthmus.features.package.inspect import inspect
@@ -135,14 +135,15 @@ def test_weights_that_disagree_are_left_out(tmp_path: Path) -> None:
         packaged(tmp_path, alone)
 
 
-def test_settings_say_all_that_is_wrong() -> None:
-    with pytest.raises(ConfigurationError) as error:
-        DecodingSettings(
-            precisions=("int3",), formats=("onnx", "pte"), agreement={"in8": 0.0}, golden_tokens=0,  # type: ignore
-        )  # fmt: skip
-    assert [problem.where for problem in error.value.problems] == [
-        "prompts", "precisions", "agreement", "formats", "golden_tokens and threads", "precisions and formats",
-    ]  # fmt: skip
+def test_settings_say_all_that_is_wrong(tmp_path: Path) -> None:
+    wrong = DecodingSettings(
+        precisions=("int3",), formats=("onnx", "pte"), agreement={"in8": 0.0}, golden_tokens=0, context=1,  # type: ignore
+    )  # fmt: skip
+    assert [problem.where for problem in wrong.problems("decoding")] == [
+        f"decoding: {name}" for name in ("context", "golden_tokens", "precisions", "agreement", "formats")
+    ]
+    with pytest.raises(ConfigurationError, match="decoding: prompts: there is none; expected some texts, as users"):
+        export(tiny(), trained(), tmp_path, origin=origin(), settings=DecodingSettings())
 
 
 def test_blocks_are_within_half_a_step() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from isthmus.distill.decoding.graph import graph
-from isthmus.distill.decoding.network import Decoder as Network
+from isthmus.distill.decoding.network import CachedModel
 from isthmus.distill.onnx.runtime import Run, ask, ort_format, session
 from isthmus.features.decoding.decoder import PART, Decoder
 from isthmus.features.decoding.generation import LOGITS, NEW, Generation
@@ -28,7 +28,7 @@ def run() -> Run:
 
 
 def _running(model: Any, *, products: bool = False) -> Run:
-    opened = session(ort_format(graph(Network(model), products=products).SerializeToString()), 1)
+    opened = session(ort_format(graph(CachedModel(model), products=products).SerializeToString()), 1)
     return lambda feeds: ask(opened, feeds)
 
 
@@ -70,7 +70,7 @@ def test_texts_end_where_the_oracle_says(run: Run) -> None:
 )  # fmt: skip
 def test_a_text_in_parts_is_the_whole_text(changes: dict[str, Any], products: bool) -> None:
     model: Any = tiny(**changes)
-    run, own = _running(model, products=products), Network(model)
+    run, own = _running(model, products=products), CachedModel(model)
     shape = (4, own.shared, own.width)
     tokens = np.random.default_rng(3).integers(2, 600, PART + 20).tolist()
     for cuts in ((len(tokens),), (1, 2, 3, 200), (250,)):
@@ -132,9 +132,9 @@ def test_what_is_no_llama_is_refused() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     with pytest.raises(ConfigurationError, match="is a GPT2LMHeadModel; expected a LlamaForCausalLM"):
-        Network(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=9)))
+        CachedModel(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=9)))
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     with pytest.raises(ConfigurationError, match="has rotations of type dynamic"):
-        Network(tiny(rope_parameters=rope))
+        CachedModel(tiny(rope_parameters=rope))
     with pytest.raises(ConfigurationError, match="has the activation gelu; expected silu"):
-        Network(tiny(hidden_act="gelu"))
+        CachedModel(tiny(hidden_act="gelu"))

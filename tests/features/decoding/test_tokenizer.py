@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from isthmus.distill.decoding.tokenizer import generation_of, require_interpretable
+from isthmus.distill.decoding.tokenizer import new_generation, require_interpretable
 from isthmus.features.clients import FOLDER
 from isthmus.features.decoding.generation import Control, Generation, shown
 from isthmus.features.decoding.tokenizer import Text, Tokenizer
@@ -23,7 +23,7 @@ LIMITS: dict[str, Any] = {"context": 100, "most": 10, "end": [0]}
 
 
 def _opened(kind: str, template: str = "{prompt}") -> tuple[Generation, Tokenizer]:
-    return generation_of(trained(kind), template=template, **LIMITS)
+    return new_generation(trained(kind), template=template, **LIMITS)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "smollm", "llama3"])
@@ -78,7 +78,7 @@ def test_what_no_token_has_is_refused() -> None:
     file = json.loads(trained())
     # The letter of byte 0x04.
     del file["model"]["vocab"]["\u0104"]
-    _, tokenizer = generation_of(json.dumps(file).encode(), template="{prompt}", **LIMITS)
+    _, tokenizer = new_generation(json.dumps(file).encode(), template="{prompt}", **LIMITS)
     assert tokenizer.encode(["a\x05b"])
     with pytest.raises(RequestError, match="has letters that no token of the model has"):
         tokenizer.encode(["a\x04b"])
@@ -139,14 +139,14 @@ def test_a_vocabulary_must_have_the_bytes_of_texts() -> None:
 
 def test_limits_and_templates_are_checked_together() -> None:
     with pytest.raises(ConfigurationError) as error:
-        generation_of(trained(), context=10, most=10, end=[], template="nothing")
+        new_generation(trained(), context=10, most=10, end=[], template="nothing")
     assert [problem.where for problem in error.value.problems] == ["most", "template", "end"]
     with pytest.raises(ConfigurationError, match=r"has '  \\n', which a user can write, too; expected control tokens"):
-        generation_of(trained("llama3"), template="  \n{prompt}", **LIMITS)
+        new_generation(trained("llama3"), template="  \n{prompt}", **LIMITS)
     file = json.loads(trained("llama3"))
     file["post_processor"]["processors"][1]["single"] += [{"SpecialToken": {"id": BEGIN, "type_id": 0}}]
     with pytest.raises(ConfigurationError, match=r"post_processor: puts \[1\] behind a text"):
-        generation_of(json.dumps(file).encode(), template="{prompt}", **LIMITS)
+        new_generation(json.dumps(file).encode(), template="{prompt}", **LIMITS)
 
 
 def test_other_control_tokens_than_the_manifest_says_are_refused() -> None:

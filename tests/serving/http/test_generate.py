@@ -12,8 +12,8 @@ import httpx
 import pytest
 import torch
 
-from isthmus.distill.decoding.export import export
-from isthmus.distill.decoding.settings import DecodingSettings
+from isthmus.distill.export.decoding import export
+from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.onnx.runtime import ask, session
 from isthmus.features.decoding.tokenizer import Text
 from isthmus.features.package.manifest import open_package

@@ -18,21 +18,25 @@ from torch import Tensor, nn
 
 from isthmus.distill.causal import models
 from isthmus.distill.causal.blocks import Blocks, packed, replayed, together
-from isthmus.distill.causal.graph import INPUTS, graph
 from isthmus.distill.causal.network import CausalStudent, CausalTeacher, Packed, continued, losses, written
 from isthmus.distill.causal.texts import Texts
 from isthmus.distill.causal.tokenizer import FILE, Vocabulary
+from isthmus.distill.declaration import EXECUTORCH
+from isthmus.distill.decoding.graph import graph
+from isthmus.distill.decoding.network import CachedModel, cache_shape, require_supported
+from isthmus.distill.decoding.writer import Writer
 from isthmus.distill.language.causal import GAIN, REGRESSION, Causal
+from isthmus.distill.language.decoding import TOLERANCES
 from isthmus.distill.losses.logits import IGNORED, generalized, hard_targets, top_k_tail
 from isthmus.distill.losses.objective import Objective, Term
-from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.outputs.form import Form
 from isthmus.distill.outputs.identity import identities
 from isthmus.distill.tasks.split import PARTS, Split
-from isthmus.distill.tasks.task import Batch, Material, Task, TeacherBatch
+from isthmus.distill.tasks.task import Batch, Case, Material, Task, TeacherBatch
 from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Answers, Array, Index
+from isthmus.features.decoding.generation import LOGITS, NEW, PAST, TOKENS
 from isthmus.features.errors import DataError
 from isthmus.features.package.inputs import Feeds
 
@@ -48,9 +52,10 @@ class CausalTask(Task):
     metric = "perplexity"
     more = False
     at_once = 16
+    graph_rows = 1
     tolerance: Mapping[str, float] = {"fp32": 1e-3}
-    """Of a logit. Files for decoding, with whole numbers too, are others."""
-    golden, compared = 1, 32
+    """Of a logit, for a search; those of a package follow from its student's."""
+    compared = 32
     pipeline = "text-generation"
     shape: Mapping[str, Any] = MappingProxyType(models.SHAPE)
 
@@ -63,6 +68,8 @@ class CausalTask(Task):
         self._language = models.language(source, f"{where}: {'base' if declared.base else 'teacher'}")
         texts = Texts.of(material, declared.text)
         self.vocabulary, tokens = self._tokenized(texts, material.parts)
+        test = material.parts.test
+        self._beginnings = texts.beginnings(self.vocabulary, test[texts.domain[test]], declared.context // 2)
         blocks, domain, parts = self._packed(texts, tokens, material)
         kinds = pa.array(np.where(domain, "domain", "general"))
         table = material.table.take(pa.array(blocks.first)).append_column(self._column(material), kinds)
@@ -71,8 +78,9 @@ class CausalTask(Task):
         self.tokens, self.positions, self.targets = map(
             torch.from_numpy, (blocks.tokens, blocks.positions, blocks.targets)
         )
+        self._writer: tuple[nn.Module, Writer] | None = None
         self._domain, self._counts = domain, blocks.targets != IGNORED
-        self.max_sizes = {"P": declared.context}
+        self.max_sizes = {TOKENS: 1, PAST: declared.context}
         about = {"base": "as it was, before it was trained further", "teacher": "the language model that teaches"}
         kind = "teacher" if declared.base is None else "base"
         self.about = {"teacher": about[kind] + (f"; its licence: {declared.license}" if declared.license else "")}
@@ -92,7 +100,7 @@ class CausalTask(Task):
     def _tokenized(self, texts: Texts, parts: Split) -> tuple[Vocabulary, list[list[int]]]:
         vocabulary = self._language.vocabulary
         tokens = vocabulary.tokens(texts.texts)
-        texts.require_tokens(tokens)
+        texts.require_tokens(tokens, len(vocabulary.begin))
         if self.declared.vocabulary == "shared":
             return vocabulary, tokens
         train = {*parts.train.tolist()}
@@ -156,11 +164,13 @@ class CausalTask(Task):
         return {"tokenizer": hashlib.sha256(self.vocabulary.tokenizer).hexdigest()}
 
     def student(self) -> nn.Module:
-        """The base, or a new model."""
-        if self.declared.base is not None:
-            return CausalStudent(models.trimmed(self._language.model, self.vocabulary)).train()
+        """The base, or a new model; a ConfigurationError for one that no package can have."""
         context, where = self.declared.context, f"{self.where}: student"
-        new = models.student(self.declared.student, self.vocabulary, context, self.shape, where)
+        if self.declared.base is not None:
+            new = models.trimmed(self._language.model, self.vocabulary)
+        else:
+            new = models.student(self.declared.student, self.vocabulary, context, self.shape, where)
+        require_supported(new, where)
         return CausalStudent(new).train()
 
     def batch(self, rows: Tensor) -> Batch:
@@ -271,35 +281,78 @@ class CausalTask(Task):
             digest.update(column.numpy().tobytes())
         return digest.hexdigest()
 
-    def model(self, student: nn.Module) -> ModelProto:
-        """Tokens and positions to logits."""
-        return graph(self.network(student), self.declared.context)
+    def writer(self, student: nn.Module) -> Writer:
+        """The student with its tokenizer, as declared."""
+        if self._writer is None or self._writer[0] is not student:
+            settings = self.declared.decoding
+            settings = replace(
+                settings, prompts=settings.prompts or self._beginnings,
+                executorch=EXECUTORCH in self.material.declaration.runtimes,
+            )  # fmt: skip
+            self._writer = student, Writer.of(_model(student), self.vocabulary.tokenizer, settings)
+        return self._writer[1]
 
-    def network(self, student: nn.Module) -> Packed:
-        """The model of transformers, over blocks."""
-        assert isinstance(student, CausalStudent)  # noqa: S101 - from `student`
-        return student.packed
+    def tolerances(self, student: nn.Module) -> Mapping[str, float]:
+        """Shares of the student's largest logit."""
+        scale = self.writer(student).reference.scale
+        return {precision: share * scale for precision, share in TOLERANCES.items()}
+
+    def model(self, student: nn.Module) -> ModelProto:
+        """Tokens and the cache of those before them to logits."""
+        return graph(self.network(student))
+
+    def network(self, student: nn.Module) -> CachedModel:
+        """The model with a cache."""
+        return self.writer(student).network
 
     def feeds(self, rows: Index) -> Feeds:
-        """Blocks."""
-        tokens, positions, _ = self.asked(rows)
-        return dict(zip(INPUTS, (tokens.numpy(), positions.numpy()), strict=True))
+        """The token in the middle of a block, behind a cache that has no text: what a step is fed, by its size."""
+        (row,), half = rows.tolist(), self.declared.context // 2
+        tokens = self.tokens[row, half : half + 1].numpy()
+        return {TOKENS: tokens[None], PAST: np.zeros((1, half, *self._cache()), np.float32)}
+
+    def _cache(self) -> tuple[int, int, int]:
+        """The sizes of a token in the cache of a student."""
+        if self.declared.base is not None:
+            return cache_shape(self._language.model.config)
+        with torch.random.fork_rng(devices=[]):
+            return cache_shape(_model(self.student()).config)
+
+    def case(self, student: nn.Module, rows: Index) -> Case:
+        """The token in the middle of a block's first text, behind the cache of those before it."""
+        (row,) = rows.tolist()
+        length = int((self.positions[row, 1:] > 0).long().cumprod(0).sum()) + 1
+        half, run = length // 2, self.writer(student).reference.run
+        tokens = self.tokens[row, : half + 1].numpy()[None]
+        past = np.zeros((1, 0, *self.network(student).cache), np.float32)
+        if half:
+            past = run({TOKENS: tokens[:, :half], PAST: past})[NEW]
+        return self._answered(student, {TOKENS: tokens[:, half:], PAST: past})
+
+    def cases(self, student: nn.Module) -> list[Case]:
+        """A golden prompt, and a step behind it."""
+        return [self._answered(student, feeds) for feeds in self.writer(student).reference.cases]
+
+    def _answered(self, student: nn.Module, feeds: Feeds) -> Case:
+        return Case(feeds, self.expected(student, feeds))
 
     def expected(self, student: nn.Module, feeds: Feeds) -> Answers:
-        """The logits."""
-        with torch.no_grad():
-            return {"logits": self.network(student)(*map(torch.from_numpy, feeds.values())).numpy()}
+        """The logits, and what the cache grows by."""
+        return self.writer(student).reference.run(feeds)
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
-        """The losses, from the logits of a graph."""
-        logits = torch.from_numpy(np.array(run(self.feeds(rows))["logits"]))
-        targets = self.targets[torch.from_numpy(rows)]
+        """The losses of a block, which a graph reads token by token."""
+        (row,) = rows.tolist()
+        none = past = np.zeros((1, 0, *self._cache()), np.float32)
+        said = []
+        for token, place in zip(self.tokens[row].numpy(), self.positions[row].tolist(), strict=True):
+            past = past if place else none
+            outputs = run({TOKENS: token.reshape(1, 1), PAST: past})
+            said.append(outputs[LOGITS])
+            past = np.concatenate([past, outputs[NEW]], 1)
+        logits, targets = torch.from_numpy(np.concatenate(said)[None]), self.targets[row][None]
         found = {"losses": losses(logits, targets), "best": logits.argmax(-1), "counts": targets != IGNORED}
         return {key: value.float().numpy() for key, value in found.items()}
-
-    def shipped(self, _teacher: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:
-        """The tokenizer."""
-        return {FILE: (self.vocabulary.tokenizer, "the tokenizer, as the library tokenizers reads it")}
 
     def files(self, identity: str) -> dict[str, bytes]:  # noqa: ARG002 - the same for all
         """The tokenizer, the configuration of the model, and the teacher's number of each token that was kept."""
@@ -310,6 +363,12 @@ class CausalTask(Task):
         if self.vocabulary.kept is not None:
             found[KEPT] = msgspec.json.encode(self.vocabulary.kept.tolist())
         return found
+
+
+def _model(student: nn.Module) -> Any:
+    """The model of transformers in a student."""
+    assert isinstance(student, CausalStudent)  # noqa: S101 - from `student`
+    return student.model
 
 
 def _perplexity(loss: float) -> float:

@@ -1,17 +1,23 @@
 """The texts of a training set."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from isthmus.distill.causal.tokenizer import Vocabulary
 from isthmus.distill.tasks.split import required_column, whole_numbers
 from isthmus.distill.tasks.task import Material
-from isthmus.distill.types import Array
+from isthmus.distill.types import Array, Index
 from isthmus.features.errors import ConfigurationError, DataError, Problem, one_of
 from isthmus.features.types import String
+
+PROMPTS, WORDS, LETTER = 3, 6, 4
+"""Texts whose first words are prompts; how many words; the most tokens of a letter, which has so many bytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +61,25 @@ class Texts:
             )
         return cls(texts, np.asarray(labels == 1), f"{where}: column {name}")
 
-    def require_tokens(self, tokens: Sequence[Sequence[int]]) -> None:
-        """Raises a DataError if the tokenizer makes nothing of a text."""
-        if none := [row for row, text in enumerate(tokens) if not text]:
+    def beginnings(self, vocabulary: Vocabulary, rows: Index, most: int) -> tuple[str, ...]:
+        """The first words of some of these texts, of at most so many tokens, each once."""
+        found: dict[str, None] = {}
+        for row in rows.tolist():
+            found[_beginning(self.texts[row], vocabulary, most)] = None
+            if len(found) == PROMPTS:
+                break
+        return (*found,)
+
+    def require_tokens(self, tokens: Sequence[Sequence[int]], begin: int) -> None:
+        """Raises a DataError if the tokenizer makes nothing of a text, before which it puts so many tokens."""
+        if none := [row for row, text in enumerate(tokens) if len(text) == begin]:
             found = f"the tokenizer makes no token of {len(none):,} texts, the first in row {none[0]}"
             raise DataError(self.where, found, expected="at least one token in each")
+
+
+def _beginning(text: str, vocabulary: Vocabulary, most: int) -> str:
+    words = [found.end() for found in islice(re.finditer(r"\S+", text), WORDS)]
+    for end in reversed(words):
+        if len(vocabulary.tokens([text[:end]])[0]) <= most:
+            return text[:end]
+    return text[: max(1, most // LETTER)]

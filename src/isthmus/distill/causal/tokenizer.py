@@ -3,15 +3,14 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from isthmus.distill.decoding.tokenizer import around
 from isthmus.distill.types import Index
+from isthmus.features.decoding.tokenizer import ALPHABET, opened
 from isthmus.features.errors import ConfigurationError, DataError, Problem, extra
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 FILE = "tokenizer.json"
 PADDED = 0.01
@@ -27,17 +26,23 @@ class Vocabulary:
         end: the token that ends a text.
         size: number of the student's tokens.
         kept: int64 (size,), the model's number of each of these tokens, ascending; None if they are all of them.
+        begin: the tokens before each text, which the file puts there.
     """
 
     tokenizer: bytes
     end: int
     size: int
     kept: Index | None = None
+    begin: tuple[int, ...] = ()
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """The numbers of each text's tokens. What a text has of control tokens is read as plain text."""
-        reader = loaded(self.tokenizer)
-        return [encoding.ids for encoding in reader.encode_batch([*texts], add_special_tokens=False)]
+        """The numbers of each text's tokens, behind those that begin one.
+
+        What a text has of control tokens is read as plain text.
+        """
+        reader = opened(self.tokenizer)
+        read = reader.encode_batch([*texts], add_special_tokens=False)
+        return [[*self.begin, *encoding.ids] for encoding in read]
 
     def pruned(self, texts: Iterable[Sequence[int]], others: Iterable[Sequence[int]], where: str) -> "Vocabulary":
         """The vocabulary of the tokens of some texts.
@@ -65,7 +70,8 @@ class Vocabulary:
         wanted = {names[place] for text in texts for place in text if place in names}
         alphabet = _bytes(content, words)
         wanted |= alphabet | {word for word in special.values() if word in words}
-        wanted |= {word for word in (model.get("unk_token"), names.get(self.end)) if word in words}
+        steering = (model.get("unk_token"), *map(names.get, (self.end, *self.begin)))
+        wanted |= {word for word in steering if word in words}
         merges = [tuple(pair.split(" ", 1) if isinstance(pair, str) else pair) for pair in model["merges"]]
         before = -1
         while before != len(wanted):  # a part may be merged by a later pair, too
@@ -83,7 +89,7 @@ class Vocabulary:
             item["id"] = place_of[item["id"]]
         _renumber(content.get("post_processor"), place_of)
         file = json.dumps(content, ensure_ascii=False).encode()
-        return Vocabulary(file, place_of[self.end], len(kept), kept)
+        return Vocabulary(file, place_of[self.end], len(kept), kept, tuple(place_of[place] for place in self.begin))
 
     def _require(self, needed: set[int], kept: Index, names: Mapping[int, str], where: str) -> None:
         if lacking := sorted(needed - {*kept.tolist()}):
@@ -119,29 +125,17 @@ def of(tokenizer: Any, config: Any, where: str) -> Vocabulary:
         problems.append(Problem("configuration of the model", found, "the token that ends a text"))
     if problems:
         raise ConfigurationError(where, problems)
-    plain = loaded(backend.to_str().encode())
-    return Vocabulary(plain.to_str().encode(), int(end), size)
-
-
-def loaded(file: bytes) -> "Tokenizer":
-    """A tokenizer that neither cuts nor fills up texts, and takes what looks like a control token for text."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_buffer(file)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True
-    return tokenizer
+    file = opened(backend.to_str().encode()).to_str().encode()
+    begin, _ = around(file)
+    return Vocabulary(file, int(end), size, begin=tuple(begin))
 
 
 def _bytes(content: Mapping[str, Any], words: Mapping[str, int]) -> set[str]:
     """The tokens of single bytes, where all texts are made of such; bytes that no text has may lack one."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
     if content["model"].get("byte_fallback"):
         return {f"<0x{byte:02X}>" for byte in range(256)} & words.keys()
     parts = json.dumps([content.get("pre_tokenizer"), content.get("decoder")])
-    return {*ByteLevel.alphabet()} & words.keys() if '"ByteLevel"' in parts else set()
+    return ALPHABET.keys() & words.keys() if '"ByteLevel"' in parts else set()
 
 
 def _renumber(processor: Any, place_of: Mapping[int, int]) -> None:

@@ -1,7 +1,7 @@
 """The ONNX graph of a causal language model, node by node, with the cache as a tensor.
 
-It does what `network.Decoder` does. `torch.onnx.export` takes a minute for thirty layers, and splits what one matrix
-product can do: here queries, keys and values are one product, and so are the two that enter the inner layer.
+It does what `network.CachedModel` does. `torch.onnx.export` takes a minute for thirty layers, and splits what one
+matrix product can do: here queries, keys and values are one product, and so are the two that enter the inner layer.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
-from isthmus.distill.decoding.network import Decoder
+from isthmus.distill.decoding.network import CachedModel
 from isthmus.distill.onnx.builder import Building
 from isthmus.distill.types import Array
 from isthmus.features.decoding.generation import LOGITS, NEW, PAST, TOKENS
 
 
-def graph(decoder: Decoder, *, products: bool = False) -> onnx.ModelProto:
+def graph(decoder: CachedModel, *, products: bool = False) -> onnx.ModelProto:
     """The graph of a decoder.
 
     Its inputs are `tokens`, int64 (1, tokens), and `past`, float32 (1, past, 2 * layers, shared, width); its outputs
@@ -42,7 +42,7 @@ def graph(decoder: Decoder, *, products: bool = False) -> onnx.ModelProto:
 
 
 class _Writer:
-    def __init__(self, decoder: Decoder, *, products: bool) -> None:
+    def __init__(self, decoder: CachedModel, *, products: bool) -> None:
         self.decoder, self.build = decoder, Building()
         self._operator = "MatMul" if products else "Gemm"
         embedding, head = decoder.body.embed_tokens.weight, decoder.head.weight

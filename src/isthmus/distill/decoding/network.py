@@ -17,7 +17,7 @@ _ROPE = ("default", "linear", "llama3")
 """Rotations whose angles do not depend on the length of the text."""
 
 
-class Decoder(nn.Module):
+class CachedModel(nn.Module):
     """The logits after some tokens, and what the next call needs of them.
 
     Attributes:
@@ -26,6 +26,7 @@ class Decoder(nn.Module):
         heads: of the queries.
         shared: heads of keys and values, each of which several heads of queries share.
         width: of a head.
+        cache: sizes of a token in the cache.
         turns: cosine and sine of the rotations, float32 (context, width) each.
 
     Raises:
@@ -38,9 +39,9 @@ class Decoder(nn.Module):
         config: Any = require_supported(model)
         self.body, self.head = model.model, model.lm_head
         self.context = min(context or config.max_position_embeddings, config.max_position_embeddings)
-        self.layers, self.heads = config.num_hidden_layers, config.num_attention_heads
-        self.shared = config.num_key_value_heads
-        self.width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.heads = config.num_attention_heads
+        pairs, self.shared, self.width = self.cache = cache_shape(config)
+        self.layers = pairs // 2
         with torch.no_grad():
             cosine, sine = self.body.rotary_emb(torch.zeros(1), torch.arange(self.context)[None])
         self.register_buffer("cosine", cosine[0], persistent=False)
@@ -92,7 +93,13 @@ class Decoder(nn.Module):
         return self.head(self.body.norm(values[-1:])), torch.stack(new, 1)[None]
 
 
-def require_supported(model: "LlamaForCausalLM") -> Any:
+def cache_shape(config: Any) -> tuple[int, int, int]:
+    """What a cache has of a token, by the configuration of its model: keys and values by layer, heads, width."""
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers, config.num_key_value_heads, width
+
+
+def require_supported(model: "LlamaForCausalLM", where: str = "decoding") -> Any:
     """The configuration of a model that can be converted; raises a ConfigurationError for another."""
     config: Any = model.config
     problems = []
@@ -105,7 +112,7 @@ def require_supported(model: "LlamaForCausalLM") -> Any:
         if config.hidden_act != "silu":
             problems.append(Problem("model", f"has the activation {config.hidden_act}", "silu"))
     if problems:
-        raise ConfigurationError("decoding", problems)
+        raise ConfigurationError(where, problems)
     return config
 
 

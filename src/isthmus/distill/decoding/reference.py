@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from isthmus.distill.decoding.network import Decoder as Network
-from isthmus.distill.decoding.settings import AGREEMENT, TOLERANCES, DecodingSettings
-from isthmus.distill.decoding.weights import Precision
+from isthmus.distill.decoding.network import CachedModel
+from isthmus.distill.device import threads
+from isthmus.distill.language.decoding import AGREEMENT, TOLERANCES, DecodingSettings, Precision
 from isthmus.distill.onnx.runtime import Run, ask, session
 from isthmus.distill.types import Array
 from isthmus.features.decoding.decoder import PART, Decoder, Read
@@ -73,6 +73,7 @@ class Reference:
         cases: what a model file is fed in the golden cases of tensors.
         scale: the largest logit, by absolute value.
         decoder: without an owner.
+        run: the model in torch, with the inputs and outputs of its graph.
     """
 
     prompts: list[GoldenPrompt]
@@ -80,18 +81,20 @@ class Reference:
     cases: list[dict[str, Array]]
     scale: float
     decoder: Decoder
+    run: Run
 
     @classmethod
     def of(
-        cls, model: "LlamaForCausalLM", network: Network, generation: Generation, tokenizer: Tokenizer,
+        cls, model: "LlamaForCausalLM", network: CachedModel, generation: Generation, tokenizer: Tokenizer,
         settings: DecodingSettings,
     ) -> "Reference":  # fmt: skip
         """That of a model; a GateFailed if the module with a cache is not what the model is."""
-        shape = (2 * network.layers, network.shared, network.width)
+        shape = network.cache
         decoder = Decoder("the model in torch", generation, "", shape)
 
-        def run(feeds: dict[str, Array]) -> dict[str, Array]:
-            with torch.inference_mode():
+        def run(feeds: Mapping[str, Array]) -> dict[str, Array]:
+            # On one thread: on two the sums are others in their last bits, and so would be the bytes of a package.
+            with torch.inference_mode(), threads(1):
                 logits, new = network(torch.from_numpy(feeds[TOKENS]), torch.from_numpy(feeds[PAST]))
             return {LOGITS: logits.numpy(), NEW: new.numpy()}
 
@@ -108,12 +111,17 @@ class Reference:
                              expected=f"{TOLERANCES['fp32'] * scale:.3g} at most", remedy="report this")  # fmt: skip
         short = [*prompts[0].tokens[:GOLDEN_TOKENS]]
         empty = np.zeros((1, 0, *shape), np.float32)
-        prefill = {TOKENS: np.array([short], np.int64), PAST: empty}
-        step = {TOKENS: np.array([[said[0][0].token]], np.int64), PAST: run(prefill)[NEW]}
+        prefill: dict[str, Array] = {TOKENS: np.array([short], np.int64), PAST: empty}
+        step: dict[str, Array] = {TOKENS: np.array([[said[0][0].token]], np.int64), PAST: run(prefill)[NEW]}
         if settings.executorch:
             # It takes one token at a time.
             prefill[TOKENS] = prefill[TOKENS][:, :1]
-        return cls(prompts, said, [prefill, step], scale, decoder)
+        return cls(prompts, said, [prefill, step], scale, decoder, run)
+
+    @property
+    def sure(self) -> list[list[int]]:
+        """What the model says behind each prompt, up to a token that another processor might not prefer."""
+        return [[*_sure(said)] for said in self.said]
 
     def compare(self, file: str, precision: Precision, content: bytes, settings: DecodingSettings) -> Compared:
         """A model file of ONNX Runtime beside the model; a GateFailed if it is too far."""

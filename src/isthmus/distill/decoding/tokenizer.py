@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from isthmus.features.decoding.generation import Control, Generation
-from isthmus.features.decoding.tokenizer import ALPHABET, Tokenizer
+from isthmus.features.decoding.tokenizer import ALPHABET, Tokenizer, opened
 from isthmus.features.errors import ConfigurationError, Problem
 
 _REGEX = re.compile(
@@ -43,7 +43,7 @@ def require_interpretable(data: bytes, where: str = "tokenizer.json") -> dict[st
     return file
 
 
-def generation_of(
+def new_generation(
     data: bytes, *, context: int, most: int, end: Sequence[int], template: str, where: str = "tokenizer.json"
 ) -> tuple[Generation, Tokenizer]:
     """What a package says of generating text with this tokenizer, and the tokenizer.
@@ -54,7 +54,7 @@ def generation_of(
     """
     file = require_interpretable(data, where)
     control = tuple(Control(token["content"], token["id"]) for token in file["added_tokens"] if token["special"])
-    begin, behind = _around(data)
+    begin, behind = around(data)
     problems = []
     if behind:
         problems.append(Problem(f"{where}: post_processor", f"puts {behind} behind a text", "tokens before it alone"))
@@ -75,13 +75,9 @@ def generation_of(
     return generation, Tokenizer(data, generation, where)
 
 
-def _around(data: bytes) -> tuple[list[int], list[int]]:
+def around(data: bytes) -> tuple[list[int], list[int]]:
     """The tokens that a post-processor puts before and behind a text."""
-    import tokenizers
-
-    own = tokenizers.Tokenizer.from_buffer(data)
-    own.no_padding()
-    own.no_truncation()
+    own = opened(data)
     bare, whole = (own.encode("a", add_special_tokens=special).ids for special in (False, True))
     places = [at for at in range(len(whole) - len(bare) + 1) if whole[at : at + len(bare)] == bare]
     at = places[-1]

@@ -7,19 +7,18 @@ the weights become smaller, and not because integers are multiplied.
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
 from isthmus.distill.decoding.graph import graph
-from isthmus.distill.decoding.network import Decoder
+from isthmus.distill.decoding.network import CachedModel
+from isthmus.distill.language.decoding import Precision
 from isthmus.distill.types import Array
 from isthmus.features.decoding.generation import TOKENS
 
 BLOCK = 32
-Precision = Literal["fp32", "int8", "int4"]
 _BITS = {"int8": 8, "int4": 4}
 _ACCURACY = {"int8": 4, "int4": None}
 """ONNX Runtime's level of accuracy. With 4 it rounds activations to eight bits, block by block, which onnxruntime-web
@@ -27,7 +26,7 @@ does not: the two then differ. Without, weights of eight bits are ten times as s
 _TABLE_BITS = 4
 
 
-def in_precision(decoder: Decoder, precision: Precision) -> bytes:
+def in_precision(decoder: CachedModel, precision: Precision) -> bytes:
     """The graph of a decoder in a precision, as ONNX; the same decoder gives the same bytes."""
     if precision == "fp32":
         return bytes(graph(decoder).SerializeToString(deterministic=True))

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -11,7 +11,6 @@ from isthmus.distill.evaluation.metrics import interleaved, throughput
 from isthmus.distill.export.candidate import Candidate, Reference
 from isthmus.distill.gates import check_figures
 from isthmus.distill.onnx.runtime import Run
-from isthmus.distill.tasks.task import Task
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 from isthmus.features.package.inputs import Feeds
@@ -90,11 +89,11 @@ class Measured(msgspec.Struct, frozen=True):
     load_ms: float
 
 
-def allowed_precisions(task: Task, profile: ServingProfile) -> list[str]:
-    """The precisions of a task that the profile may serve; raises a ConfigurationError if there are none."""
-    if allowed := [precision for precision in task.tolerance if profile.precision in (precision, FASTEST)]:
+def allowed_precisions(known: Sequence[str], profile: ServingProfile) -> list[str]:
+    """Which of a task's precisions the profile may serve; raises a ConfigurationError if there are none."""
+    if allowed := [precision for precision in known if profile.precision in (precision, FASTEST)]:
         return allowed
-    problem = Problem("precision", profile.precision, f"a precision that the task has: {', '.join(task.tolerance)}")
+    problem = Problem("precision", profile.precision, f"a precision that the task has: {', '.join(known)}")
     raise ConfigurationError("profiles.serving", [problem])
 
 

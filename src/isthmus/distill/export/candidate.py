@@ -13,7 +13,7 @@ from isthmus.distill.onnx.footprint import Footprint, footprint
 from isthmus.distill.onnx.runtime import Run, ask, predict, session
 from isthmus.distill.tasks.answers import graph_answers
 from isthmus.distill.tasks.task import Case, Task
-from isthmus.distill.types import Answers, Array, Index, in_batches, spread
+from isthmus.distill.types import Answers, Array, Index, spread
 from isthmus.features.errors import ConfigurationError, PackageError, Problem
 from isthmus.features.package.inputs import Feeds
 from isthmus.features.package.manifest import Package
@@ -80,7 +80,7 @@ class Reference:
 def sample_cases(task: Task, student: nn.Module, rows: Index) -> list[Case]:
     """As many of the rows as the verdict compares, evenly spread."""
     sample = rows[spread(len(rows), task.compared)]
-    return [task.case(student, batch) for batch in in_batches(sample, task.at_once)]
+    return [task.case(student, batch) for batch in task.graph_batches(sample)]
 
 
 def difference(expected: Answers, outputs: Answers) -> float:

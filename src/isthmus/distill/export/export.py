@@ -1,19 +1,22 @@
 """The step: a trained student becomes a package, if its model files agree with it and fit their budgets."""
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import onnx
 import onnxruntime
 
+from isthmus.distill.decoding.writer import Writer
 from isthmus.distill.export.acceptance import Accepted, Measured, accept, allowed_precisions, fastest_within_budget
 from isthmus.distill.export.candidate import Candidate, Reference, sample_cases
 from isthmus.distill.export.conversion import in_precision, student_graph
+from isthmus.distill.export.decoding import Origin, TextFiles
 from isthmus.distill.export.package import contents, package_bytes, write_package, xctest
 from isthmus.distill.formats.conversions import require_runtimes, wanted
 from isthmus.distill.formats.programs import INTERPRETED
@@ -24,11 +27,22 @@ from isthmus.distill.tasks.task import Material
 from isthmus.distill.training.teacheroutputs import complete_outputs
 from isthmus.distill.types import Array
 from isthmus.features.clients import CLIENTS, READERS, sources
+from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import ContractMismatch, GateFailed
 from isthmus.features.head.form import HEAD
 from isthmus.features.package.golden import Case as GoldenCase
 from isthmus.features.package.golden import Golden, TensorBytes
-from isthmus.features.package.manifest import CORE, FORMAT_VERSION, Device, Manifest, Tensor, package_digest, placed
+from isthmus.features.package.manifest import (
+    CORE,
+    FORMAT_VERSION,
+    MODEL,
+    Device,
+    Manifest,
+    Tensor,
+    package_digest,
+    placed,
+    read_package,
+)
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress, silent
 
@@ -88,34 +102,76 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     started = time.perf_counter()
     require_runtimes(material.declaration)
     trained = _restored(material, model_folder)
-    allowed = allowed_precisions(trained.task, profile)
-    progress("read", 0.1)
-    files = _Files(trained, cache, profile, progress)
-    files.accept_models()
-    files.accept_programs()
-    package = files.package(contract, device)
-    task, left_out = trained.task, files.left_out
-    sizes = {precision: package_bytes(package, precision) for precision in task.tolerance if precision not in left_out}
-    models = {file.variant.file: file.model for file in files.accepted}
-    served = {precision: model for precision in allowed if (model := models.get(f"model.{precision}.ort"))}
-    measured = fastest_within_budget(served, task.feeds(task.material.parts.test[:1]), sizes, profile)
-    progress("measured", 0.9)
-    path = write_package(packages, material.declaration.name, package)
-    variants, seconds = [file.variant for file in files.accepted], round(time.perf_counter() - started, 3)
+    writer = trained.task.writer(trained.student)
+    if writer is None:
+        content = _of_rows(_Files(trained, cache, profile, progress), contract, device)
+    else:
+        content = _of_texts(trained, writer, contract, profile, progress)
+    path = write_package(packages, material.declaration.name, content.files)
+    manifest = read_package(path)
     progress(f"package {path.name}", 1.0)
     return ExportReport(
         path=path,
         digest=package_digest(path),
         contract=material.contract,
-        bytes=sizes,
-        worst={variant.file: variant.worst for variant in variants},
-        graph_parity=[variant.file for variant in variants if variant.format in INTERPRETED],
-        quality={variant.file: variant.quality for variant in variants},
-        left_out={file: str(error) for file, error in left_out.items()},
-        served=measured,
+        bytes=content.sizes,
+        worst={variant.file: variant.worst for variant in manifest.variants},
+        graph_parity=[variant.file for variant in manifest.variants if variant.format in INTERPRETED],
+        quality={variant.file: variant.quality for variant in manifest.variants},
+        left_out=content.left_out,
+        served=content.served,
         runtime=f"ONNX Runtime {onnxruntime.__version__}",
-        seconds=seconds,
+        seconds=round(time.perf_counter() - started, 3),
     )
+
+
+class _Content(NamedTuple):
+    """The files of a package by name, and what its report says of them."""
+
+    files: dict[str, bytes]
+    sizes: dict[str, int]
+    left_out: dict[str, str]
+    served: Measured
+
+
+def _of_rows(files: "_Files", contract: Mapping[str, Any], device: Device | None) -> _Content:
+    """The package of a student that answers rows."""
+    task, profile, left_out = files.trained.task, files.profile, files.left_out
+    files.accept_models()
+    files.accept_programs()
+    package = files.package(contract, device)
+    sizes = {precision: package_bytes(package, precision) for precision in task.tolerance if precision not in left_out}
+    models = {file.variant.file: file.model for file in files.accepted}
+    served = {precision: model for precision in files.allowed if (model := models.get(f"model.{precision}.ort"))}
+    measured = fastest_within_budget(served, task.feeds(task.material.parts.test[:1]), sizes, profile)
+    files.progress("measured", 0.9)
+    return _Content(package, sizes, {file: str(error) for file, error in left_out.items()}, measured)
+
+
+def _of_texts(
+    trained: Restored, writer: Writer, contract: Mapping[str, Any], profile: ServingProfile, progress: Progress
+) -> _Content:
+    """The package of a student that continues texts token by token; what is measured is a step."""
+    task, declared = trained.task, trained.task.material.declaration
+    allowed = allowed_precisions(writer.settings.precisions, profile)
+    loaded = Contract.loads(json.dumps(contract).encode(), "contract")
+    files = TextFiles(writer, Origin(
+        name=declared.name, contract=loaded, service=declared.student.name, model=trained.id,
+        training_set=task.material.training_set, task=declared.kind,
+    ))  # fmt: skip
+    files.accept(progress)
+    package = files.package()
+    written = [str(name) for name in writer.settings.precisions if name not in files.left_out]
+    sizes = {name: package_bytes(package, name) for name in written}
+    served = {name: files.content[f"{MODEL}.{name}.ort"] for name in allowed if name in sizes}
+    if not served:
+        raise GateFailed(
+            "profiles.serving.precision", "; ".join(files.left_out[name] for name in allowed),
+            expected=f"a file in {profile.precision}", remedy="serve another precision, or accept less agreement",
+        )  # fmt: skip
+    measured = fastest_within_budget(served, task.feeds(task.material.parts.test[:1]), sizes, profile)
+    progress("measured", 0.95)
+    return _Content(package, sizes, files.left_out, measured)
 
 
 def _restored(material: Material, model_folder: Path) -> Restored:
@@ -135,6 +191,8 @@ class _Files:
 
     def __init__(self, trained: Restored, cache: Path, profile: ServingProfile, progress: Progress) -> None:
         self.trained, self.profile, self.progress = trained, profile, progress
+        self.allowed = allowed_precisions([*trained.task.tolerance], profile)
+        progress("read", 0.1)
         self.accepted: list[Accepted] = []
         self.left_out: dict[str, GateFailed] = {}
         self.core: tuple[Tensor, ...] = ()

@@ -97,6 +97,7 @@ def climb(
         )  # fmt: skip
     rungs = [Rung("student", "torch", 0.0, 0.0, None, holds=True, outcome="the reference of all rungs")]
     rungs.append(_exported(trained, manifest, cases))
+    tolerances = trained.task.tolerances(trained.student)
     for name, create in runtimes.items():
         try:
             runtime = create()
@@ -107,7 +108,7 @@ def climb(
         files = sorted(runtime.files(manifest), key=lambda file: (file.format != "onnx", file.precision))
         for file in files:
             ask = partial(runtime.ask, package, file, golden.cases)
-            rungs.append(_rung(file.file, name, trained.task.tolerance[file.precision], cases, ask))
+            rungs.append(_rung(file.file, name, tolerances[file.precision], cases, ask))
     return Ladder(package.files.folder, rungs)
 
 
@@ -131,7 +132,7 @@ def _rung(
 
 def _exported(trained: Restored, manifest: Manifest, cases: Sequence[Case]) -> Rung:
     """The result of torch.export, run with the sizes of each case."""
-    form, tolerance = "exported program", trained.task.tolerance["fp32"]
+    form, tolerance = "exported program", trained.task.tolerances(trained.student)["fp32"]
     network = trained.task.network(trained.student)
     if network is None:
         return Rung(form, "torch", tolerance, None, None, holds=None, outcome="the graph is written node by node")

@@ -2,22 +2,27 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 
 from isthmus.distill.export.candidate import require_student
+from isthmus.distill.onnx.runtime import ask
 from isthmus.distill.restore import restored
 from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.tasks.samples import take
 from isthmus.distill.tasks.task import Case, Material
-from isthmus.distill.types import Answers, Array, Index, in_batches, spread
+from isthmus.distill.types import Answers, Array, Index, spread
 from isthmus.features.head.form import HEAD
 from isthmus.features.head.interpreter import Head
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.inputs import feeds
-from isthmus.features.package.manifest import Package, Variant
-from isthmus.features.types import Float64
+from isthmus.features.package.manifest import WHOLE, Package, Variant
+from isthmus.features.package.prompts import decoder_of, read_prompts
+from isthmus.features.package.replay import open_session
+from isthmus.features.types import Float64, Int64
 from isthmus.features.values.arrow import micros
 from isthmus.features.values.columns import Values
 from isthmus.features.verdict import FeatureVerdict, ValueDifference, compare
@@ -59,6 +64,7 @@ class Parity:
         manifest, trained = package.manifest, restored(material, model_folder)
         require_student(package, trained.id)
         self._task, self._student, self._inputs = trained.task, trained.student, manifest.model_inputs
+        self._tolerances = trained.task.tolerances(trained.student)
         self._table, self._keys = trained.task.material.student_table, list(keys)
         # What feeds a core on a device feeds it here.
         self._head = Head.loads(package.files.read(HEAD)) if HEAD in manifest.files else None
@@ -87,7 +93,7 @@ class Parity:
         rows, inputs = spread(self._table.num_rows, count), self._inputs
         labels = self._table.take(rows).select(self._keys).to_pylist() if self._keys else map("row {}".format, rows)
         cases = []
-        for batch in in_batches(rows, self._task.at_once):
+        for batch in self._task.graph_batches(rows):
             case = self._task.case(self._student, batch)
             cases.append(self._fed(case, columns(self._table.take(batch), inputs)) if inputs else case)
         times = micros(self._table["event_timestamp"].take(rows)).tolist()
@@ -136,13 +142,62 @@ class Parity:
             times += [None] * len(side)
         both = [np.concatenate(side) for side in zip(*sides, strict=True)]
         left, right = (Values(side, np.ones(len(places), bool)) for side in both)
-        return compare(places, left, right, Float64, self._task.tolerance[variant.precision], times)
+        return compare(places, left, right, Float64, self._tolerances[variant.precision], times)
+
+    def prompts(self, package: Package) -> dict[str, FeatureVerdict]:
+        """The tokens that files of ONNX Runtime say behind the golden prompts; nothing where a package has none.
+
+        In fp32 they must be those of the student in torch, in fewer bits those that are recorded.
+        """
+        writer = self._task.writer(self._student)
+        if writer is None:
+            return {}
+        reference, recorded, compared = writer.reference, read_prompts(package), {}
+        alike = [(prompt.text, prompt.tokens) for prompt in recorded] == [
+            (prompt.text, prompt.tokens) for prompt in reference.prompts
+        ]
+        for variant in package.manifest.variants:
+            if variant.format not in WHOLE:
+                continue
+            name = f"{variant.file} behind prompts"
+            if not alike:
+                compared[name] = self._unanswered(variant, "golden prompts that are not the student's")
+                continue
+            expected = [[*prompt.answers.get(variant.file, ())] for prompt in recorded]
+            run = partial(ask, open_session(package, variant, 1))
+            decoder = decoder_of(package.manifest, variant)
+            said = [
+                [read.token for read in decoder.greedy(run, prompt.tokens, len(tokens))] if tokens else []
+                for prompt, tokens in zip(recorded, expected, strict=True)
+            ]
+            if variant.precision == "fp32":
+                # Each side ends before a close decision of its own.
+                expected = [sure[: len(tokens)] for sure, tokens in zip(reference.sure, expected, strict=True)]
+                said = [tokens[: len(sure)] for tokens, sure in zip(said, expected, strict=True)]
+            compared[name] = _compare_tokens([prompt.text for prompt in recorded], expected, said)
+        return compared
 
     def refused(self, variant: Variant, problem: str, *questions: Questions) -> FeatureVerdict:
         """The comparison of a file that does not answer: all rows differ, and the example says why."""
-        count = max(1, sum(map(len, questions)))
+        return self._unanswered(variant, problem, max(1, sum(map(len, questions))))
+
+    def _unanswered(self, variant: Variant, problem: str, count: int = 1) -> FeatureVerdict:
         example = ValueDifference("every row", "an answer", problem)
-        return FeatureVerdict(count, count, np.inf, [example], self._task.tolerance[variant.precision])
+        return FeatureVerdict(count, count, np.inf, [example], self._tolerances[variant.precision])
+
+
+def _compare_tokens(
+    prompts: Sequence[str], expected: Sequence[Sequence[int]], said: Sequence[Sequence[int]]
+) -> FeatureVerdict:
+    """Tokens behind each prompt on both sides, by their place."""
+    places, pairs = [], []
+    for prompt, *sides in zip(prompts, expected, said, strict=True):
+        for place, pair in enumerate(zip_longest(*sides, fillvalue=-1)):
+            places.append(f"token {place} behind {prompt!r:.60}")
+            pairs.append(pair)
+    both = np.array(pairs, np.int64).reshape(-1, 2)
+    left, right = (Values(side, np.ones(len(places), bool)) for side in both.T)
+    return compare(places, left, right, Int64, 0.0, [None] * len(places))
 
 
 def _worst(expected: Answers, outputs: Answers) -> tuple[Array, Array]:

@@ -2,10 +2,12 @@
 
 import math
 import re
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
+from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.settings import TrainingSettings, failed_checks, mistyped
+from isthmus.features.contract.contract import Contract
 from isthmus.features.definition.spec import Spine
 from isthmus.features.errors import Problem
 from isthmus.features.types import Int64
@@ -15,6 +17,7 @@ GAIN, REGRESSION = "gain", "regression"
 
 UNSHAPED = "nothing: the student is the base, or what its function returns"
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+RUNTIMES = 'runtimes=("onnxruntime", "executorch")'
 _FORBID = ("llama2", "llama3")
 """Licences, as the hub names them, that let no other language model learn from what a model says."""
 
@@ -48,6 +51,7 @@ class Causal:
             the settings.
         rate_share: see there.
         license: of the base or the teacher, as the hub names it, for the card.
+        decoding: what the package is like that continues texts: its prompts, limits and precisions.
     """
 
     base: str | None = None
@@ -69,6 +73,13 @@ class Causal:
     base_rate: float | None = None
     rate_share: float = 0.1
     license: str = ""
+    decoding: DecodingSettings = field(default_factory=DecodingSettings)
+
+    def identity(self) -> dict[str, Any]:
+        """What a student depends on: all but the package that it becomes."""
+        values = asdict(self)
+        del values["decoding"]
+        return values
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -128,12 +139,25 @@ class Causal:
             ("rate_share", 0 < self.rate_share <= 1, "more than 0, at most 1"),
             ("license", not self._forbidden, "a licence that allows to learn from the model, and to change it"),
         ]
-        return failed_checks(self, where, checks)
+        problems = failed_checks(self, where, checks)
+        problems += self.decoding.problems(f"{where}: decoding")
+        own = [
+            ("end", not self.decoding.end, "nothing: the token that ends the texts it learned from"),
+            ("executorch", not self.decoding.executorch, f"False, and {RUNTIMES} in the distillation"),
+        ]
+        return problems + failed_checks(self.decoding, f"{where}: decoding", own)
 
     @property
     def _forbidden(self) -> bool:
         name = self.license.lower()
         return name in _FORBID or "nd" in name.split("-")
+
+    def unknown(self, where: str, contract: Contract, service: str) -> list[Problem]:
+        """What the template of its prompts names that is no feature of the service."""
+        from isthmus.features.decoding.generation import unknown_features
+
+        found = unknown_features(self.decoding.template, contract, service)
+        return [replace(problem, where=f"{where}: decoding: {problem.where}") for problem in found]
 
     def unfit(self, where: str, spine: Spine) -> list[Problem]:
         """A label that does not say which texts are of the domain."""

@@ -76,7 +76,7 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     declared, count = _declared(material, trials)
     task = create_task(material)
     require_shape(task, declared.shape, f"{material.declaration.where}: search")
-    space = {**declared.shape, PRECISION: allowed_precisions(task, profile)}
+    space = {**declared.shape, PRECISION: allowed_precisions([*task.tolerance], profile)}
     outputs, cost = _teacher_outputs(task, cache, progress)
     budget = Budget(
         profile.latency_objective_ms, profile.memory_mb, profile.load_ms, profile.package_kb, declared.most_bytes,

@@ -40,5 +40,5 @@ def graph_answers(task: Task, run: Callable[[Feeds], Answers], rows: Index, *, c
     def running(places: Index) -> Callable[[Feeds], Answers]:
         return (lambda _: run(task.core_feeds(places))) if core else run
 
-    parts = [task.replies(running(places), places) for places in in_batches(rows, task.at_once)]
+    parts = [task.replies(running(places), places) for places in task.graph_batches(rows)]
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}

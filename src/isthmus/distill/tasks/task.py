@@ -7,11 +7,11 @@ import copy
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import pyarrow as pa
 import torch
@@ -27,7 +27,7 @@ from isthmus.distill.outputs.identity import identities
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.split import Split, split_table
 from isthmus.distill.teachers.teacher import Teacher, named
-from isthmus.distill.types import Answers, Array, Index, spread
+from isthmus.distill.types import Answers, Array, Index, in_batches, spread
 from isthmus.features.latency import Latency
 from isthmus.features.package.inputs import Feeds, ModelInput
 from isthmus.features.package.manifest import ROUNDING, Variant
@@ -37,6 +37,9 @@ from isthmus.features.progress import Progress, silent
 from isthmus.features.types import UnixTimestamp
 from isthmus.features.values.columns import Values
 from isthmus.transforms.preparation.fit import Preparation
+
+if TYPE_CHECKING:
+    from isthmus.distill.decoding.writer import Writer
 
 Learn = Callable[[Plan, int], Preparation]
 """Fits a plan to the rows before a time, in microseconds, whose labels were known by then."""
@@ -155,6 +158,7 @@ class Task(ABC):
             A teacher's outputs by class are reordered like this; teachers with different labels, or none, are refused.
         about: a line about each model; models that are not named have the usual line.
         at_once: batch size of a teacher or a student outside of training.
+        graph_rows: rows that its graph takes at once, if fewer.
         rows_per_thread: rows of a batch that are worth a thread.
         form: of the cached outputs of the teacher.
         tolerance: the largest absolute difference between the answers of a package in each precision and the student's.
@@ -177,6 +181,7 @@ class Task(ABC):
     classes: Sequence[str] | None = None
     about: Mapping[str, str] = {}
     at_once = 256
+    graph_rows: int | None = None
     rows_per_thread = 1
     form = Form()
     tolerance: Mapping[str, float] = {"fp32": 1e-5, "int8": 0.05}
@@ -284,6 +289,18 @@ class Task(ABC):
         """
         return student
 
+    def writer(self, student: nn.Module) -> "Writer | None":  # noqa: ARG002 - of subclasses
+        """What continues texts with a student in eval mode, if that is what its package is for; by default None."""
+        return None
+
+    def tolerances(self, student: nn.Module) -> Mapping[str, float]:  # noqa: ARG002 - of subclasses
+        """The `tolerance` of the files of a student's package, by precision."""
+        return self.tolerance
+
+    def graph_batches(self, rows: Index) -> Iterator[Index]:
+        """Rows in batches that its graph takes."""
+        return in_batches(rows, self.graph_rows or self.at_once)
+
     def core(self, student: nn.Module) -> Core | None:  # noqa: ARG002 - of subclasses
         """What follows the texts and truth values of the graph, for runtimes that have neither.
 
@@ -323,7 +340,7 @@ class Task(ABC):
         return [*usual, *self.edges(student)]
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
-        """The answers of a graph for at most `at_once` rows, for `quality`; by default, its outputs."""
+        """The answers of a graph for one of the `graph_batches`, for `quality`; by default, its outputs."""
         return run(self.feeds(rows))
 
     def shipped(self, teacher: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:  # noqa: ARG002 - of subclasses

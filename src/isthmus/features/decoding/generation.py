@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from isthmus.features.contract.contract import SEPARATOR, Contract
-from isthmus.features.errors import RequestError, one_of
+from isthmus.features.errors import Problem, RequestError, one_of
 from isthmus.features.types import DataType
 
 TOKENS, PAST, LOGITS, NEW = "tokens", "past", "logits", "new"
@@ -55,7 +55,7 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     @property
     def features(self) -> list[str]:
         """The features that the template names, in order, each once."""
-        return [name for name in dict.fromkeys(_FIELD.findall(self.template)) if name != PROMPT]
+        return template_features(self.template)
 
     def parts(self, prompt: str, features: Mapping[str, str] | None = None) -> list[str | int]:
         """A prompt as texts and control tokens, in order.
@@ -74,6 +74,21 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         filled = (tokens[piece] if piece in tokens else _FIELD.sub(lambda match: values[match[1]], piece)
                   for piece in pieces)  # fmt: skip
         return [part for part in filled if part != ""]
+
+
+def template_features(template: str) -> list[str]:
+    """The features that a template names, in order, each once."""
+    return [name for name in dict.fromkeys(_FIELD.findall(template)) if name != PROMPT]
+
+
+def unknown_features(template: str, contract: Contract, service: str) -> list[Problem]:
+    """What a template names that is no feature of the service."""
+    known = prompt_features(contract, service)
+    return [
+        Problem("template", f"names {name}", f"{{prompt}} or a feature of {service}: {one_of(known)}")
+        for name in template_features(template)
+        if name not in known
+    ]
 
 
 def prompt_features(contract: Contract, service: str) -> dict[str, tuple[str, str]]:

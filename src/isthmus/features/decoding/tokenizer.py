@@ -3,9 +3,13 @@
 import codecs
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from isthmus.features.decoding.generation import Generation
-from isthmus.features.errors import PackageError, RequestError, extra
+from isthmus.features.errors import DependencyError, PackageError, RequestError, extra
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Own
 
 
 def _alphabet() -> dict[str, int]:
@@ -16,6 +20,21 @@ def _alphabet() -> dict[str, int]:
 
 
 ALPHABET = _alphabet()
+
+
+def opened(data: bytes) -> "Own":
+    """A tokenizer that neither cuts nor fills up texts, and takes what looks like a control token for text.
+
+    Raises:
+        DependencyError: the extra `generate` is not installed.
+    """
+    with extra("generate"):
+        from tokenizers import Tokenizer as Own
+    tokenizer = Own.from_buffer(data)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
 class Tokenizer:
@@ -32,20 +51,16 @@ class Tokenizer:
     """
 
     def __init__(self, data: bytes, generation: Generation, where: str = "tokenizer.json") -> None:
-        with extra("generate"):
-            from tokenizers import Tokenizer as Own
         self._generation, self._where = generation, where
         try:
-            self._own = Own.from_buffer(data)
+            self._own = opened(data)
             added = json.loads(data)["added_tokens"]
+        except DependencyError:
+            raise
         except Exception as error:  # tokenizers raises Exception itself
             raise PackageError(
                 where, f"is no tokenizer ({error})", expected="a file of the library tokenizers"
             ) from error
-        self._own.no_padding()
-        self._own.no_truncation()
-        # What looks like a special token in a text is text.
-        self._own.encode_special_tokens = True
         self._control = {token["id"] for token in added if token["special"]}
         if self._control != (said := {control.token for control in generation.control}):
             raise PackageError(where, f"has control tokens {sorted(self._control)}", expected=f"{sorted(said)}")

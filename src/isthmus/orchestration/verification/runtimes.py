@@ -90,6 +90,8 @@ def compare_runtimes(
             else:
                 runtime = WebRuntime(install=False) if name == WEB else product()
                 answered = _ask(parity, package, runtime, [rows] if kept is None else [rows, kept[0]])
+                if name == ONNX_RUNTIME:
+                    answered |= parity.prompts(package)
                 spent, sample = 1000 * (time.perf_counter() - began), Sample(len(rows), len(every))
         except DependencyError as error:
             result.skipped[name] = f"{error.where.replace(name, 'it')} {error.found}: {error.remedy}"

@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import onnx
 
-from isthmus.distill.decoding import program
-from isthmus.distill.decoding.network import Decoder as Network
-from isthmus.distill.decoding.reference import Compared, FileReport, Reference, golden_cases
-from isthmus.distill.decoding.settings import TOLERANCES, DecodingSettings, Origin
-from isthmus.distill.decoding.tokenizer import generation_of
-from isthmus.distill.decoding.weights import Precision, in_precision
+from isthmus.distill.decoding.reference import Compared, FileReport, golden_cases
+from isthmus.distill.decoding.weights import in_precision
+from isthmus.distill.decoding.writer import Writer
+from isthmus.distill.executorch import decoder as program
 from isthmus.distill.executorch.process import LIBRARIES
 from isthmus.distill.export.package import contents, write_package
+from isthmus.distill.language.decoding import TOLERANCES, DecodingSettings, Precision
 from isthmus.distill.onnx.runtime import described, ort_format
 from isthmus.distill.portable.libraries import require_installed
 from isthmus.features.clients import GENERATORS, sources
-from isthmus.features.decoding.generation import PAST, TOKENS, Generation, GoldenPrompt, prompt_features
-from isthmus.features.decoding.tokenizer import Tokenizer
-from isthmus.features.errors import ConfigurationError, GateFailed, Problem, one_of
+from isthmus.features.contract.contract import Contract
+from isthmus.features.decoding.generation import PAST, TOKENS, GoldenPrompt, unknown_features
+from isthmus.features.errors import ConfigurationError, GateFailed
 from isthmus.features.package.manifest import (
     FORMAT_VERSION,
     MODEL,
@@ -41,6 +40,27 @@ if TYPE_CHECKING:
 
 SUMS = 10
 """By how much more than in a small network two processors may differ: sums have hundreds of products."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a model comes from, as a manifest says it.
+
+    Attributes:
+        name: of the package.
+        contract: that of the features.
+        service: the feature service whose features the template may name.
+        model: id of the student.
+        training_set: id of what it learned from.
+        task: the class that made it.
+    """
+
+    name: str
+    contract: Contract
+    service: str
+    model: str
+    training_set: str
+    task: str = "causal"
 
 
 @dataclass(frozen=True)
@@ -69,8 +89,8 @@ def export(
 ) -> DecodingReport:
     """Writes the package of a model to `packages/<name>-<digest>`. The same model gives the same bytes.
 
-    A precision that differs too much from the model is left out. Without fp32, where that was asked for, nothing is
-    written.
+    `isthmus export` does it for the student of a `Causal`. A precision that differs too much from the model is left
+    out. Without fp32, where that was asked for, nothing is written.
 
     Raises:
         ConfigurationError: model or tokenizer cannot be converted, or are not of each other.
@@ -80,47 +100,54 @@ def export(
     started = time.perf_counter()
     if settings.executorch:
         require_installed("decoding", [LIBRARIES])
-    network = Network(model.float().eval(), settings.context)
-    end = settings.end or _ends(model)
-    generation, opened = generation_of(
-        tokenizer, context=network.context, most=settings.most, end=end, template=settings.template
-    )
-    _require_own(model, generation, opened)
-    _require_features(generation, origin)
-    reference = Reference.of(model, network, generation, opened, settings)
-    progress("read", 0.1)
-    files = _Files(reference, settings)
-    for place, precision in enumerate(settings.precisions):
-        files.add(precision, in_precision(network, precision))
-        progress(f"compared {precision}", 0.1 + 0.8 * (place + 1) / len(settings.precisions))
-    if settings.executorch:
-        files.add_program(network)
-        progress("compared ExecuTorch", 0.95)
-    if not files.accepted:
-        raise GateFailed("decoding", "no file is near enough to the model", remedy="ask for fp32, too")
-    shipped = {**files.content, **sources(GENERATORS), generation.tokenizer: tokenizer}
-    shipped[generation.prompts] = msgspec.json.encode(files.prompts())
-    golden = golden_cases(reference, files.accepted)
-    contract = json.loads(origin.contract.dumps())
-    package = contents(files.manifest(origin, generation), contract, golden, shipped)
-    path = write_package(packages, origin.name, package)
+    files = TextFiles(Writer.of(model.float(), tokenizer, settings), origin)
+    files.accept(progress)
+    path = write_package(packages, origin.name, files.package())
     progress(f"package {path.name}", 1.0)
     reports = {file: compared.report for file, compared in files.accepted.items()}
     return DecodingReport(path, package_digest(path), reports, files.left_out, round(time.perf_counter() - started, 3))
 
 
-class _Files:
-    """The model files that are near enough to the model, and why others are not there."""
+class TextFiles:
+    """The model files that are near enough to a model, and why others are not there.
 
-    def __init__(self, reference: Reference, settings: DecodingSettings) -> None:
-        self._reference, self._settings = reference, settings
+    Raises:
+        ConfigurationError: the template names what is no feature of the service.
+    """
+
+    def __init__(self, writer: Writer, origin: Origin) -> None:
+        self._writer, self._origin, self._settings = writer, origin, writer.settings
+        if problems := unknown_features(writer.generation.template, origin.contract, origin.service):
+            raise ConfigurationError("decoding", problems)
+        self._reference = writer.reference
         self.accepted: dict[str, Compared] = {}
         self.content: dict[str, bytes] = {}
         self.left_out: dict[str, str] = {}
         self._kinds: dict[str, tuple[Precision, Format]] = {}
         self._tensors: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = ((), ())
 
-    def add(self, precision: Precision, model: bytes) -> None:
+    def accept(self, progress: Progress = silent) -> None:
+        """All files of the settings; a GateFailed if none is near enough."""
+        precisions = self._settings.precisions
+        progress("read", 0.1)
+        for place, precision in enumerate(precisions):
+            self._add(precision, in_precision(self._writer.network, precision))
+            progress(f"compared {precision}", 0.1 + 0.7 * (place + 1) / len(precisions))
+        if self._settings.executorch:
+            self._add_program()
+            progress("compared ExecuTorch", 0.85)
+        if not self.accepted:
+            raise GateFailed("decoding", "no file is near enough to the model", remedy="ask for fp32, too")
+
+    def package(self) -> dict[str, bytes]:
+        """The files of the package by name."""
+        generation = self._writer.generation
+        shipped = {**self.content, **sources(GENERATORS), generation.tokenizer: self._writer.file}
+        shipped[generation.prompts] = msgspec.json.encode(self._prompts())
+        contract = json.loads(self._origin.contract.dumps())
+        return contents(self._manifest(), contract, golden_cases(self._reference, self.accepted), shipped)
+
+    def _add(self, precision: Precision, model: bytes) -> None:
         """The files of a graph, all or none; a GateFailed if it is that in fp32 and differs."""
         graph = onnx.load_model_from_string(model).graph
         self._tensors = tuple(map(described, graph.input)), tuple(map(described, graph.output))
@@ -140,8 +167,9 @@ class _Files:
         self.content |= {file: made[form] for file, form in names.items()}
         self._kinds |= {file: (precision, form) for file, form in names.items()}
 
-    def add_program(self, network: Network) -> None:
+    def _add_program(self) -> None:
         """The file for ExecuTorch; left out where that cannot have it."""
+        network = self._writer.network
         inputs, outputs = self._tensors
         try:
             content = program.converted(network)
@@ -153,7 +181,7 @@ class _Files:
         self.accepted[program.FILE], self.content[program.FILE] = compared, content
         self._kinds[program.FILE] = "fp32", "pte"
 
-    def prompts(self) -> list[GoldenPrompt]:
+    def _prompts(self) -> list[GoldenPrompt]:
         """The golden prompts with the answers of each file."""
         return [
             msgspec.structs.replace(
@@ -162,7 +190,8 @@ class _Files:
             for place, prompt in enumerate(self._reference.prompts)
         ]
 
-    def manifest(self, origin: Origin, generation: Generation) -> Manifest:
+    def _manifest(self) -> Manifest:
+        origin, generation = self._origin, self._writer.generation
         inputs, outputs = self._tensors
         largest = max(compared.largest for compared in self.accepted.values())
         return Manifest(
@@ -200,39 +229,3 @@ class _Files:
             quality={"agreement": compared.agreement},
             most={TOKENS: 1 if form == "pte" else context, PAST: context},
         )
-
-
-def _ends(model: "LlamaForCausalLM") -> tuple[int, ...]:
-    end: Any = model.config.eos_token_id
-    return () if end is None else (end,) if isinstance(end, int) else tuple(end)
-
-
-def _require_features(generation: Generation, origin: Origin) -> None:
-    """Refuses a template that names what is no feature of the service."""
-    known = prompt_features(origin.contract, origin.service)
-    problems = [
-        Problem("template", f"names {name}", f"{{prompt}} or a feature of {origin.service}: {one_of(known)}")
-        for name in generation.features
-        if name not in known
-    ]
-    if problems:
-        raise ConfigurationError("decoding", problems)
-
-
-def _require_own(model: "LlamaForCausalLM", generation: Generation, tokenizer: Tokenizer) -> None:
-    """Refuses a tokenizer that is not the model's, as far as that shows."""
-    config: Any = model.config
-    problems = []
-    if tokenizer.size > config.vocab_size:
-        problems.append(
-            Problem("tokenizer", f"has {tokenizer.size:,} tokens", f"at most the model's {config.vocab_size:,}")
-        )
-    control = {each.token for each in generation.control}
-    problems += [
-        Problem("tokenizer", f"has no control token {token}, with which the model ends or begins texts",
-                "the tokenizer that the model was trained with")
-        for token in dict.fromkeys((*generation.end, *generation.begin))
-        if token not in control
-    ]  # fmt: skip
-    if problems:
-        raise ConfigurationError("decoding", problems)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from isthmus.distill.decoding.network import Decoder
+from isthmus.distill.decoding.network import CachedModel
 from isthmus.distill.executorch.process import LIBRARIES, Program
 from isthmus.distill.onnx.runtime import Run
 from isthmus.distill.portable.network import quiet, unconvertible
@@ -22,12 +22,12 @@ from isthmus.features.package.manifest import Tensor
 FILE = "model.fp32.pte"
 
 
-def max_sizes(network: Decoder) -> dict[str, int]:
+def max_sizes(network: CachedModel) -> dict[str, int]:
     """The maximum of each named size."""
     return {TOKENS: 1, PAST: network.context}
 
 
-def converted(network: Decoder) -> bytes:
+def converted(network: CachedModel) -> bytes:
     """The program; the same decoder gives the same bytes. Raises a GateFailed if ExecuTorch does not support it."""
     past = torch.zeros(1, network.context, 2 * network.layers, network.shared, network.width)
     sizes: tuple[dict[int, Any], ...] = ({}, {1: torch.export.Dim(PAST, max=network.context)})
@@ -47,7 +47,9 @@ def converted(network: Decoder) -> bytes:
 
 
 @contextmanager
-def running(program: bytes, network: Decoder, tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> Iterator[Run]:
+def running(
+    program: bytes, network: CachedModel, tensors: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> Iterator[Run]:
     """Runs a program in a process of its own within the context. Raises a GateFailed if ExecuTorch refuses it."""
     try:
         with Program(program, tensors, outputs, max_sizes(network)) as opened:
