@@ -1,21 +1,32 @@
-"""The project of the language model, from texts to a package, with a teacher of a few weights."""
+"""The project of the language model, from texts to a server and a page, with a teacher of a few weights."""
 
 import importlib
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from playwright.sync_api import Page, expect
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from isthmus.features.decoding.tokenizer import Text
 from isthmus.features.package.manifest import open_package, package_digest
+from isthmus.features.package.prompts import open_tokenizer, read_prompts
 from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.artifacts import verdict_file
 from isthmus.orchestration.build.build import build
-from isthmus.orchestration.models.models import distill, export, parity
+from isthmus.orchestration.device.site import site
+from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
-from isthmus.orchestration.verification.runtimes import compare_runtimes
+from tests.distill.decoding.support import greedy_naively
+from tests.end_to_end.api import deployed
+from tests.end_to_end.files import served
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(600)]
 
@@ -27,13 +38,14 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
 def teacher():
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
     texts = pq.read_table(Path(__file__).parent / "data" / "texts.parquet")["text"].to_pylist()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
@@ -54,6 +66,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with the docstrings of one package."""
     root = tmp_path_factory.mktemp("docwriter")
     shutil.copy(EXAMPLE / "isthmus.toml", root / "isthmus.toml")
+    settings = root / "isthmus.toml"
+    settings.write_text(settings.read_text().replace('precision = "fastest"', 'precision = "fp32"'))
     (root / "writer.py").write_text(TINY)
     definitions = (
         (EXAMPLE / "definitions.py").read_text().replace('{"width": 128, "layers": 3', '{"width": 32, "layers": 1')
@@ -73,7 +87,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_language_model_goes_from_texts_to_a_package(folder: Path) -> None:
+def test_a_language_model_goes_from_texts_to_a_server_and_a_page_that_write(
+    folder: Path, tmp_path: Path, phone: Callable[[str], Page]
+) -> None:
     project = Project(folder)
     apply(project)
     build(project)
@@ -85,15 +101,39 @@ def test_a_language_model_goes_from_texts_to_a_package(folder: Path) -> None:
     assert not distill(project).trained
     package = export(project).path
     opened = open_package(package)
-    manifest = opened.manifest
-    assert (manifest.task, manifest.metric) == ("causal", "perplexity")
-    assert {variant.precision for variant in manifest.variants} == {"fp32"}
+    assert (opened.manifest.task, opened.manifest.metric) == ("causal", "agreement")
+    assert opened.files.read("tokenizer.json") == (report.path / "tokenizer.json").read_bytes()
+    assert len(json.loads(opened.files.read("tokenizer.json"))["model"]["vocab"]) <= 600
     assert all(b"site-packages" not in file.read_bytes() for file in package.iterdir())
-    words = json.loads(opened.files.read("tokenizer.json"))
-    assert (project.root / report.path / "tokenizer.json").read_bytes() == opened.files.read("tokenizer.json")
-    assert len(words["model"]["vocab"]) <= 600
-    with parity(project, project.definitions.distillations["docwriter"], opened) as beside:
-        compared = compare_runtimes(beside, opened, all_keys=True)
-    assert compared.skipped == {}
-    assert {one.differing for one in compared.files.values()} == {0}
     assert export(project).digest == package_digest(package)
+    prompt = read_prompts(opened)[0]
+    said = greedy_naively(student(report.path), prompt.tokens, 8)
+    tokenizer = open_tokenizer(opened)
+    text = Text(tokenizer)
+    expected = "".join(map(text.add, said)) + text.end()
+    with deployed(project, tmp_path / "server.log") as http:
+        verdict = read_verdict(project)
+        assert {"model.fp32.ort", "model.fp32.ort behind prompts"} <= {*verdict["files"]}
+        answer = http.post("/generate", json={"prompt": prompt.text, "max_tokens": 8})
+        found = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line[:5] == "data:"]
+        assert "".join(event.get("text", "") for event in found) == expected
+        assert found[-1]["tokens"] == len(said)
+    site(project, None, tmp_path / "site")
+    with served(tmp_path / "site") as address:
+        page = phone(address)
+        page.get_by_label("Prompt", exact=True).fill(prompt.text)
+        page.get_by_role("button", name="Write").click()
+        expect(page.locator("#text")).to_have_attribute("data-done", "yes")
+        assert (page.locator("#text").text_content() or "").startswith(expected)
+
+
+def student(folder: Path) -> LlamaForCausalLM:
+    """As anyone opens it."""
+    model: Any = LlamaForCausalLM(LlamaConfig(**json.loads((folder / "config.json").read_bytes())))
+    weights = load_file(folder / "student.safetensors")
+    model.load_state_dict({name.removeprefix("packed.model."): values for name, values in weights.items()})
+    return model.eval()
+
+
+def read_verdict(project: Project) -> dict[str, Any]:
+    return dict(json.loads(verdict_file(project, project.definitions.distillations["docwriter"]).read_bytes()))

@@ -70,7 +70,8 @@ class Reference:
     Attributes:
         prompts: without answers.
         said: what the model says behind each, token by token.
-        cases: what a model file is fed in the golden cases of tensors.
+        cases: what a model file is fed in the golden cases of tensors: a step, by whose sizes its work is counted, and
+            the prompt before it.
         scale: the largest logit, by absolute value.
         decoder: without an owner.
         run: the model in torch, with the inputs and outputs of its graph.
@@ -116,7 +117,7 @@ class Reference:
         if settings.executorch:
             # It takes one token at a time.
             prefill[TOKENS] = prefill[TOKENS][:, :1]
-        return cls(prompts, said, [prefill, step], scale, decoder, run)
+        return cls(prompts, said, [step, prefill], scale, decoder, run)
 
     @property
     def sure(self) -> list[list[int]]:

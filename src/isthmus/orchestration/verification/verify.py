@@ -181,6 +181,8 @@ class _Verification:
             parts.skipped["what a device feeds"] = "no row of the training set has only keys that a device keeps"
         if not self.package.manifest.inputs:
             reason = "only its own task makes it of features: whoever asks a server brings it"
+            if self.package.manifest.generation is not None:
+                reason = "it is fed prompts, which whoever asks a server brings"
             parts.skipped["what the package is fed"] = reason
             return parts
         self.progress("comparing what the package is fed", 0.95)
