@@ -1,5 +1,6 @@
 """`POST /generate`: a text as server-sent events."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from isthmus.features.decoding.tokenizer import Text
 from isthmus.features.package.manifest import open_package
 from isthmus.features.package.prompts import decoder_of, generation_of, open_tokenizer
 from isthmus.features.profiles import ServingProfile
+from isthmus.serving.http.generate import tokens_of
 from isthmus.serving.limits import Limits
 from isthmus.serving.rollout.rollout import deploy
 from tests.distill.decoding.support import origin, tiny
@@ -33,7 +35,7 @@ STRANGE = "Ω"
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a model that never ends a text, and has no numbers for a letter that is in no golden prompt."""
-    model: Any = tiny(tie_word_embeddings=False, max_position_embeddings=2048, num_hidden_layers=4)
+    model: Any = tiny(tie_word_embeddings=False, max_position_embeddings=16384, num_hidden_layers=4)
     (token,) = generation_tokens(STRANGE.encode()[:1])
     with torch.no_grad():
         model.lm_head.weight[[0, token]] = 0
@@ -141,6 +143,36 @@ def test_more_texts_than_the_limit_are_refused_and_a_caller_who_leaves_makes_roo
     assert whole["tokens"] == 1500
 
 
+def test_a_caller_who_leaves_before_the_first_token_ends_the_run(writer: Server) -> None:
+    """To read so long a prompt takes longer than `deadline_seconds`, or nearly so."""
+    before = _left(writer)
+    long = {"prompt": "a b " * 7000, "entities": UA, "max_tokens": 5}
+    with httpx.Client(base_url=writer.http.base_url, timeout=0.3) as http, pytest.raises(httpx.ReadTimeout):
+        http.post("/generate", json=long)
+    wait(lambda: _left(writer) == before + 1, "the server to see that they left")
+    assert generated(writer, prompt="Return", entities=UA, max_tokens=5)[1]["tokens"] == 5
+
+
+def test_a_feature_of_a_megabyte_does_not_stop_the_event_loop(package: Path) -> None:
+    opened = open_package(package)
+    generation, tokenizer = generation_of(opened.manifest), open_tokenizer(opened)
+    features = {"punctuality__flights": "Return the sum. " * 32_000, "punctuality__late_rate": "0.5"}
+
+    async def longest() -> tuple[float, float]:
+        """The time that it takes, and the longest in which the loop did nothing else."""
+        loop, pause = asyncio.get_running_loop(), 0.0
+        began = last = loop.time()
+        reading = asyncio.ensure_future(tokens_of(generation, tokenizer, "a", features))
+        while not reading.done():
+            await asyncio.sleep(0.001)
+            pause, last = max(pause, loop.time() - last), loop.time()
+        assert len(await reading) > 100_000
+        return loop.time() - began, pause
+
+    whole, pause = asyncio.run(longest())
+    assert pause < whole / 2
+
+
 def _left(server: Server) -> int:
     lines = [line for line in server.lines() if line.get("path") == "/generate"]
     return sum(line.get("found") == "the client left before its request was complete" for line in lines)
@@ -155,11 +187,12 @@ def test_the_deadline_is_that_of_the_first_token(writer: Server) -> None:
 @pytest.mark.parametrize(
     ("asked", "status", "message"),
     [
-        ({"prompt": "a b " * 1500, "entities": UA}, 422, "and the context of the model 2,048"),
+        ({"prompt": "a b " * 9000, "entities": UA}, 422, "and the context of the model 16,384"),
         ({"prompt": "a", "entities": UA, "max_tokens": 1501}, 413, "is 1,501"),
         ({"prompt": "a", "entities": UA, "max_tokens": 0}, 422, "Expected `int` >= 1"),
         ({"prompt": "a"}, 422, "is missing"),
         ({"prompt": "a", "entities": {"carrier": ["UA", "AA"]}}, 413, "2 rows"),
+        ({"prompt": "a", "entities": {"carrier": []}}, 422, "there is no row"),
         ({"prompt": "a", "entities": {"pilot": ["UA"]}}, 422, "is no join key"),
         ({"prompt": "a", "entities": UA, "model": "late"}, 404, "no model 'late'"),
         ({"entities": UA}, 422, "missing required field `prompt`"),

@@ -20,6 +20,8 @@ def _alphabet() -> dict[str, int]:
 
 
 ALPHABET = _alphabet()
+_LONG = 1 << 12
+"""Letters of a text that takes milliseconds."""
 
 
 def opened(data: bytes) -> "Own":
@@ -89,7 +91,13 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError("prompt", "has half of a pair of surrogates", expected="text") from error
-        tokens: list[int] = self._own.encode(text, add_special_tokens=False).ids
+        # A batch lets other threads run meanwhile, which a text alone does not.
+        (read,) = (
+            self._own.encode_batch([text], add_special_tokens=False)
+            if len(text) > _LONG
+            else [self._own.encode(text, add_special_tokens=False)]
+        )
+        tokens: list[int] = read.ids
         if stray := self._control.intersection(tokens):
             raise RequestError("prompt", f"becomes control token {min(stray)}", expected="text")
         # Letters that no token has would be dropped in silence.

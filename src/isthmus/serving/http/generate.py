@@ -1,10 +1,10 @@
 """`/generate`: text as it comes, as server-sent events (https://html.spec.whatwg.org, section 9.2)."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import orjson
@@ -13,8 +13,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from isthmus.features.decoding.decoder import Read
-from isthmus.features.decoding.generation import shown
-from isthmus.features.decoding.tokenizer import Text
+from isthmus.features.decoding.generation import Generation, shown
+from isthmus.features.decoding.tokenizer import Text, Tokenizer
 from isthmus.features.errors import IsthmusError, RequestError
 from isthmus.serving.http.guard import granted
 from isthmus.serving.http.predict import Predictions
@@ -32,6 +32,7 @@ from isthmus.serving.wire.messages import EventEnd, EventText, GenerateRequest
 
 _REQUEST = msgspec.json.Decoder(GenerateRequest)
 EVENTS = "text/event-stream"
+T = TypeVar("T")
 
 
 class Generations:
@@ -47,8 +48,7 @@ class Generations:
         The first token has the time of any request. What is wrong before it is answered with a status; what goes wrong
         behind it, with an event.
         """
-        body = await body_of(request)
-        wanted, state = message_of(body, _REQUEST), self._state()
+        wanted, state = message_of(await body_of(request), _REQUEST), self._state()
         granted(request).require("predict", state.deployed(wanted.model).deployment.model)
         generator = state.generator(wanted.model)
         if self._under_way >= self._limits.generations:
@@ -56,16 +56,19 @@ class Generations:
                             remedy="try again, or raise server.limits.generations or server.workers")  # fmt: skip
         self._under_way += 1
         try:
-            features = await self._features(state, wanted)
-            parts = generator.generation.parts(wanted.prompt, features)
-            prompt = await offload(len(body) > BYTES, generator.tokenizer.encode, parts)
-            room = generator.room(prompt, wanted.max_tokens, self._limits)
-            tokens = generator.tokens(prompt, room)
-            first = await anext(tokens)
+            asked = await _while_there(request.receive, self._begun(state, generator, wanted))
         except BaseException:
             self._under_way -= 1
             raise
-        return _Stream(generator, _Asked(len(prompt), room, tokens, first), self._limits, self._end)
+        return _Stream(generator, asked, self._limits, self._end)
+
+    async def _begun(self, state: State, generator: Generator, wanted: GenerateRequest) -> "_Asked":
+        """A text with its first token."""
+        features = await self._features(state, wanted)
+        prompt = await tokens_of(generator.generation, generator.tokenizer, wanted.prompt, features)
+        room = generator.room(prompt, wanted.max_tokens, self._limits)
+        tokens = generator.tokens(prompt, room)
+        return _Asked(len(prompt), room, tokens, await anext(tokens))
 
     def _end(self) -> None:
         self._under_way -= 1
@@ -91,6 +94,15 @@ class Generations:
             name: missing if value is None else shown(value, dtype)
             for name, (value,), (_, _, dtype) in zip(lookup.names, values, lookup.features, strict=True)
         }
+
+
+async def tokens_of(
+    generation: Generation, tokenizer: Tokenizer, prompt: str, features: Mapping[str, str]
+) -> list[int]:
+    """The tokens of a prompt, which a thread reads if it is long."""
+    parts = generation.parts(prompt, features)
+    size = sum(len(part) for part in parts if isinstance(part, str))
+    return await offload(size > BYTES, tokenizer.encode, parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +132,7 @@ class _Stream(Response):
         try:
             scope[DEADLINE].release()
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            sending, left = asyncio.ensure_future(self._send(scope, send)), asyncio.ensure_future(_left(receive))
-            try:
-                await asyncio.wait({sending, left}, return_when=asyncio.FIRST_COMPLETED)
-                if not sending.done():
-                    raise ClientDisconnect
-                await sending
-            finally:
-                for task in (sending, left):
-                    task.cancel()
-                    with suppress(asyncio.CancelledError, Exception):
-                        await task
+            await _while_there(receive, self._send(scope, send))
         finally:
             self._end()
 
@@ -178,6 +180,21 @@ async def _chained(asked: _Asked) -> AsyncGenerator[Read]:
     yield asked.first
     async for read in asked.tokens:
         yield read
+
+
+async def _while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """What work returns, which ends when the caller leaves; then a ClientDisconnect."""
+    working, left = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait({working, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return await working
+    finally:
+        for task in (working, left):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
 
 
 async def _left(receive: Receive) -> None:
