@@ -215,7 +215,7 @@ def test_a_key_needs_the_scope_of_the_model_and_a_text_ends_in_time(
     tmp_path: Path, redis_url: str, package: Path
 ) -> None:
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
-    with serving(tmp_path, redis_url, limits=replace(LIMITS, generation_seconds=0.02)) as running:
+    with serving(tmp_path, redis_url, limits=replace(LIMITS, generation_seconds=0.02, deadline_seconds=1.0)) as running:
         profile = ServingProfile(precision="fp32", probation_seconds=0)
         deploy(package, verdict_of(package), CONTRACT, profile, running.deployment, tables=TABLES, at=NOW)
         wait(lambda: running.http.get("/readyz").json().get("model") == "writer", "the model")
@@ -232,3 +232,8 @@ def test_a_key_needs_the_scope_of_the_model_and_a_text_ends_in_time(
         kind, end = events(answer.text)[-1]
         assert (kind, end["reason"]) == ("end", "time")
         assert end["tokens"] < 1500
+        # A prompt that takes longer to read than any request may: not its body was late.
+        long = {"prompt": "a b " * 8000, "entities": UA, "max_tokens": 2}
+        answer = running.http.post("/generate", json=long, headers={"authorization": keys["writer"]})
+        if answer.status_code != 200:  # on a quick machine
+            assert (answer.status_code, answer.json()["found"]) == (503, "could not answer within 1 seconds")

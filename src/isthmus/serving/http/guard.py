@@ -198,14 +198,16 @@ class _Exchange:
     _send: Send
     _most: int
     _read: int = 0
+    _more: bool = True
     reading: bool = False
     started: bool = False
 
     async def receive(self) -> Message:
         """The next part of the body; a TooLargeError if that makes it too long."""
-        self.reading = True
+        # Behind the whole body comes nothing but that the caller has left.
+        self.reading = self._more
         message = await self._receive()
-        self.reading = False
+        self.reading, self._more = False, bool(message.get("more_body"))
         self._read += len(message.get("body", b""))
         if self._read > self._most:
             raise _too_long(f"has more than {self._most:,} bytes", self._most)
