@@ -167,7 +167,11 @@ def declaration(**changes: Any) -> Distillation:
     def taken(kind: type) -> dict[str, Any]:
         return {part.name: values.pop(part.name) for part in fields(kind) if part.name in values}
 
-    own = {name: values.pop(name) for name in ("seeds", "gates", "shape", "split", "split_by") if name in values}
+    own = {
+        name: values.pop(name)
+        for name in ("seeds", "gates", "shape", "split", "split_by", "runtimes")
+        if name in values
+    }
     if "teacher" not in values:
         values.setdefault("base", f"{HERE}:base")
     task, settings = Causal(**taken(Causal)), Settings(**values)

@@ -26,6 +26,7 @@ from isthmus.distill.export.export import ExportReport, export
 from isthmus.distill.export.ladder import climb
 from isthmus.distill.export.parity import Parity
 from isthmus.distill.gates import check_gates
+from isthmus.distill.inputs import input_problems
 from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.losses.logits import IGNORED
 from isthmus.distill.onnx.runtime import ask, session
@@ -45,7 +46,7 @@ from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, String
 from isthmus.orchestration.models.models import _require_gates
 from isthmus.orchestration.verification.runtimes import compare_runtimes
-from tests.distill.causal.support import END, HERE, SHAPE, domain, material, tokenizer, training_set
+from tests.distill.causal.support import END, HERE, SHAPE, declaration, domain, material, tokenizer, training_set
 from tests.distill.decoding.support import greedy_naively
 from tests.serving.support import CONTRACT
 
@@ -490,10 +491,28 @@ def test_a_text_that_is_no_input_is_refused(inputs: list[ModelInput], text: str 
         ({"context": "long"}, "context: 'long'; expected a whole number"),
         ({"base_rate": -1.0}, "base_rate: -1.0; expected more than 0"),
         ({"shape": SHAPE}, "shape: .*; expected nothing: the student is the base, or what its function returns"),
+        ({"decoding": DecodingSettings(most=0)}, "writer: decoding: most: 0; expected at least 1"),
+        (
+            {"decoding": DecodingSettings(end=(3,))},
+            "decoding: end: .*; expected nothing: the token that ends the texts",
+        ),
+        ({"decoding": DecodingSettings(executorch=True)}, r'executorch: True; expected False, and runtimes=\("onnx'),
+        ({"runtimes": ("onnxruntime", "litert")}, 'runtimes: .*; expected "onnxruntime", alone or with "executorch"'),
     ],
 )
 def test_a_declaration_that_is_wrong_is_refused(changes: dict[str, Any], said: str) -> None:
     assert any(re.search(said, str(problem)) for problem in problems(material(**changes)))
+
+
+def test_a_template_names_features_of_the_student() -> None:
+    template = "{punctuality__flights} {punctuality__fligts} {prompt}"
+    late = FeatureService("late", [])
+    declared = replace(declaration(decoding=DecodingSettings(template=template)), teacher=late, student=late)
+    found = [str(problem) for problem in input_problems(declared, [], CONTRACT) if "template" in problem.where]
+    assert len(found) == 1
+    assert found[0].startswith(
+        "distillation writer: decoding: template: names punctuality__fligts; expected {prompt} or a feature of late: "
+    )
 
 
 def problems(of: Material) -> list[Any]:
