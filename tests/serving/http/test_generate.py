@@ -153,10 +153,10 @@ def test_a_caller_who_leaves_before_the_first_token_ends_the_run(writer: Server)
     assert generated(writer, prompt="Return", entities=UA, max_tokens=5)[1]["tokens"] == 5
 
 
-def test_a_feature_of_a_megabyte_does_not_stop_the_event_loop(package: Path) -> None:
+def test_a_long_feature_does_not_stop_the_event_loop(package: Path) -> None:
     opened = open_package(package)
     generation, tokenizer = generation_of(opened.manifest), open_tokenizer(opened)
-    features = {"punctuality__flights": "Return the sum. " * 32_000, "punctuality__late_rate": "0.5"}
+    features = {"punctuality__flights": "Return the sum. " * 16_000, "punctuality__late_rate": "0.5"}
 
     async def longest() -> tuple[float, float]:
         """The time that it takes, and the longest in which the loop did nothing else."""
@@ -166,7 +166,7 @@ def test_a_feature_of_a_megabyte_does_not_stop_the_event_loop(package: Path) -> 
         while not reading.done():
             await asyncio.sleep(0.001)
             pause, last = max(pause, loop.time() - last), loop.time()
-        assert len(await reading) > 100_000
+        assert len(await reading) > 50_000
         return loop.time() - began, pause
 
     whole, pause = asyncio.run(longest())
