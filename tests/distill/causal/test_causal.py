@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from isthmus.distill.causal.network import CausalStudent
 from isthmus.distill.causal.task import CausalTask
-from isthmus.distill.declaration import Gate
+from isthmus.distill.declaration import Gate, Search
 from isthmus.distill.distillation import DistillationReport, distill
 from isthmus.distill.export.export import ExportReport, export
 from isthmus.distill.export.ladder import climb
@@ -31,6 +31,7 @@ from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.losses.logits import IGNORED
 from isthmus.distill.onnx.runtime import ask, session
 from isthmus.distill.restore import create_task, restored
+from isthmus.distill.search.search import search
 from isthmus.distill.tasks.answers import graph_answers
 from isthmus.distill.tasks.task import Material, TeacherBatch
 from isthmus.distill.training.studentrun import TeacherBatches, train_student
@@ -219,7 +220,18 @@ def test_a_file_to_serve_that_disagrees_ends_an_export(further: DistillationRepo
     assert {*tmp_path.iterdir()} == {tmp_path / "model"}
 
 
-def test_a_search_measures_what_is_read_token_by_token() -> None:
+@pytest.mark.accept
+def test_a_search_tries_shapes_whose_caches_have_other_sizes(tmp_path: Path) -> None:
+    declared = material(**TAUGHT, steps=1, evaluate_every=1)
+    wanted = replace(declared.declaration, search=Search(shape={"layers": [2]}, trials=1))
+    found = search(
+        replace(declared, declaration=wanted), folder=tmp_path / "search", cache=tmp_path / "cache",
+        runs=tmp_path / "runs", profile=ServingProfile(precision="fp32", latency_objective_ms=1000, memory_mb=512),
+    )  # fmt: skip
+    assert [(trial["status"], trial["shape"]) for trial in found.data["tried"]] == [("trained", {"layers": 2})]
+
+
+def test_what_a_graph_reads_token_by_token_is_as_good_as_the_student() -> None:
     of = task()
     student, rows = of.student().eval(), of.material.parts.test[:2]
     opened = session(of.model(student).SerializeToString(), 1)

@@ -80,9 +80,10 @@ class Bench:
 
         Raises a DataError if a graph is missing.
         """
-        row, calls = self.task.feeds(self._validation[:1]), {}
+        calls = {}
         for trial in trials:
             if trial.status == "trained":
+                row = self.task.with_shape(trial.shape).feeds(self._validation[:1])
                 file = self.graphs / f"{trial.number}.ort"
                 try:
                     calls[f"{trial.number}"] = Candidate(file.read_bytes(), self.profile.threads).call(row)
