@@ -330,7 +330,7 @@ class CausalTask(Task):
         return self._answered(student, {TOKENS: tokens[:, half:], PAST: past})
 
     def cases(self, student: nn.Module) -> list[Case]:
-        """A step behind a golden prompt, and the prompt."""
+        """A golden prompt, and a step behind it."""
         return [self._answered(student, feeds) for feeds in self.writer(student).reference.cases]
 
     def _answered(self, student: nn.Module, feeds: Feeds) -> Case:

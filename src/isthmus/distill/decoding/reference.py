@@ -70,8 +70,7 @@ class Reference:
     Attributes:
         prompts: without answers.
         said: what the model says behind each, token by token.
-        cases: what a model file is fed in the golden cases of tensors: a step, by whose sizes its work is counted, and
-            the prompt before it.
+        cases: what a model file is fed in the golden cases of tensors: a prompt, and a step behind it.
         scale: the largest logit, by absolute value.
         decoder: without an owner.
         run: the model in torch, with the inputs and outputs of its graph.
@@ -117,7 +116,7 @@ class Reference:
         if settings.executorch:
             # It takes one token at a time.
             prefill[TOKENS] = prefill[TOKENS][:, :1]
-        return cls(prompts, said, [step, prefill], scale, decoder, run)
+        return cls(prompts, said, [prefill, step], scale, decoder, run)
 
     @property
     def sure(self) -> list[list[int]]:

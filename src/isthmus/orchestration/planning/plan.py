@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from isthmus.distill.language.causal import Causal
 from isthmus.distill.reports.words import duration, scaled
+from isthmus.features.decoding.generation import TOKENS
 from isthmus.features.errors import extra
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.manifest import open_package
@@ -128,16 +130,19 @@ class _Student:
         work = graph_work(package.files.read(complete), shapes)
         fixed = weight_bytes(package.files.read(graphs.get(report["serving"]["precision"], complete)))
         half, weights = report["training"], report["models"]["student"]["parameters"]
-        activations = work.activations * (2 if half["precision"] == "bf16" else 4)
-        per_row = 2 * work.values + _TRAFFIC_PER_ACTIVATION * activations
+        # A language model learns from blocks, answers a token, and has a prompt in its first golden case.
+        block, prompt = (declared.task.context, shapes[TOKENS][1]) if isinstance(declared.task, Causal) else (1, 1)
+        values = work.values * block / prompt
+        activations = work.activations * block / prompt * (2 if half["precision"] == "bf16" else 4)
+        per_row = 2 * values + _TRAFFIC_PER_ACTIVATION * activations
         moved = half["steps"] * weights * _TRAFFIC_PER_WEIGHT + half["rows"] * per_row
         return cls(
             name=declared.name,
             uncounted=work.uncounted,
             training=Work(half["flops"], moved, half["steps"]),
-            memory=weights * _MEMORY_PER_WEIGHT + half["rows"] / half["steps"] * (work.values + 2 * activations),
+            memory=weights * _MEMORY_PER_WEIGHT + half["rows"] / half["steps"] * (values + 2 * activations),
             trained=half,
-            answer=Work(work.flops, fixed + work.values + 2 * 4 * work.activations),
+            answer=Work(work.flops / prompt, fixed + (work.values + 2 * 4 * work.activations) / prompt),
             fixed=fixed,
             served=report["serving"],
         )
