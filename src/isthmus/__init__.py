@@ -8,6 +8,7 @@ from isthmus.distill.declaration import Distillation, Gate, Search, Tabular
 from isthmus.distill.labels import Binary, Classes, Isotonic, Number, Rank, Temperature
 from isthmus.distill.language.causal import Causal
 from isthmus.distill.language.decoding import DecodingSettings
+from isthmus.distill.language.lora import Lora
 from isthmus.distill.settings import Settings
 from isthmus.features.definition.expectations import Expect
 from isthmus.features.definition.spec import (
@@ -69,6 +70,7 @@ __all__ = [
     "Isotonic",
     "IsthmusError",
     "Log1p",
+    "Lora",
     "Number",
     "OneHot",
     "Ordinal",

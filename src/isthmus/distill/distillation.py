@@ -169,7 +169,7 @@ def _train(
                 objective = objective.alone(declaration.where)
             seeded, report_progress = replace(settings, seed=seed), stages.within(place, share)
             run = train_student(task, student, objective, outputs, seeded, runs / place, report_progress)
-            trained[name, seed] = Trained(student, run)
+            trained[name, seed] = Trained(task.finished(student), run)
             stages.pause(run.waited)
             stages.done(place, share)
     return trained

@@ -125,7 +125,7 @@ def require_readable(task: Task, folder: Path, weights: Iterable[str]) -> dict[s
 def _load(task: Task, file: Path) -> nn.Module:
     try:
         with torch.random.fork_rng(devices=[]):
-            student = task.student()
+            student = task.finished(task.student())
         student.load_state_dict(load_file(file))
     except (OSError, RuntimeError, SafetensorError) as error:
         raise unreadable(file, error) from error

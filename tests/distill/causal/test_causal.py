@@ -28,6 +28,7 @@ from isthmus.distill.export.parity import Parity
 from isthmus.distill.gates import check_gates
 from isthmus.distill.inputs import input_problems
 from isthmus.distill.language.decoding import DecodingSettings
+from isthmus.distill.language.lora import Lora
 from isthmus.distill.losses.logits import IGNORED
 from isthmus.distill.onnx.runtime import ask, session
 from isthmus.distill.restore import create_task, restored
@@ -127,6 +128,23 @@ def test_a_base_that_forgets_is_refused(further: DistillationReport, tmp_path: P
     assert found["measures"]["regression"] > 10 * max(0.01, further.data["measures"]["regression"])
     with pytest.raises(GateFailed, match=r"student of writer: regression is [\d.]+; expected regression at most 0.05"):
         _require_gates(material(**options).declaration, found)
+
+
+def test_low_rank_changes_are_added_to_the_weights_of_the_base(tmp_path: Path) -> None:
+    options = {
+        **FURTHER,
+        "learning_rate": 2e-2,
+        "seeds": 1,
+        "lora": Lora(rank=4, alpha=8, layers=("q_proj", "down_proj")),
+    }
+    made = whole(tmp_path, **options)
+    assert made.data["measures"]["gain"] > 0.3
+    before = task(**{**options, "lora": None}).student().state_dict()
+    after = restored(material(**options), made.path).student.state_dict()
+    assert before.keys() == after.keys()
+    changed = {name: after[name] - weights for name, weights in before.items() if not torch.equal(after[name], weights)}
+    assert {name.rpartition(".weight")[0].rpartition(".")[2] for name in changed} == {"q_proj", "down_proj"}
+    assert {int(torch.linalg.matrix_rank(change, rtol=1e-4)) for change in changed.values()} == {4}
 
 
 def test_the_folder_holds_the_model_and_its_tokenizer(further: DistillationReport) -> None:
@@ -502,6 +520,9 @@ def test_a_text_that_is_no_input_is_refused(inputs: list[ModelInput], text: str 
         ({"license": "cc-by-nc-nd-4.0"}, "license: 'cc-by-nc-nd-4.0'; expected a licence that allows"),
         ({"context": "long"}, "context: 'long'; expected a whole number"),
         ({"base_rate": -1.0}, "base_rate: -1.0; expected more than 0"),
+        ({**TAUGHT, "lora": Lora()}, "lora: Lora.*; expected None: a new student has no weights that could stay"),
+        ({"lora": Lora(rank=0)}, "lora: rank: 0; expected at least 1"),
+        ({"lora": 8}, "lora: 8; expected a Lora or None"),
         ({"shape": SHAPE}, "shape: .*; expected nothing: the student is the base, or what its function returns"),
         ({"decoding": DecodingSettings(most=0)}, "writer: decoding: most: 0; expected at least 1"),
         (
@@ -525,6 +546,11 @@ def test_a_template_names_features_of_the_student() -> None:
     assert found[0].startswith(
         "distillation writer: decoding: template: names punctuality__fligts; expected {prompt} or a feature of late: "
     )
+
+
+def test_layers_that_the_base_lacks_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"lora: layers: query; expected some of down_proj, .*v_proj"):
+        whole(tmp_path, lora=Lora(layers=("query",)))
 
 
 def problems(of: Material) -> list[Any]:

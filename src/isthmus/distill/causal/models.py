@@ -11,6 +11,7 @@ import torch
 from isthmus.distill.causal import tokenizer
 from isthmus.distill.causal.tokenizer import FILE, Vocabulary
 from isthmus.distill.language.causal import FUNCTION
+from isthmus.distill.language.lora import Lora
 from isthmus.distill.teachers.pretrained import pretrained
 from isthmus.distill.types import Index
 from isthmus.features.errors import ConfigurationError, Problem, extra
@@ -104,6 +105,33 @@ def trimmed(model: Any, vocabulary: Vocabulary) -> Any:
     model.config.eos_token_id = vocabulary.end
     model.config.bos_token_id = model.config.pad_token_id = None
     return model
+
+
+def adapted(model: Any, lora: Lora, where: str) -> Any:
+    """The same model, whose weights are frozen, with those that are learned beside them."""
+    with extra("lora"):
+        from peft import LoraConfig, inject_adapter_in_model
+    config = LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout,
+        target_modules=[*lora.layers] or "all-linear",
+    )  # fmt: skip
+    try:
+        return inject_adapter_in_model(config, model)
+    except ValueError as error:  # no layer has such a name
+        names = {name.rpartition(".")[2] for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
+        problem = Problem("lora: layers", ", ".join(lora.layers), f"some of {', '.join(sorted(names))}")
+        raise ConfigurationError(where, [problem]) from error
+
+
+def merged(model: Any) -> Any:
+    """The same model, to whose weights what was learned beside them has been added."""
+    from peft.tuners.lora import LoraLayer
+
+    for name, layer in [*model.named_modules()]:
+        if isinstance(layer, LoraLayer):
+            layer.merge(safe_merge=True)
+            model.set_submodule(name, layer.get_base_layer())
+    return model.requires_grad_(requires_grad=True)
 
 
 def _causal(model: Any, source: str, where: str) -> Any:

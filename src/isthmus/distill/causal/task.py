@@ -168,10 +168,17 @@ class CausalTask(Task):
         context, where = self.declared.context, f"{self.where}: student"
         if self.declared.base is not None:
             new = models.trimmed(self._language.model, self.vocabulary)
+            new = new if self.declared.lora is None else models.adapted(new, self.declared.lora, where)
         else:
             new = models.student(self.declared.student, self.vocabulary, context, self.shape, where)
         require_supported(new, where)
         return CausalStudent(new).train()
+
+    def finished(self, student: nn.Module) -> nn.Module:
+        """Without layers beside those of the base."""
+        if self.declared.lora is None:
+            return student
+        return CausalStudent(models.merged(_model(student))).train(student.training)
 
     def batch(self, rows: Tensor) -> Batch:
         """Blocks, whose labels are the next tokens."""

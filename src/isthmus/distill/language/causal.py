@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from isthmus.distill.language.decoding import DecodingSettings
+from isthmus.distill.language.lora import Lora
 from isthmus.distill.settings import TrainingSettings, failed_checks, mistyped
 from isthmus.features.contract.contract import Contract
 from isthmus.features.definition.spec import Spine
@@ -50,6 +51,7 @@ class Causal:
         base_rate: the largest learning rate with which the base was trained; with it, `rate_share` of it is that of
             the settings.
         rate_share: see there.
+        lora: of a base, what is learned beside its weights, which stay; None if these are learned themselves.
         license: of the base or the teacher, as the hub names it, for the card.
         decoding: what the package is like that continues texts: its prompts, limits and precisions.
     """
@@ -72,6 +74,7 @@ class Causal:
     prompt: int = 16
     base_rate: float | None = None
     rate_share: float = 0.1
+    lora: Lora | None = None
     license: str = ""
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
 
@@ -137,10 +140,12 @@ class Causal:
             ("prompt", 1 <= self.prompt < self.context, f"at least 1, less than the context of {self.context}"),
             ("base_rate", self.base_rate is None or 0 < self.base_rate < math.inf, "more than 0"),
             ("rate_share", 0 < self.rate_share <= 1, "more than 0, at most 1"),
+            ("lora", self.lora is None or not taught, "None: a new student has no weights that could stay"),
             ("license", not self._forbidden, "a licence that allows to learn from the model, and to change it"),
         ]
         problems = failed_checks(self, where, checks)
         problems += self.decoding.problems(f"{where}: decoding")
+        problems += self.lora.problems(f"{where}: lora") if self.lora else []
         own = [
             ("end", not self.decoding.end, "nothing: the token that ends the texts it learned from"),
             ("executorch", not self.decoding.executorch, f"False, and {RUNTIMES} in the distillation"),

@@ -236,6 +236,10 @@ class Task(ABC):
     def student(self) -> nn.Module:
         """A new student of the task's `shape`, its weights drawn by torch's own generator."""
 
+    def finished(self, student: nn.Module) -> nn.Module:
+        """The model that a student becomes once it is trained; by default the student."""
+        return student
+
     def line(self) -> str:
         """The argument of the Distillation for a student of the task's `shape`."""
         return f"shape={dict(self.shape)!r}"
