@@ -358,6 +358,18 @@ def test_without_prices_time_alone_ranks(shop: Shop) -> None:
     assert times == sorted(times)
 
 
+@pytest.mark.parametrize(("prices", "by"), [("h100-sxm = 2", "time"), ("cpu = 5, h100-sxm = 2", "price")])
+def test_no_gpu_is_recommended_for_work_that_is_bound_by_overhead(shop: Shop, prices: str, by: str) -> None:
+    made(shop)
+    shop.append(f"\n[prices]\nhour = {{ {prices} }}\n", "isthmus.toml")
+    found = plan(Project(shop.root), speed=host)
+    training = found["models"]["late_order"]["training"]
+    assert training["devices"]["this host"]["bound"] == "overhead"
+    assert (training["recommended"]["device"], training["recommended"]["by"]) == ("this host", by)
+    told = "No CPU has a price, so time alone ranks" if by == "time" else "as the cheapest"
+    assert any(isinstance(block, Paragraph) and told in str(block.text) for block in plan_blocks(found))
+
+
 def test_without_prices_the_smallest_of_the_fastest_devices_is_enough(shop: Shop) -> None:
     opened = made(shop)
     trained = shop.state / "models" / "late_order" / "5f0c2a9be1d4" / "report.json"

@@ -215,11 +215,19 @@ def _times(estimate: Estimate) -> dict[str, Any]:
 
 
 def _recommended(devices: Mapping[str, Mapping[str, Any]], price: str, sheet: _Sheet) -> dict[str, str | None]:
-    cheapest, fastest = _least(devices, price), _least(devices, "seconds")
+    fit = _worthwhile(devices, sheet)
+    cheapest, fastest = _least(fit, price), _least(devices, "seconds")
     return {
-        "device": cheapest or (fastest and _sufficient(devices, sheet)), "cheapest": cheapest, "fastest": fastest,
+        "device": cheapest or (fastest and _sufficient(fit, sheet)), "cheapest": cheapest, "fastest": fastest,
         "by": "time" if cheapest is None else "price",
     }  # fmt: skip
+
+
+def _worthwhile(devices: Mapping[str, Mapping[str, Any]], sheet: _Sheet) -> Mapping[str, Mapping[str, Any]]:
+    """The devices without GPUs where this host is bound by overhead, which no GPU shortens, whatever it costs."""
+    if HOST not in devices or devices[HOST]["bound"] != "overhead":
+        return devices
+    return {name: figures for name, figures in devices.items() if sheet.devices[name].kind == "cpu"}
 
 
 def _sufficient(devices: Mapping[str, Mapping[str, Any]], sheet: _Sheet) -> str:

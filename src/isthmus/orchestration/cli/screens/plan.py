@@ -95,7 +95,8 @@ def _because(estimate: Mapping[str, Any]) -> str:
     there = f"; {best['fastest']} is the fastest: {duration(fastest['seconds'] * 1e6)}"
     if best["by"] == "price":
         return ", as the cheapest" + (there if best["fastest"] != best["device"] else "")
-    words = ". No device has a price, so time alone ranks"
+    priced = any(each["cost"] is not None for each in devices.values())
+    words = f". No {'CPU' if priced else 'device'} has a price, so time alone ranks"
     if best["fastest"] == best["device"]:
         return f"{words}, and it is the fastest"
     if device["bound"] == "overhead":
