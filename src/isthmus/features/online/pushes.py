@@ -1,0 +1,100 @@
+"""The stream of pushed rows that no history has yet: one in Redis for each offline table.
+
+A push appends its rows here before it writes them, so that a row which is served is in the history or on its way there.
+Both cannot be one step: in a cluster the stream is on one node, and the rows are on all of them. A server that is
+killed in between leaves rows of a push that nobody has confirmed; the next materialization writes them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import redis
+
+from isthmus.features.errors import DependencyError
+from isthmus.features.online import record
+from isthmus.features.redis.pipeline import Client
+from isthmus.features.redis.routing import Script
+
+WAITING = 1_000_000
+"""Rows that may wait in a stream, unless the settings say otherwise."""
+
+# All rows of a push, or none if too many would wait. Replies with the rows that it has appended, and how many wait.
+APPEND = Script("""
+local call, stream = redis.call, KEYS[1]
+local waiting, rows = call('XLEN', stream), (#ARGV - 2) / 2
+if waiting + rows > tonumber(ARGV[1]) then return {0, waiting} end
+for i = 3, #ARGV, 2 do call('XADD', stream, '*', 'k', ARGV[i], 'r', ARGV[i + 1], 'a', ARGV[2]) end
+return {rows, waiting + rows}
+""")
+
+_SEQUENCE = 22
+"""Bits of the second number of an id, which counts the rows of a millisecond, in the number that we make of an id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A pushed row in the stream.
+
+    Attributes:
+        place: its id as one number; rises along the stream.
+        name: the entity key.
+        row: the packed row.
+        accepted: when the push was accepted, microseconds since 1970 UTC.
+    """
+
+    place: int
+    name: bytes
+    row: bytes
+    accepted: int
+
+
+def stream(project: str, table: str) -> bytes:
+    """The Redis key of the stream for an offline table."""
+    return record.beside(project, table, "pushed")
+
+
+def appended(names: Sequence[bytes], rows: Sequence[bytes], accepted: int, limit: int) -> list[bytes]:
+    """The arguments of `APPEND`."""
+    pairs = [part for pair in zip(names, rows, strict=True) for part in pair]
+    return [b"%d" % limit, b"%d" % accepted, *pairs]
+
+
+def require_room(table: str, counts: Sequence[int], rows: int) -> None:
+    """Raises a DependencyError if `APPEND` has refused rows."""
+    if counts[0] < rows:
+        raise DependencyError(
+            f"history of {table}", f"{counts[1]:,} pushed rows wait for it, and {rows:,} more are too many",
+            remedy="run `isthmus collect`, or push with `to: online`, which no history learns of", passes=True,
+        )  # fmt: skip
+
+
+def waiting(client: Client, project: str, table: str, count: int) -> list[Entry]:
+    """The first entries of a stream, in order.
+
+    Raises:
+        redis.RedisError: Redis does not answer, or refuses.
+    """
+    entries = cast("list[Any]", client.xrange(stream(project, table), count=count))
+    try:
+        return [
+            Entry(_place(name), fields[b"k"], fields[b"r"], int(fields[b"a"])) for name, fields in entries if fields
+        ]
+    except (KeyError, ValueError) as error:
+        raise redis.ResponseError(
+            f"WRONGTYPE {stream(project, table).decode()} has entries of another program"
+        ) from error
+
+
+def trim(client: Client, project: str, table: str, place: int) -> int:
+    """Removes the entries up to and including a place; returns how many those were."""
+    after = place + 1
+    until = f"{after >> _SEQUENCE}-{after & ((1 << _SEQUENCE) - 1)}"
+    return client.xtrim(stream(project, table), minid=until, approximate=False)
+
+
+def _place(name: bytes) -> int:
+    milliseconds, _, count = name.partition(b"-")
+    if int(count) >> _SEQUENCE:
+        raise ValueError(name)
+    return int(milliseconds) << _SEQUENCE | int(count)
