@@ -242,8 +242,6 @@ def test_every_problem_is_named_at_once_and_nothing_is_written(server: Server) -
     [
         ({"push_source_name": "nothing"}, 404, "push_source_name", "punctuality"),
         ({"push_source_name": 1}, 422, "body", "push_source_name"),
-        ({"to": "offline"}, 422, "to", "online"),
-        ({"to": "online_and_offline"}, 422, "to", "no offline store"),
         ({"to": "elsewhere"}, 422, "body", "elsewhere"),
         ({"mode": "append"}, 422, "body", "mode"),
         ({"df": []}, 422, "body", "df"),
