@@ -49,10 +49,16 @@ class PushLog:
             table = self._open()
             return [] if table is None else sorted(files_by_day(table))
 
-    def rows(self, view: ViewContract, days: Sequence[int] | None = None) -> pa.Table:
-        """The pushed rows of days, by default of all, as `formed`."""
+    def version(self) -> int | None:
+        """The version of the log; None if nothing was pushed."""
         with self._reading():
             table = self._open()
+            return None if table is None else table.version()
+
+    def rows(self, view: ViewContract, days: Sequence[int] | None = None, version: int | None = None) -> pa.Table:
+        """The pushed rows of days, by default of all, as `formed`; of a version of the log, by default the latest."""
+        with self._reading():
+            table = self._open(version)
             rows = None if table is None else self._read(table, days)
         return declared_schema(view).append(ACCEPTED).empty_table() if rows is None else self.formed(view, rows)
 
@@ -123,9 +129,9 @@ class PushLog:
                 remedy="its rows are as they were, and new ones wait in Redis: mend that, then run `isthmus collect`",
             ) from error  # fmt: skip
 
-    def _open(self) -> DeltaTable | None:
+    def _open(self, version: int | None = None) -> DeltaTable | None:
         try:
-            table = DeltaTable(self.path)
+            table = DeltaTable(self.path, version=version)
         except TableNotFoundError:
             return None
         if "://" not in self.path:
