@@ -296,5 +296,6 @@ def test_the_rows_for_the_history_are_in_one_stream(url: str) -> None:
         assert [(entry.name, entry.row, entry.accepted) for entry in entries] == [
             (name, row, NOW) for name, row in zip(names, rows, strict=True)
         ]
-        assert pushes.trim(client, "flights", "route", entries[-2].place) == FLIGHTS - 1
-        assert pushes.waiting(client, "flights", "route", 9) == entries[-1:]
+        assert pushes.trim(client, "flights", "route", entries[-2].place) == FLIGHTS - 2
+        assert pushes.holds(client, "flights", "route", entries[-2].place)
+        assert pushes.waiting(client, "flights", "route", 9, entries[-2].place) == entries[-1:]

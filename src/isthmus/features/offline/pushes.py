@@ -73,14 +73,26 @@ class PushLog:
             rows = rows.filter(pc.is_valid(rows[key.name])) if key.name in rows.column_names else rows.slice(0, 0)
         names, none = set(rows.column_names), len(rows)
         columns = [rows[field.name] if field.name in names else pa.nulls(none, field.type) for field in schema]
-        return pa.table(columns, schema.names).cast(schema)
+        try:
+            return pa.table(columns, schema.names).cast(schema)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise DataError(
+                f"pushed rows of {self.table}", f"do not fit the types of the view ({first_line(error)})",
+                remedy=f"declare the view with version={view.version + 1}, which begins a table of its own",
+            ) from error  # fmt: skip
 
-    def append(self, rows: pa.Table, places: Ints) -> int:
+    def last(self) -> int:
+        """The place in the stream of the last entry that is here; -1 if there is none."""
+        with self._reading():
+            table = self._open()
+            return -1 if table is None else _last(table)
+
+    def append(self, rows: pa.Table, places: Ints, *, intact: bool) -> int:
         """Adds rows, in the form of their table with `_accepted` and `_contract`; returns how many are new.
 
-        `places`, shape (n,) int64, are those of the rows in the stream, in order. They rise from commit to commit, and
-        what has come before is left out by them. If Redis was restarted with an older state they may begin again, so
-        rows that seem to be here are looked up by what they say: nothing is lost, and nothing is here twice.
+        `places`, shape (n,) int64, are those of the rows in the stream, in order. They rise, and what has come before
+        is left out by them. If the stream is not `intact`, since Redis came back with an older state, places may have
+        been given again: rows that seem to be here are then looked up by what they say.
 
         Raises:
             DataError: the table cannot be read or written, or another run has written to it meanwhile.
@@ -89,7 +101,9 @@ class PushLog:
             table = self._open()
             last = -1 if table is None else _last(table)
             seen = np.flatnonzero(places <= last)
-            if len(seen):
+            if intact:
+                rows = rows.take(pa.array(np.flatnonzero(places > last)))
+            elif len(seen):
                 assert table is not None  # noqa: S101 - it has a last place
                 again, later = rows.take(pa.array(seen)), rows.take(pa.array(np.flatnonzero(places > last)))
                 names = [field.name for field in rows.schema if not field.nullable]

@@ -6,6 +6,7 @@ killed in between leaves rows of a push that nobody has confirmed; the next mate
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -69,28 +70,50 @@ def require_room(table: str, counts: Sequence[int], rows: int) -> None:
         )  # fmt: skip
 
 
-def waiting(client: Client, project: str, table: str, count: int) -> list[Entry]:
-    """The first entries of a stream, in order.
+def waiting(client: Client, project: str, table: str, count: int, after: int = -1) -> list[Entry]:
+    """The first entries of a stream after a place, in order.
 
     Raises:
         redis.RedisError: Redis does not answer, or refuses.
     """
-    entries = cast("list[Any]", client.xrange(stream(project, table), count=count))
+    first = "-" if after < 0 else f"({_id(after)}"
+    entries = cast("list[Any]", client.xrange(stream(project, table), first, count=count))
     try:
-        return [
-            Entry(_place(name), fields[b"k"], fields[b"r"], int(fields[b"a"])) for name, fields in entries if fields
-        ]
+        found = [Entry(_place(name), fields[b"k"], fields[b"r"], int(fields[b"a"])) for name, fields in entries]
     except (KeyError, ValueError) as error:
         raise redis.ResponseError(
             f"WRONGTYPE {stream(project, table).decode()} has entries of another program"
         ) from error
+    return [entry for entry in found if entry.row]
 
 
 def trim(client: Client, project: str, table: str, place: int) -> int:
-    """Removes the entries up to and including a place; returns how many those were."""
-    after = place + 1
-    until = f"{after >> _SEQUENCE}-{after & ((1 << _SEQUENCE) - 1)}"
-    return client.xtrim(stream(project, table), minid=until, approximate=False)
+    """Removes the entries before a place; returns how many those were.
+
+    That of the place itself stays: as long as it is there, Redis has lost nothing that came after it.
+    """
+    return client.xtrim(stream(project, table), minid=_id(place), approximate=False)
+
+
+def holds(client: Client, project: str, table: str, place: int) -> bool:
+    """Whether the entry of a place is there."""
+    return bool(client.xrange(stream(project, table), _id(place), _id(place)))
+
+
+def restore(client: Client, project: str, table: str, place: int) -> None:
+    """Makes a stream that was lost go on from a place, with an entry without a row: later ids are greater."""
+    fields: Any = {b"k": b"", b"r": b"", b"a": b"0"}
+    with suppress(redis.ResponseError):  # A push has just come, with a greater id.
+        client.xadd(stream(project, table), fields, id=_id(place))
+
+
+def moment(place: int) -> int:
+    """When an entry was appended by the clock of Redis, microseconds since 1970 UTC."""
+    return (place >> _SEQUENCE) * 1000
+
+
+def _id(place: int) -> str:
+    return f"{place >> _SEQUENCE}-{place & ((1 << _SEQUENCE) - 1)}"
 
 
 def _place(name: bytes) -> int:

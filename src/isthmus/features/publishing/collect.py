@@ -2,6 +2,9 @@
 
 In this order, a lot at a time: the log of pushes gets the rows, then the table of the view, then the stream loses them.
 Each step changes nothing where it is done already, so a run that was killed at any moment is finished by the next one.
+
+The last row that was brought stays in the stream. If it is gone, Redis was emptied, has evicted the stream or has come
+back with an older state: what waited there is lost, and a run says so.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,11 +38,13 @@ class Collected:
         rows: pushed rows that were read from Redis.
         logged: of these, those that no run had brought before.
         added: rows that the table has more than before.
+        lost_after: if Redis has lost the stream, from when on pushed rows may be lost, microseconds since 1970 UTC.
     """
 
     rows: int = 0
     logged: int = 0
     added: int = 0
+    lost_after: int | None = None
 
 
 def collect(
@@ -53,18 +58,26 @@ def collect(
     """
     rows = logged = added = 0
     log = PushLog(offline.root, table)
-    while entries := pushes.waiting(client, project, table, lot):
+    last = before = log.last()
+    intact = last < 0 or pushes.holds(client, project, table, last)
+    entries = pushes.waiting(client, project, table, lot)
+    if intact and entries and entries[0].place == last:
+        del entries[0]  # The run that brought it has come to its end.
+    while entries:
         parts = [
-            (view, stored(project, view, [entries[place] for place in places]), places)
+            (stored(project, view, [entries[place] for place in places]), places)
             for view, places in _by_definition(table, entries, definitions)
         ]
-        order = np.argsort(np.concatenate([places for _, _, places in parts]))
-        whole = pa.concat_tables([part for _, part, _ in parts], promote_options="default").take(pa.array(order))
-        logged += log.append(whole, np.array([entry.place for entry in entries], np.int64))
+        order = np.argsort(np.concatenate([places for _, places in parts]))
+        whole = pa.concat_tables([part for part, _ in parts], promote_options="default").take(pa.array(order))
+        logged += log.append(whole, np.array([entry.place for entry in entries], np.int64), intact=intact)
         added += _extend(offline, log, definitions, whole)
         pushes.trim(client, project, table, entries[-1].place)
         rows += len(entries)
-    return Collected(rows, logged, added)
+        entries = pushes.waiting(client, project, table, lot, entries[-1].place)
+    if not intact and not pushes.holds(client, project, table, last := log.last()):
+        pushes.restore(client, project, table, last)
+    return Collected(rows, logged, added, None if intact else pushes.moment(before))
 
 
 def _extend(offline: OfflineStore, log: PushLog, definitions: Sequence[ViewContract], rows: pa.Table) -> int:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from threading import Event
 
+from isthmus.features import clock
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import IsthmusError
 from isthmus.features.offline.store import OfflineStore
@@ -31,7 +32,9 @@ def collect(project: Project, *, progress: Progress = silent) -> dict[str, Colle
             progress(f"collecting pushed rows of {table}", n / len(tables))
             try:
                 with project.locked("tables"), answering(url):
-                    collected[table] = collect_table(client, project.name, offline, table, definitions)
+                    counts = collected[table] = collect_table(client, project.name, offline, table, definitions)
+                if counts.lost_after is not None:
+                    progress(_lost(table, counts.lost_after), n / len(tables))
             except IsthmusError as error:
                 failure = failure or error  # The other views have their rows all the same.
     if failure is not None:
@@ -47,6 +50,8 @@ def follow(project: Project, say: Callable[[str], None], stopped: Event | None =
         began, problem = time.monotonic(), ""
         try:
             for table, counts in collect(project).items():
+                if counts.lost_after is not None:
+                    say(_lost(table, counts.lost_after))
                 if counts.rows:
                     say(f"{counts.rows:,} pushed rows of {table} are in the history")
         except IsthmusError as error:
@@ -55,6 +60,11 @@ def follow(project: Project, say: Callable[[str], None], stopped: Event | None =
             say(problem)
         before = problem
         stopped.wait(max(0.0, project.settings.stores.history_seconds - (time.monotonic() - began)))
+
+
+def _lost(table: str, moment: int) -> str:
+    since = clock.moment(moment).isoformat(timespec="seconds")
+    return f"Redis has lost what waited for the history of {table}: rows that were pushed after {since} may be missing"
 
 
 def _tables(project: Project) -> dict[str, list[ViewContract]]:
