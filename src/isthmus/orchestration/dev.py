@@ -89,7 +89,7 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
 @contextmanager
 def _collecting(project: Project) -> Iterator[None]:
     """Brings pushed rows to their history in the meantime."""
-    from isthmus.orchestration.build.collect import follow
+    from isthmus.orchestration.api.collect import follow
 
     stopped = threading.Event()
     thread = threading.Thread(target=follow, args=(project, _say, stopped), daemon=True)

@@ -15,9 +15,9 @@ from isthmus.features.online.store import OnlineStore, WriteCounts
 from isthmus.features.progress import Progress, silent
 from isthmus.features.publishing.publish import Materialized, Send, publish, require_same
 from isthmus.features.redis.connection import answering, connect
+from isthmus.orchestration.api.collect import collect
 from isthmus.orchestration.apply.retirement import forget
 from isthmus.orchestration.apply.switch import switch
-from isthmus.orchestration.build.collect import collect
 from isthmus.orchestration.frames import view_names
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import gate
@@ -40,7 +40,7 @@ def materialize(
     """
     contract = project.applied()
     # What was pushed and no history knows of would be replaced by rows that became known later.
-    collect(project, progress=progress)
+    collect(project, progress=lambda text, _: progress(text, 0.0))
     names = view_names(project, views)
     offline = OfflineStore(project.offline)
     # Every table is opened before the first row is written.

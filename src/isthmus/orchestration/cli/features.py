@@ -86,7 +86,7 @@ def collect(
     as_json: JsonOption = False,
 ) -> None:
     """Bring the rows that were pushed to the API into the offline tables."""
-    from isthmus.orchestration.build import collect as run
+    from isthmus.orchestration.api import collect as run
 
     opened = open_project(project)
     if follow:

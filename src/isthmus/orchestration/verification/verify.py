@@ -20,8 +20,8 @@ from isthmus.features.package.signature import require_signature
 from isthmus.features.progress import Progress, silent
 from isthmus.features.redis.connection import answering, connect
 from isthmus.features.verdict import FeatureVerdict, Verdict, flat, merged
+from isthmus.orchestration.api.collect import collect
 from isthmus.orchestration.artifacts import Artifacts, page_file, serving_profile, verdict_file
-from isthmus.orchestration.build.collect import collect
 from isthmus.orchestration.models.models import parity
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.client import private_api
@@ -73,7 +73,7 @@ def verify(
     declared = project.distillation(name) if name or project.definitions.distillations else None
     contract = project.applied()
     offline = OfflineStore(project.offline)
-    collect(project, progress=progress)
+    collect(project, progress=lambda text, _: progress(text, 0.0))
     histories = [offline.history(view) for view in contract.views.values()]
     at = project.now()
     exported = Artifacts(project, declared).exported(contract) if declared else None

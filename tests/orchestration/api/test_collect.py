@@ -14,9 +14,9 @@ from isthmus.features.days import Days
 from isthmus.features.online.pushes import stream
 from isthmus.features.publishing.collect import Collected
 from isthmus.features.redis.connection import connect
+from isthmus.orchestration.api.collect import collect
 from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.build.build import build, build_range, outdated_views
-from isthmus.orchestration.build.collect import collect
 from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.verify import require_passed, verify
