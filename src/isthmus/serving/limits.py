@@ -5,7 +5,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
 
-from isthmus.features.online.pushes import WAITING
+from isthmus.features.online.record import WAITING
 from isthmus.serving.wire.errors import TooLargeError
 
 _Count = Annotated[int, Ge(1)]

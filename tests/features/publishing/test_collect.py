@@ -220,6 +220,19 @@ def test_a_build_keeps_what_only_a_push_knew_and_says_what_it_replaces(store: Of
     assert store.extendable(VIEW) is not None
 
 
+def test_a_push_with_the_times_of_a_row_is_added_or_outdone_as_the_time_rules_say(
+    store: OfflineStore, client: Client
+) -> None:
+    for number, (there, sent) in enumerate([(0, 0), (0, 1), (1, 0)]):
+        client.flushall()
+        fresh = OfflineStore(f"{store.root}/{number}")
+        build(fresh, [(0, 0, 0, there)])
+        push(client, [(0, 0, 0, sent), (1, 0, 0, 1)])
+        brought(client, fresh)
+        winner = max(content([(0, 0, 0, there), (0, 0, 0, sent)]))
+        assert history(fresh) == {(0, 0, 0): winner, (1, 0, 0): content([(1, 0, 0, 1)])[0]}
+
+
 def test_a_push_before_there_is_a_table_waits_in_the_log(store: OfflineStore, client: Client) -> None:
     push(client, [(1, 5, 6, 2)])
     assert brought(client, store) == Collected(1, 1, 0)
@@ -310,7 +323,7 @@ def test_ids_rise_whatever_the_clock_does(store: OfflineStore, client: Client) -
     push(client, [(2, 5, 6, 2), (1, 5, 7, 2)])
     assert brought(client, store) == lost, "its ids are lower, so rows are looked up by what they say"
     push(client, [(3, 5, 6, 2)])
-    assert brought(client, store) == Collected(2, 1, 1), "ids go on from where they were"
+    assert brought(client, store) == Collected(1, 1, 1), "ids go on from where they were"
     assert len(history(store)) == 4
     client.flushall()
     assert brought(client, store).lost_after == lost.lost_after

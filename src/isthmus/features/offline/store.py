@@ -266,7 +266,9 @@ class OfflineStore:
                     group, outdone = joined(view, stored, own.select(identity))
                     entry = Day(len(group), digest(group))
                     if entry != days.get(day):
-                        days[day], parts[day] = entry, without(own, stored)
+                        # What is stored already, and what a stored row has outdone, is not added.
+                        lost = without(own.select(identity), group)
+                        days[day], parts[day] = entry, without(without(own, stored), lost)
                         rewrite |= outdone > 0 or files.get(day, 0) >= FILES
                 for day, own in parts.items():
                     whole = dataset(table, path, [day]).to_table().select(own.column_names) if rewrite else None

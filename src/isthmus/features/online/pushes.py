@@ -14,11 +14,8 @@ import redis
 
 from isthmus.features.errors import DependencyError
 from isthmus.features.online import record
-from isthmus.features.redis.pipeline import Client
+from isthmus.features.redis.pipeline import Client, run
 from isthmus.features.redis.routing import Script
-
-WAITING = 1_000_000
-"""Rows that may wait in a stream, unless the settings say otherwise."""
 
 # All rows of a push, or none if too many would wait. Replies with the rows that it has appended, and how many wait.
 APPEND = Script("""
@@ -27,6 +24,15 @@ local waiting, rows = call('XLEN', stream), (#ARGV - 2) / 2
 if waiting + rows > tonumber(ARGV[1]) then return {0, waiting} end
 for i = 3, #ARGV, 2 do call('XADD', stream, '*', 'k', ARGV[i], 'r', ARGV[i + 1], 'a', ARGV[2]) end
 return {rows, waiting + rows}
+""")
+
+_RESTORE = Script("""
+local call, stream = redis.call, KEYS[1]
+local top = call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
+if (top and top[1] or '') ~= ARGV[1] then return {0} end
+call('XADD', stream, ARGV[2], 'k', '', 'r', '', 'a', 0)
+call('XTRIM', stream, 'MINID', ARGV[2])
+return {1}
 """)
 
 _SEQUENCE = 22
@@ -100,11 +106,14 @@ def holds(client: Client, project: str, table: str, place: int) -> bool:
     return bool(client.xrange(stream(project, table), _id(place), _id(place)))
 
 
-def restore(client: Client, project: str, table: str, place: int) -> None:
-    """Makes a stream that was lost go on from a place, with an entry without a row: later ids are greater."""
-    fields: Any = {b"k": b"", b"r": b"", b"a": b"0"}
-    with suppress(redis.ResponseError):  # A push has just come, with a greater id.
-        client.xadd(stream(project, table), fields, id=_id(place))
+def restore(client: Client, project: str, table: str, place: int, seen: int) -> None:
+    """Makes a stream that was lost go on from a place, with an entry without a row: later ids are greater.
+
+    Only if nothing has come after the place that was `seen` last, or -1: what came has to be brought first.
+    """
+    arguments = [b"" if seen < 0 else _id(seen).encode(), _id(place).encode()]
+    with suppress(redis.ResponseError):  # The stream is older than it says, and takes greater ids alone.
+        run(client, _RESTORE, arguments, [([stream(project, table)], [])])
 
 
 def moment(place: int) -> int:

@@ -113,7 +113,7 @@ class OnlineStore:
         columns: Mapping[str, Values],
         *,
         accepted: int,
-        waiting: int = pushes.WAITING,
+        waiting: int = records.WAITING,
     ) -> WriteCounts:
         """Writes rows that the history of the view gets, too, by the next collection.
 

@@ -57,6 +57,7 @@ def collect(
         redis.RedisError: Redis does not answer, or refuses. Likewise.
     """
     rows = logged = added = 0
+    seen = -1
     log = PushLog(offline.root, table)
     last = before = log.last()
     intact = last < 0 or pushes.holds(client, project, table, last)
@@ -72,11 +73,12 @@ def collect(
         whole = pa.concat_tables([part for part, _ in parts], promote_options="default").take(pa.array(order))
         logged += log.append(whole, np.array([entry.place for entry in entries], np.int64), intact=intact)
         added += _extend(offline, log, definitions, whole)
-        pushes.trim(client, project, table, entries[-1].place)
+        seen = entries[-1].place
+        pushes.trim(client, project, table, seen)
         rows += len(entries)
-        entries = pushes.waiting(client, project, table, lot, entries[-1].place)
-    if not intact and not pushes.holds(client, project, table, last := log.last()):
-        pushes.restore(client, project, table, last)
+        entries = pushes.waiting(client, project, table, lot, seen)
+    if not intact and (last := log.last()) > seen:
+        pushes.restore(client, project, table, last, seen)
     return Collected(rows, logged, added, None if intact else pushes.moment(before))
 
 
