@@ -126,6 +126,8 @@ def test_it_is_what_redis_answered(
                     client.hset("prod:tables", "traffic", "")
                     run = True
                 case "death":
+                    # As every run does first.
+                    collect(client, "prod", world.offline, LIMITED.table, [LIMITED])
                     _dies(world)
                     run = True
             if not waits or run or what == "full":
