@@ -24,6 +24,7 @@ from tests.serving.support import CARRIER, NOW, PUNCTUALITY, Server, contract_of
 
 from isthmus.features.offline.canonical import declared_schema
 from isthmus.features.offline.store import OfflineStore
+from isthmus.features.online.pushes import stream
 from isthmus.features.publishing.collect import collect
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
@@ -70,7 +71,8 @@ def collection(url: str, store: OfflineStore, rows: int) -> float:
     began = time.perf_counter()
     with connect(url) as client:
         counts = collect(client, CONTRACT.project, store, VIEW.table, [VIEW])
-    taken = time.perf_counter() - began
+        taken = time.perf_counter() - began
+        client.delete(stream(CONTRACT.project, VIEW.table))
     after = store.commit(VIEW)
     if before is None or after is None or {counts.rows, counts.added, after.rows - before.rows} != {rows}:
         raise RuntimeError(f"{rows:,} rows were pushed, and the history has others: {counts}")

@@ -7,6 +7,7 @@ The last row that was brought stays in the stream. If it is gone, Redis was empt
 back with an older state: what waited there is lost, and a run says so.
 """
 
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ from isthmus.features.online.pushes import Entry
 from isthmus.features.redis.pipeline import Client
 from isthmus.features.values.arrow import to_arrow
 from isthmus.features.values.columns import from_python
-from isthmus.features.values.entitykey import decode_key
+from isthmus.features.values.entitykey import decode_values, key_prefix
 from isthmus.features.values.rows import RowCodec
 
 LOT = 1 << 17
@@ -102,7 +103,11 @@ def stored(project: str, view: ViewContract, entries: Sequence[Entry]) -> pa.Tab
     block = codec.decode(packed)
     if not codec.intact(packed, block).all():
         raise DataError(f"pushed rows of {view.table}", "a row is not what was pushed", remedy=_REMEDY)
-    keys = list(zip(*(decode_key(project, view.keys, entry.name) for entry in entries), strict=True))
+    prefix = key_prefix(project, view.keys)
+    try:
+        keys = list(zip(*(decode_values(entry.name.removeprefix(prefix)) for entry in entries), strict=True))
+    except (ValueError, struct.error, IndexError) as error:
+        raise DataError(f"pushed rows of {view.table}", "a key is not what was pushed", remedy=_REMEDY) from error
     ordered = sorted(column.name for column in view.keys)
     columns = {
         **{c.name: to_arrow(from_python(keys[ordered.index(c.name)], c.dtype), c.dtype) for c in view.keys},

@@ -53,7 +53,7 @@ def follow(project: Project, say: Callable[[str], None], stopped: Event | None =
                 if counts.lost_after is not None:
                     say(_lost(table, counts.lost_after))
                 if counts.rows:
-                    say(f"{counts.rows:,} pushed rows of {table} are in the history")
+                    say(f"pushed rows of {table} that are in the history now: {counts.rows:,}")
         except IsthmusError as error:
             problem = str(error)
         if problem and problem != before:
