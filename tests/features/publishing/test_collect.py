@@ -5,10 +5,11 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import redis
 from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +40,7 @@ from isthmus.features.values.arrow import micros
 from isthmus.features.values.entitykey import entity_keys
 from isthmus.features.values.rows import RowCodec
 from tests.features.support import DAY, columns_of, make_view, table
+from tests.servers import free_port, redis_server
 
 VIEW = make_view({"a": Int64, "b": String}, {"k": Int64, "c": String})
 DAYS = 4
@@ -298,8 +301,8 @@ def test_a_damaged_log_or_table_loses_nothing(store: OfflineStore, client: Clien
     brought(client, store)
     push(client, [(2, 5, 6, 2)])
     places = [Path(store.path(VIEW.table)), Path(PushLog(store.root, VIEW.table).path)]
-    for place in places:
-        file = next(place.rglob("*.parquet"))
+    commits = [max(place.rglob("*.json")) for place in places]
+    for file in (*(next(place.rglob("*.parquet")) for place in places), *commits):
         data = file.read_bytes()
         file.write_bytes(data[:-5])
         with pytest.raises(DataError, match="cannot be read"):
@@ -328,6 +331,35 @@ def test_ids_rise_whatever_the_clock_does(store: OfflineStore, client: Client) -
     client.flushall()
     assert brought(client, store).lost_after == lost.lost_after
     assert brought(client, store) == Collected(), "which is said once"
+
+
+def test_a_redis_that_goes_in_the_middle_loses_nothing(tmp_path: Path) -> None:
+    store, oracle, port = OfflineStore(tmp_path / "store"), Oracle(), free_port()
+    build(store, [])
+
+    def running() -> AbstractContextManager[Any]:
+        arguments = ["--port", str(port), "--bind", "127.0.0.1", "--appendonly", "yes", "--appendfsync", "always"]
+        return redis_server(tmp_path / "redis", *arguments, client=redis.Redis(port=port))
+
+    with running() as server, connect(f"redis://127.0.0.1:{port}") as client:
+        for n in range(40):
+            rows = [(k, n, n, k) for k in range(50)]
+            push(client, rows)
+            oracle.pushed += rows
+        timer = threading.Timer(0.3, server.kill)
+        timer.start()
+
+        def endlessly() -> None:
+            while True:
+                brought(client, store, lot=20)
+
+        with pytest.raises(DependencyError, match="does not answer"), answering("redis://there"):
+            endlessly()
+        timer.join()
+    with running(), connect(f"redis://127.0.0.1:{port}") as client:
+        assert brought(client, store).lost_after is None
+    assert history(store) == oracle.history()
+    require_log(store, oracle)
 
 
 COLLECTOR = """
