@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from isthmus.features.days import Days
 from isthmus.features.errors import DataError, DependencyError
 from isthmus.features.offline import pushes as log
+from isthmus.features.offline.canonical import canonical
 from isthmus.features.offline.history import table_schema
 from isthmus.features.offline.pushes import PushLog
 from isthmus.features.offline.store import OfflineStore
@@ -36,14 +37,15 @@ from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.redis.pipeline import Client, run
 from isthmus.features.redis.routing import total
 from isthmus.features.types import Int64, String
-from isthmus.features.values.arrow import micros
+from isthmus.features.values.arrow import from_arrow, micros
 from isthmus.features.values.entitykey import entity_keys
 from isthmus.features.values.rows import RowCodec
-from tests.features.support import DAY, columns_of, make_view, table
+from tests.features.support import ALL, DAY, VALUES, columns_of, make_view, table, values_of
 from tests.servers import free_port, redis_server
 
 VIEW = make_view({"a": Int64, "b": String}, {"k": Int64, "c": String})
 DAYS = 4
+KEY_TYPES = ("bool", "int32", "int64", "unixtimestamp", "string", "bytes")
 PROJECT = "prod"
 Row = tuple[int, int, int, int]
 """Key, event time, known time, value."""
@@ -208,6 +210,24 @@ def test_history_is_what_builds_compute_and_all_that_was_pushed(
     fingerprint = store.fingerprint(VIEW)
     assert not build(store, oracle.computed).changed
     assert store.fingerprint(VIEW) == fingerprint
+
+
+EVERY = make_view(ALL, {f"k_{name}": ALL[name] for name in KEY_TYPES}, name="every")
+KEYED = st.tuples(*(VALUES[column.dtype.name] for column in EVERY.keys))
+
+
+@given(st.lists(st.tuples(KEYED, st.integers(-DAY, DAY), values_of(ALL)), min_size=1, max_size=5))
+def test_a_row_of_every_type_is_in_the_history_what_it_was_in_redis(rows: list[Any]) -> None:
+    keys = {column.name: [row[0][n] for row in rows] for n, column in enumerate(EVERY.keys)}
+    event = np.array([row[1] for row in rows], np.int64)
+    block = RowCodec(EVERY).encode(event, event, columns_of(EVERY, [row[2] for row in rows]))
+    names = entity_keys(PROJECT, EVERY.keys, keys)
+    entries = [Entry(n, *pair, 7) for n, pair in enumerate(zip(names, block, strict=True))]
+    logged = stored(PROJECT, EVERY, entries)
+    rebuilt = canonical(EVERY, PushLog("nowhere", EVERY.table).formed(EVERY, logged))
+    assert sorted(rebuilt["content_hash"].to_pylist()) == sorted(logged["content_hash"].to_pylist())
+    columns = {c.name: from_arrow(logged[c.name], c.dtype).tolist(c.dtype) for c in EVERY.keys}
+    assert entity_keys(PROJECT, EVERY.keys, columns) == names
 
 
 def test_a_build_keeps_what_only_a_push_knew_and_says_what_it_replaces(store: OfflineStore, client: Client) -> None:
