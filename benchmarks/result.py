@@ -53,6 +53,11 @@ def less(case: str, metric: str, ours: float, peer: float, peer_name: str, bar: 
     return Comparison(case, metric, ours, peer, peer_name, round(ratio, 2), bar, None if bar is None else ratio >= bar)
 
 
+def at_least(case: str, metric: str, ours: float, bar: float) -> Comparison:
+    """A figure with a least value and no peer."""
+    return Comparison(case, metric, ours, None, None, None, bar, ours >= bar)
+
+
 def at_most(case: str, metric: str, ours: float, bar: float) -> Comparison:
     """A figure with a limit and no peer."""
     return Comparison(case, metric, ours, None, None, None, bar, ours <= bar)

@@ -84,7 +84,8 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
             "unix://, redis+cluster:// or rediss+cluster://"
         ),
         "stores.onlin": (
-            "is not a setting (did you mean online?); expected one of keep_contracts_hours, offline, online"
+            "is not a setting (did you mean online?); expected one of history_seconds, keep_contracts_hours, "
+            "offline, online"
         ),
         "profiles.training.device": "'tpu'; expected 'cpu', 'cuda' or 'auto'",
         "profiles.training.batch": "0; expected greater than or equal to 1",
@@ -105,7 +106,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         "server.limits.row": (
             "is not a setting (did you mean rows?); expected one of "
             "body_bytes, concurrency, deadline_seconds, generated_tokens, generation_seconds, generations, "
-            "head_bytes, head_fields, requests_per_second, rows, values"
+            "head_bytes, head_fields, requests_per_second, rows, values, waiting_rows"
         ),
         "dev.log_level": "'loud'; expected 'debug', 'info', 'warning' or 'error'",
     }
@@ -241,8 +242,8 @@ def test_a_wrong_variable_is_named_as_one(tmp_path: Path, monkeypatch: pytest.Mo
         "ISTHMUS_PROJECT__NOW: '2013-12-31T12:00:00'; expected a time with its zone, for example 2013-12-31T12:00:00Z",
         "ISTHMUS_SERVER__PORT: 'http'; expected a whole number",
         (
-            "ISTHMUS_STORES__ONLIN: is not a setting (did you mean online?); expected one of keep_contracts_hours, "
-            "offline, online"
+            "ISTHMUS_STORES__ONLIN: is not a setting (did you mean online?); expected one of history_seconds, "
+            "keep_contracts_hours, offline, online"
         ),
     ]
 

@@ -95,7 +95,7 @@ class Verdict:
         at: the moment of the comparison, microseconds since 1970 UTC.
         views: view to feature to its comparison; the status of the view's rows is feature `status`, their event times
             are `event_timestamp`. Request transforms are among the views: the engine's results against their graphs'.
-        tables: view to the fingerprint of the compared offline table.
+        tables: view to the fingerprint that the last build of the compared offline table has left.
         ahead: view to the number of keys left out: their served rows were pushed after everything in the table became
             known, so there is nothing to compare them with until the table has caught up.
         package: digest of the package whose output was compared, or None.

@@ -42,7 +42,8 @@ class TrainingSet:
         tables: view to the version of its table.
         tables_sha256: view to the hash of that version's rows.
         options: further inputs of the hash: `status`, whether each view has a status column.
-        served: view to the moment up to which its log was replayed, if the join was as served.
+        served: view to the moment up to which its log was replayed, and `VIEW|pushed` to the version of its log of
+            pushes, if the join was as served.
         lag: view to feature to its difference from the ideal join, if the join was as served.
         computed: request transform to its hash and the computed fields.
     """

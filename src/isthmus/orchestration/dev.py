@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -63,6 +64,7 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
             (logs / "dagster.log").open("ab") as dagster_log,
             serving(project, log=server_log) as api,
             _running(command, environment, project.root, dagster_log) as ui,
+            _collecting(project),
         ):
             _say(f"starting Dagster and the API; they log to {logs}")
             if not settings.server.port:
@@ -82,6 +84,21 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
         for number, handler in before.items():
             signal.signal(number, handler)
     return 0
+
+
+@contextmanager
+def _collecting(project: Project) -> Iterator[None]:
+    """Brings pushed rows to their history in the meantime."""
+    from isthmus.orchestration.api.collect import follow
+
+    stopped = threading.Event()
+    thread = threading.Thread(target=follow, args=(project, _say, stopped), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join(supervisor.GRACE_SECONDS)
 
 
 def _require_free(host: str, port: int, where: str) -> None:

@@ -263,9 +263,11 @@ class Project:
 
     @contextmanager
     def locked(self, name: str, *, shared: bool = False) -> Iterator[None]:
-        """A lock by its name: `contract` to change contracts, `retirement` to forget them, `keys` to change API keys.
+        """A lock by its name.
 
-        Whoever needs the contracts to stay, such as a deployment, shares `retirement`: it does not wait for a switch.
+        `contract` to change contracts, `retirement` to forget them, `keys` to change API keys, `tables` to write
+        offline tables. Whoever needs the contracts to stay, such as a deployment, shares `retirement`: it does not
+        wait for a switch.
         """
         self.state.mkdir(parents=True, exist_ok=True)
         with (self.state / f"{name}.lock").open("w") as lock:

@@ -118,11 +118,13 @@ class StoresTable(_Table):
         online: "embedded", or the URL of a Redis or of a Redis Cluster.
         keep_contracts_hours: how long the online rows of a contract stay after another has become current; at least a
             minute, in which every server learns of that.
+        history_seconds: how often `isthmus dev` and `isthmus collect --follow` bring pushed rows to their history.
     """
 
     offline: str = ".isthmus/offline"
     online: Annotated[str, _ONLINE] = "embedded"
     keep_contracts_hours: Annotated[float, Field(ge=0)] = 24.0
+    history_seconds: Annotated[float, Field(gt=0)] = 60.0
 
 
 class _ContradictionsError(ValueError):

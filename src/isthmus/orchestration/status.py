@@ -9,10 +9,10 @@ import msgspec
 
 from isthmus.distill.declaration import Distillation
 from isthmus.features import clock
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.days import DAY, day_name, day_of
 from isthmus.features.errors import DataError, IsthmusError
-from isthmus.features.offline.log import MaterializationLog
+from isthmus.features.offline.log import Materialization, MaterializationLog
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.progress import Progress, silent
@@ -98,10 +98,19 @@ def _view(project: Project, contract: Contract, name: str, *, measure: bool, app
         built_at=commit.written * 1000,
         current=applied and not outdated_views(project, [name]),
         served_at=written[-1].readable if written else None,
-        served=bool(written) and written[-1].fingerprint == commit.fingerprint,
+        served=bool(written) and _base(store, view, written[-1]) == commit.base,
         broken=tuple(map(str, report.broken())) if report else (),
         drifted=tuple(report.drifted()) if report else (),
     )
+
+
+def _base(store: OfflineStore, view: ViewContract, run: Materialization) -> str:
+    """The base of the table that a run has written: pushed rows are served before any run has seen them."""
+    with suppress(IsthmusError):
+        commit = store.commit(view, run.version)
+        if commit is not None and commit.fingerprint == run.fingerprint:
+            return commit.base
+    return run.fingerprint
 
 
 def _model(project: Project, declared: Distillation) -> ModelStatus:

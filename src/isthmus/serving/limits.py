@@ -5,6 +5,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
 
+from isthmus.features.online.record import WAITING
 from isthmus.serving.wire.errors import TooLargeError
 
 _Count = Annotated[int, Ge(1)]
@@ -19,6 +20,7 @@ class Limits:
         head_fields: number of its header fields and trailers.
         body_bytes: length of a request's body.
         rows: rows of a request.
+        waiting_rows: pushed rows of a view that may wait for its history; a push that would exceed them is refused.
         values: rows times features of a request.
         concurrency: requests that a worker answers at the same time; more are refused at once.
         deadline_seconds: from a request's head to its answer, the reading of its body included.
@@ -32,6 +34,7 @@ class Limits:
     head_fields: _Count = 100
     body_bytes: _Count = 1 << 20
     rows: _Count = 10_000
+    waiting_rows: _Count = WAITING
     values: _Count = 1_000_000
     concurrency: _Count = 256
     deadline_seconds: Annotated[float, Gt(0), Le(60)] = 5.0

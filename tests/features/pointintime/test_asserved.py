@@ -17,6 +17,7 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online import record as published
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.pointintime.asserved import ServedDifference, ServedJoin
+from isthmus.features.publishing.collect import collect
 from isthmus.features.publishing.publish import publish
 from isthmus.features.redis.pipeline import Client
 from isthmus.features.types import Int64
@@ -88,7 +89,8 @@ def test_it_is_what_callers_saw(
     first=st.sets(st.integers(0, 5), min_size=1),
     steps=st.lists(
         st.tuples(st.sampled_from(["restamp all", "restamp all", "restamp some", "change", "correct", "drop", "rewind",
-                                   "nothing", "push", "full", "forget", "death"]),
+                                   "nothing", "push", "collected", "collected", "full", "forget",
+                                   "death"]),
                   st.integers(0, 5), st.integers(1, 9), st.integers(0, 6), st.booleans()),
         max_size=6,
     ),
@@ -96,13 +98,17 @@ def test_it_is_what_callers_saw(
 def test_it_is_what_redis_answered(
     client: Client, first: set[int], steps: list[tuple[str, int, int, int, bool]]
 ) -> None:
-    """Redis is asked for every key at every moment. Keys that were pushed are left out from then on."""
+    """Redis is asked for every key at every moment.
+
+    Keys that were pushed for the online store alone are left out from then on; not those whose history has the row.
+    """
     url = f"unix://{client.connection_pool.connection_kwargs['path']}"  # type: ignore[union-attr]
     seen: dict[tuple[int, int], tuple[str, int | None]] = {}
     with TemporaryDirectory() as folder:
         world = World(Path(folder), url, client, LIMITED)
         world.write({key: [(1, 2, key)] for key in first})
         pushed: set[int] = set()
+        waits = False
         for n, (what, key, value, lag, run) in enumerate([("nothing", 0, 1, 0, True), *steps]):
             world.now = 10 * (n + 1)
             table = after(world.table, what, key, value, world.now - 1 - lag)
@@ -112,17 +118,26 @@ def test_it_is_what_redis_answered(
                 case "push":
                     world.push(key, (world.now - value, world.now - lag, 500 + value))
                     pushed.add(key)
+                case "collected":
+                    world.push(key, (world.now - value, world.now, 500 + value), accepted=world.now)
+                    waits = value % 2 == 0
                 case "forget":
                     client.delete("prod:tables|traffic|suspects")
                     client.hset("prod:tables", "traffic", "")
                     run = True
                 case "death":
+                    # As every run does first.
+                    collect(client, "prod", world.offline, LIMITED.table, [LIMITED])
                     _dies(world)
                     run = True
+            if not waits or run or what == "full":
+                collect(client, "prod", world.offline, LIMITED.table, [LIMITED])
+                waits = False
             if run or what == "full":
                 world.publish(full=what == "full")
             for at in range(world.now, world.now + 10):
                 seen.update({(key, at): said for key, said in _said(world, at).items() if key not in pushed})
+        collect(client, "prod", world.offline, LIMITED.table, [LIMITED])
         spine = _spine(list(seen))
         found, _ = as_served(spine, world.offline, [world.offline.history(LIMITED)])
         values = found[LIMITED.full_name("a")].to_pylist()

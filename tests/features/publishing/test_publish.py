@@ -109,10 +109,15 @@ class World:
     def publish(self, *, full: bool = False) -> Materialized:
         return publish(self.store, self.url, self.offline, self.offline.history(self.view), lambda: self.now, full=full)
 
-    def push(self, key: int, row: Row) -> None:
+    def push(self, key: int, row: Row, accepted: int | None = None) -> None:
+        """Pushes a row to the online store; to the history, too, if it says when the push was accepted."""
         k, n = key_of(key)
         event, known = np.array([row[0]], np.int64), np.array([row[1]], np.int64)
-        self.store.write(self.view, {"k": [k], "n": [n]}, event, known, features_of([row[2]]))
+        rows: Any = self.view, {"k": [k], "n": [n]}, event, known, features_of([row[2]])
+        if accepted is None:
+            self.store.write(*rows)
+        else:
+            self.store.push(*rows, accepted=accepted)
 
     def held(self) -> dict[int, Row]:
         keys = list(range(_KEYS))

@@ -86,7 +86,7 @@ def narrowed(document: dict[str, Any]) -> dict[str, Any]:
     push["push_source_name"] = {"enum": ["everything"]}
     features = {field.name: nullable(TYPES.get(field.dtype.name, WHOLE)) for field in EVERYTHING.fields}
     push["df"] = columns(flight=WHOLE, event_timestamp=TIME, **features)
-    push["to"] = {"enum": ["online"]}
+    push["to"] = {"enum": ["online", "offline", "online_and_offline"]}
     predict = schemas["PredictRequest"]["properties"]
     predict["model"] = {"enum": ["late", None]}
     predict["entities"] = columns(carrier=CARRIER)

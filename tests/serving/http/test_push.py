@@ -6,6 +6,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,14 +17,16 @@ from hypothesis import strategies as st
 
 from isthmus.features import clock
 from isthmus.features.clock import Row, Status, as_of
+from isthmus.features.online.pushes import stream, waiting
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Float32, Int64
 from isthmus.features.values.columns import Values, from_python
+from isthmus.features.values.entitykey import entity_key
 from isthmus.features.values.rows import RowCodec
 from isthmus.serving.limits import Limits
-from tests.serving.support import CONTRACT, EVERYTHING, HOUR, NOW, PUNCTUALITY, Server, serving, wait
+from tests.serving.support import CARRIER, CONTRACT, EVERYTHING, HOUR, NOW, PUNCTUALITY, Server, serving, wait
 
 AT = "2027-01-15T07:00:00Z"
 ROW: dict[str, list[Any]] = {"carrier": ["QQ"], "event_timestamp": [AT], "late_rate": [0.25], "flights": [3]}
@@ -242,8 +245,6 @@ def test_every_problem_is_named_at_once_and_nothing_is_written(server: Server) -
     [
         ({"push_source_name": "nothing"}, 404, "push_source_name", "punctuality"),
         ({"push_source_name": 1}, 422, "body", "push_source_name"),
-        ({"to": "offline"}, 422, "to", "online"),
-        ({"to": "online_and_offline"}, 422, "to", "no offline store"),
         ({"to": "elsewhere"}, 422, "body", "elsewhere"),
         ({"mode": "append"}, 422, "body", "mode"),
         ({"df": []}, 422, "body", "df"),
@@ -427,3 +428,31 @@ def test_a_push_has_no_more_rows_and_values_than_the_limits_say(tmp_path: Any, r
         for rows, status in ((2, 200), (3, 413), (4, 413)):
             df = {name: column * rows for name, column in {**ROW, "carrier": [carrier()]}.items()}
             assert push(server, df).status_code == status
+
+
+def test_a_push_is_on_its_way_to_the_history_unless_it_is_for_the_online_store_alone(
+    tmp_path: Path, redis_url: str
+) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(tmp_path, redis_url, limits=Limits(waiting_rows=3)) as small, connect(redis_url) as client:
+        wait(lambda: small.http.get("/readyz").status_code == 200, "the contract")
+        client.delete(stream("flights", "punctuality"))
+        name = carrier()
+        df = {**ROW, "carrier": [name, name], "event_timestamp": [AT, NOW], "late_rate": [0.5] * 2, "flights": [1, 2]}
+        assert push(small, df).json() == {"rows": 2, "written": 2}
+        assert push(small, {**ROW, "carrier": [name], "event_timestamp": [NOW - 1]}, to="online").json()["rows"] == 1
+        entries = waiting(client, "flights", "punctuality", 9)
+        assert [entry.accepted for entry in entries] == [NOW, NOW]
+        assert {entry.name for entry in entries} == {entity_key("flights", [(CARRIER, name)])}
+        block = RowCodec(PUNCTUALITY).decode([entry.row for entry in entries])
+        assert (block.event.tolist(), block.known.tolist()) == ([NOW - HOUR, NOW], [NOW, NOW])
+        other = carrier()
+        refused = push(small, {**df, "carrier": [other, other]})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert "2 pushed rows wait for it, and 2 more are too many" in refused.json()["found"]
+        assert "isthmus collect" in refused.json()["remedy"]
+        assert flights(small, other) == ["NOT_FOUND"], "all rows or none, and nowhere"
+        assert push(small, {**ROW, "carrier": [other]}, to="offline").json() == {"rows": 1, "written": 0}
+        assert flights(small, other) == ["NOT_FOUND"]
+        assert push(small, {**df, "carrier": [other, other]}, to="online").json() == {"rows": 2, "written": 2}
+        assert len(waiting(client, "flights", "punctuality", 9)) == 3

@@ -16,6 +16,7 @@ from redis.crc import key_slot
 from redis.retry import Retry
 
 from isthmus.features.errors import DependencyError
+from isthmus.features.online import pushes
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.redis.connection import connect
@@ -272,3 +273,29 @@ def test_no_cluster_at_all() -> None:
         await store.close()
 
     asyncio.run(check())
+
+
+def test_the_rows_for_the_history_are_in_one_stream(url: str) -> None:
+    view = CONTRACT.view("route")
+    names = [entity_key("flights", [(CARRIER, "UA"), (FLIGHT, flight)]) for flight in KEYS["flight"]]
+    values = {"flights": from_python(list(range(FLIGHTS)), Int32)}
+    rows = RowCodec(view).encode(np.full(FLIGHTS, NOW), np.full(FLIGHTS, NOW), values)
+
+    async def append() -> None:
+        store = Store(url, Limits())
+        try:
+            await store.append("flights", view, names, rows, NOW, FLIGHTS)
+            with pytest.raises(DependencyError, match="history of route: 300 pushed rows wait for it, and 1 more"):
+                await store.append("flights", view, names[:1], rows[:1], NOW, FLIGHTS)
+        finally:
+            await store.close()
+
+    asyncio.run(append())
+    with connect(url) as client:
+        entries = pushes.waiting(client, "flights", "route", 2 * FLIGHTS)
+        assert [(entry.name, entry.row, entry.accepted) for entry in entries] == [
+            (name, row, NOW) for name, row in zip(names, rows, strict=True)
+        ]
+        assert pushes.trim(client, "flights", "route", entries[-2].place) == FLIGHTS - 2
+        assert pushes.holds(client, "flights", "route", entries[-2].place)
+        assert pushes.waiting(client, "flights", "route", 9, entries[-2].place) == entries[-1:]

@@ -12,6 +12,7 @@ from isthmus.features.errors import DataError
 from isthmus.features.offline.commits import Day, digest
 from isthmus.features.offline.history import table_schema
 from isthmus.features.values.arrow import from_arrow, micros, null_elements
+from isthmus.features.values.columns import Mask
 from isthmus.features.values.rows import RowCodec
 
 
@@ -66,6 +67,49 @@ def cast(view: ViewContract, rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
+def joined(view: ViewContract, rows: pa.Table, pushed: pa.Table) -> tuple[pa.Table, int]:
+    """Rows and pushed rows, both as they are stored, as one; and how many of the rows a push has replaced.
+
+    Of several rows with the same key and times that with the greatest content hash stays, as the time rules say: the
+    order in which they came does not count. Of the same row twice, that which was not pushed stays.
+    """
+    if not len(pushed):
+        return rows, 0
+    both = pa.concat_tables([
+        rows.append_column("_pushed", pa.array(np.zeros(len(rows), bool))),
+        pushed.append_column("_pushed", pa.array(np.ones(len(pushed), bool))),
+    ])  # fmt: skip
+    day = pa.array(micros(both["event_timestamp"]) // DAY)
+    first = [("_day", "ascending"), *((name, "ascending") for name in _identity(view))]
+    order = [*first, ("content_hash", "descending"), ("_pushed", "ascending")]
+    both = both.append_column("_day", day).sort_by(order).drop_columns(["_day"])
+    both = both.filter(pa.array(np.append(True, ~repeated(view, both))))
+    left = len(both) - int(np.count_nonzero(both["_pushed"].to_numpy()))
+    return both.drop_columns(["_pushed"]).combine_chunks(), len(rows) - left
+
+
+def once(view: ViewContract, pushed: pa.Table) -> pa.Table:
+    """Pushed rows as they are stored, each key and times once."""
+    rows = canonical(view, pushed)
+    return joined(view, rows.slice(0, 0), rows)[0]
+
+
+def without(rows: pa.Table, stored: pa.Table) -> pa.Table:
+    """The rows that differ from all stored rows in a column of these."""
+    names = stored.column_names
+    numbered = rows.select(names).append_column("_n", pa.array(np.arange(len(rows))))
+    return rows.take(numbered.join(stored, names, join_type="left anti")["_n"].sort())
+
+
+def repeated(view: ViewContract, rows: pa.Table) -> Mask:
+    """Which of sorted rows, but the first, have the key and times of the row before: shape (n - 1,)."""
+    same: Mask = np.ones(max(0, len(rows) - 1), bool)
+    for name in _identity(view) if len(same) else ():
+        column = rows[name].combine_chunks()
+        same &= pc.equal(column[1:], column[:-1]).to_numpy(zero_copy_only=False)
+    return same
+
+
 @dataclass
 class Duplicates:
     """Counts rows with the key and times of another row. Both are on the same day, so in the same group of rows."""
@@ -76,16 +120,11 @@ class Duplicates:
 
     def add(self, rows: pa.Table) -> None:
         """Counts the duplicates of sorted rows."""
-        identity, same = rows.select(_identity(self.view)), None
-        for name in identity.column_names:
-            column = identity[name]
-            equal = pc.equal(column[1:], column[:-1]) if len(column) > 1 else pa.array([], pa.bool_())
-            same = equal if same is None else pc.and_(same, equal)
-        first = pc.index(same, True).as_py()
-        if first < 0:
+        same = np.flatnonzero(repeated(self.view, rows))
+        if not len(same):
             return
-        self.count += pc.sum(same).as_py()
-        row = identity.slice(first, 1).to_pydict().items()
+        self.count += len(same)
+        row = rows.select(_identity(self.view)).slice(int(same[0]), 1).to_pydict().items()
         self.first = self.first or ", ".join(f"{name}={value[0]}" for name, value in row)
 
     def refuse(self) -> None:

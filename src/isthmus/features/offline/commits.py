@@ -17,6 +17,7 @@ from isthmus.features.days import Days
 
 _CONTRACT, _FINGERPRINT, _ROWS = "isthmus.contract", "isthmus.fingerprint", "isthmus.rows"
 _DAYS, _UNTIL, _ORIGIN, _DONE = "isthmus.days", "isthmus.until", "isthmus.sources", "isthmus.done"
+_BUILT = "isthmus.built"
 _PACKED = np.dtype([("day", "<i4"), ("rows", "<i8"), ("digest", "V16")])
 
 
@@ -62,6 +63,7 @@ class Commit:
         done: ranges that were built from exactly that content.
         fingerprint: hash of all rows.
         written: time of the commit, in milliseconds since 1970 UTC.
+        built: the fingerprint that the last build has left, of a commit that only added pushed rows; else empty.
     """
 
     contract: str
@@ -72,12 +74,18 @@ class Commit:
     fingerprint: str = ""
     rows: int = 0
     written: int = 0
+    built: str = ""
 
     @classmethod
     def of(cls, contract: str, days: Mapping[int, Day], until: int, origin: Origin, done: Sequence[Days]) -> "Commit":
         """A commit of these days, with their fingerprint."""
         fingerprint = hashlib.sha256(_pack(days)).hexdigest()
         return cls(contract, days, until, origin, done, fingerprint, sum(day.rows for day in days.values()))
+
+    @property
+    def base(self) -> str:
+        """The fingerprint that the last build has left: pushes since then make nothing of it outdated."""
+        return self.built or self.fingerprint
 
     def metadata(self) -> dict[str, str]:
         """The custom metadata of the Delta commit."""
@@ -89,6 +97,7 @@ class Commit:
             _UNTIL: str(self.until),
             _ORIGIN: json.dumps({"schemas": self.origin.schemas, "content": self.origin.content}, sort_keys=True),
             _DONE: json.dumps([[days.first, days.end] for days in self.done]),
+            **({_BUILT: self.built} if self.built else {}),
         }
 
     @classmethod
@@ -112,6 +121,7 @@ class Commit:
                 fingerprint=text.get(_FINGERPRINT, ""),
                 rows=int(text.get(_ROWS, "0")),
                 written=int(text.get("timestamp", "0")),
+                built=text.get(_BUILT, ""),
             )
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"what its commit says of it is damaged: {error}") from error

@@ -1,6 +1,6 @@
 """Delta tables partitioned by day: their files, and how rows are read and written by day."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,8 +41,15 @@ def require_readable(table: DeltaTable) -> None:
         raise OSError(f"another tool has made it a table of reader version {needed}")
 
 
-def dataset(table: DeltaTable, place: str) -> "ds.Dataset":
-    """The rows of a table in the order of their days, without the partition column.
+def files_by_day(table: DeltaTable) -> dict[int, int]:
+    """Day to the number of its files, of a table that has days."""
+    adds = pa.table(table.get_add_actions(flatten=True))
+    days, counts = np.unique(adds[f"partition.{DAY_COLUMN.name}"].cast(pa.int32()).to_numpy(), return_counts=True)
+    return dict(zip(days.tolist(), counts.tolist(), strict=True))
+
+
+def dataset(table: DeltaTable, place: str, only: Collection[int] | None = None) -> "ds.Dataset":
+    """The rows of a table, or `only` of some days, in the order of their days, without the partition column.
 
     deltalake's own dataset turns all statistics of all files into expressions, which takes longer than reading a year.
     """
@@ -56,6 +63,8 @@ def dataset(table: DeltaTable, place: str) -> "ds.Dataset":
     # Tables of early versions of Isthmus have no days.
     days = adds[part].cast(pa.int32()).to_pylist() if part in adds.schema.names else [None] * len(adds)
     files = sorted(zip(adds["path"].to_pylist(), days, strict=True), key=lambda file: (file[1] or 0, file[0]))
+    if only is not None:
+        files = [(file, day) for file, day in files if day in only]
     filesystem = (
         fs.PyFileSystem(DeltaStorageHandler.from_table(table._table, table._storage_options))
         if "://" in place

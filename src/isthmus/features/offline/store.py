@@ -5,9 +5,10 @@ commit, so readers see the old rows or the new rows, and a killed writer leaves 
 hash of the view and a digest of the rows of each day, so unchanged days are not written again.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,32 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.days import DAY, Days, union
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem, first_line
-from isthmus.features.offline.canonical import Duplicates, ahead_of, by_day, canonical, cast, declared_schema
-from isthmus.features.offline.commits import Commit, Day, Origin
+from isthmus.features.offline.canonical import (
+    Duplicates,
+    ahead_of,
+    by_day,
+    canonical,
+    cast,
+    declared_schema,
+    joined,
+    once,
+    without,
+)
+from isthmus.features.offline.commits import Commit, Day, Origin, digest
 from isthmus.features.offline.history import ViewHistory, table_schema
 from isthmus.features.offline.partitions import (
     DAY_COLUMN,
     check_files,
     column_names,
     dataset,
+    files_by_day,
     on,
     reader,
     require_readable,
 )
+from isthmus.features.offline.pushes import FILES, PushLog
 from isthmus.features.offline.spool import Spool
-from isthmus.features.values.arrow import from_arrow
+from isthmus.features.values.arrow import from_arrow, micros
 from isthmus.features.values.rows import RowCodec
 
 _HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END")
@@ -45,6 +58,8 @@ class Written:
 
     Attributes:
         added: rows more than before.
+        pushed: of the rows, in the days that were built, those that only a push knew.
+        replaced: pushed rows that the build knows, too, by key and times, and computes with as great a content hash.
         version: of the Delta table.
         changed: whether the write had anything to do.
     """
@@ -53,6 +68,8 @@ class Written:
     added: int
     version: int
     changed: bool
+    pushed: int = 0
+    replaced: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,6 +83,7 @@ class Prepared(AbstractContextManager["Prepared"]):
         rows: the rows of the days that differ, as they will be stored.
         replaced: the days that differ, including those that lose all rows; None if all of the table is written.
         ahead: number of rows whose event or known time is still to come.
+        pushes: how many rows only a push knew, and how many pushed rows the build knows, too, see `Written`.
         spools: the temporary files, which close with it.
     """
 
@@ -76,6 +94,7 @@ class Prepared(AbstractContextManager["Prepared"]):
     rows: Spool
     replaced: Sequence[int] | None
     ahead: int = 0
+    pushes: tuple[int, int] = (0, 0)
     spools: ExitStack = field(default_factory=ExitStack, repr=False)
 
     def __exit__(self, *_: object) -> None:
@@ -89,6 +108,11 @@ class Prepared(AbstractContextManager["Prepared"]):
             return True
         # Equal rows of a source with new column types are a change: the next range is compared with these types.
         return before.origin.retyped(self.commit.origin)
+
+    @property
+    def base(self) -> str:
+        """The base of the table after the write, see `Commit`."""
+        return self.commit.base if self.changes or self.before is None else self.before.base
 
 
 class OfflineStore:
@@ -111,7 +135,7 @@ class OfflineStore:
         done: Sequence[Days] = (),
         now: int = 0,
     ) -> Prepared:
-        """Checks rows that are to become the history of a view; writes nothing.
+        """Checks rows that are to become the history of a view, together with those that were pushed; writes nothing.
 
         Args:
             view: the view.
@@ -144,9 +168,15 @@ class OfflineStore:
                 spool.add(cast(view, rows, declared_schema(view)))
                 rows = spool
             differing = spools.enter_context(Spool())
-            for part in rows.groups(within):
-                group = canonical(view, part)
-                duplicates.add(group)
+            pushes = PushLog(self.root, view.table)
+            pushed = replaced = 0
+            for part, known in _with_pushed(rows, pushes.days(), within):
+                computed = canonical(view, declared_schema(view).empty_table() if part is None else part)
+                duplicates.add(computed)
+                own = once(view, pushes.rows(view, known)) if known else computed.slice(0, 0)
+                group, outdone = joined(view, computed, own)
+                pushed += len(group) - len(computed) + outdone
+                replaced += len(own) - len(group) + len(computed) - outdone
                 ahead += ahead_of(group, now)
                 for day, (entry, day_rows) in by_day(view, group).items():
                     days[day] = entry
@@ -157,8 +187,10 @@ class OfflineStore:
             removed = [day for day in old if day not in days and (within is None or day in within)]
             days |= {day: entry for day, entry in old.items() if within is not None and day not in within}
             commit = Commit.of(view.hash, days, _until(before, within, now), *_origin(before, within, origin, done))
-            replaced = None if rewrite else sorted([*changed, *removed])
-            return Prepared(view, commit, before, table, differing, replaced, ahead, spools.pop_all())
+            rewritten = None if rewrite else sorted([*changed, *removed])
+            return Prepared(
+                view, commit, before, table, differing, rewritten, ahead, (pushed, replaced), spools.pop_all()
+            )
 
     def extendable(self, view: ViewContract) -> Commit | None:
         """The commit of a view's table, or None; a range of the days of that table can be replaced.
@@ -179,29 +211,73 @@ class OfflineStore:
         """
         view, commit, before, table = prepared.view, prepared.commit, prepared.before, prepared.table
         if not prepared.changes and table is not None:
-            return Written(commit.rows, 0, table.version(), changed=False)
+            return Written(commit.rows, 0, table.version(), False, *prepared.pushes)
+        # Without days, these are the same rows under another contract or with other types: only the metadata change.
+        self._write(table, view, prepared.rows, commit, prepared.replaced)
+        version = 0 if table is None else table.version()
+        added = commit.rows - (before.rows if before else 0)
+        return Written(commit.rows, added, version, True, *prepared.pushes)
+
+    def _write(
+        self, table: DeltaTable | None, view: ViewContract, rows: Spool, commit: Commit, days: Sequence[int] | None
+    ) -> None:
+        """The next commit of a table: rows in place of those of some days, or of all with None, or beside them."""
         where = self.path(view.table)
         options: dict[str, Any] = {
-            # Without retries: the metadata are wrong unless this is the next commit of `prepared.table`.
+            # Without retries: the metadata are wrong unless this is the next commit of the table.
             "commit_properties": CommitProperties(custom_metadata=commit.metadata(), max_commit_retries=0),
             # The file of a day is small: dictionaries would make it larger, and slower to read.
             "writer_properties": WriterProperties(default_column_properties=ColumnProperties(dictionary_enabled=False)),
         }
         with _writing(view.table, where, new=table is None):
-            rows = reader(view, prepared.rows)
+            batches = reader(view, rows)
             if table is None:
-                write_deltalake(where, rows, partition_by=[DAY_COLUMN.name], **options)
-            elif prepared.replaced is None:
+                write_deltalake(where, batches, partition_by=[DAY_COLUMN.name], **options)
+            elif days is None:
                 write_deltalake(
-                    table, rows, mode="overwrite", schema_mode="overwrite", partition_by=[DAY_COLUMN.name], **options
+                    table, batches, mode="overwrite", schema_mode="overwrite", partition_by=[DAY_COLUMN.name], **options
                 )
-            elif prepared.replaced:
-                write_deltalake(table, rows, mode="overwrite", predicate=on(prepared.replaced), **options)
+            elif days:
+                write_deltalake(table, batches, mode="overwrite", predicate=on(days), **options)
             else:
-                # The same rows under another contract or with other types: only the metadata change.
-                write_deltalake(table, rows, mode="append", **options)
-        version = 0 if table is None else table.version()
-        return Written(commit.rows, commit.rows - (before.rows if before else 0), version, changed=True)
+                write_deltalake(table, batches, mode="append", **options)
+
+    def extend(self, view: ViewContract, pushed: pa.Table) -> int:
+        """Adds pushed rows, as a transform returns them, to the table of a view; returns how many it has more.
+
+        It is one commit, after which the table has the rows that a build would have left which knew of them. A table
+        that is not there, or is of another contract, is left to its next build.
+
+        Raises:
+            DataError: another process has written to the table since, or it cannot be written. It is unchanged.
+        """
+        table = self._table(view.table)
+        before = self._commit(view.table, table) if table else None
+        if table is None or before is None or before.contract != view.hash or before.days is None:
+            return 0
+        path, identity = self.path(view.table), [field.name for field in table_schema(view) if not field.nullable]
+        days, parts, rewrite = dict(before.days), dict[int, pa.Table](), False
+        with Spool() as rows:
+            with self.reading(view.table):
+                files = files_by_day(table)
+                for day, (_, own) in by_day(view, once(view, pushed)).items():
+                    # Without their values: most of the time a few rows are added to many.
+                    stored = dataset(table, path, [day]).to_table(columns=identity).cast(own.select(identity).schema)
+                    group, outdone = joined(view, stored, own.select(identity))
+                    entry = Day(len(group), digest(group))
+                    if entry != days.get(day):
+                        # What is stored already, and what a stored row has outdone, is not added.
+                        lost = without(own.select(identity), group)
+                        days[day], parts[day] = entry, without(without(own, stored), lost)
+                        rewrite |= outdone > 0 or files.get(day, 0) >= FILES
+                for day, own in parts.items():
+                    whole = dataset(table, path, [day]).to_table().select(own.column_names) if rewrite else None
+                    rows.add(own if whole is None else joined(view, whole.cast(own.schema), own)[0])
+            if not parts:
+                return 0
+            commit = replace(Commit.of(view.hash, days, before.until, before.origin, before.done), built=before.base)
+            self._write(table, view, rows, commit, sorted(parts) if rewrite else [])
+        return commit.rows - before.rows
 
     def commit(self, view: ViewContract, version: int | None = None) -> Commit | None:
         """The commit of a view's table, under any contract; None if there is no table.
@@ -229,6 +305,10 @@ class OfflineStore:
     def fingerprint(self, view: ViewContract) -> str:
         """That of the history of a view, without the history: it loads no pandas. Errors: see `history`."""
         return self._built(view)[1].fingerprint
+
+    def base(self, view: ViewContract) -> str:
+        """The fingerprint that the last build of a view has left, see `Commit`. Errors: see `history`."""
+        return self._built(view)[1].base
 
     def history(self, view: ViewContract, version: int | None = None) -> ViewHistory:
         """The history of a view at a version of its table, by default the latest.
@@ -308,6 +388,18 @@ class OfflineStore:
             expected="commits of `isthmus build`",
             remedy="remove that folder and run `isthmus build`, which computes it again",
         )  # fmt: skip
+
+
+def _with_pushed(
+    rows: Spool, pushed: Sequence[int], within: Days | None
+) -> Iterator[tuple[pa.Table | None, list[int]]]:
+    """The groups of rows, each with the days up to its last one that have pushed rows; at the end the rest of these."""
+    left = deque(day for day in pushed if within is None or day in within)
+    for group in rows.groups(within):
+        last = int(micros(group["event_timestamp"])[-1] // DAY)
+        yield group, [left.popleft() for _ in range(sum(day <= last for day in left))]
+    if left:
+        yield None, list(left)
 
 
 def _require_extendable(view: ViewContract, before: Commit | None) -> None:

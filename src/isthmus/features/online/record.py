@@ -16,6 +16,9 @@ from isthmus.features.values.stamp import Stamp
 NEVER = -(1 << 63)
 """The horizon of a table without a known row."""
 
+WAITING = 1_000_000
+"""Pushed rows of a view that may wait for its history, unless the settings say otherwise."""
+
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
     """The record of a view.

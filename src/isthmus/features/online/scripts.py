@@ -1,8 +1,7 @@
 """The Lua scripts: Redis itself decides which rows replace what is stored, and which are removed.
 
 So batch, streaming and pushes may write at the same time, in any order, and end in the same state. Rows that come from
-anywhere but the offline table are called pushed. No history has them: one that lost to a row which the table takes back
-later is gone.
+anywhere but the offline table are called pushed. The history has those that were appended to its stream (`pushes`).
 """
 
 import struct

@@ -16,8 +16,8 @@ import redis
 from redis.lock import Lock
 
 from isthmus.features.contract.contract import Contract, ViewContract
+from isthmus.features.online import pushes, scripts
 from isthmus.features.online import record as records
-from isthmus.features.online import scripts
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.online.record import Published
 from isthmus.features.redis.pipeline import Client, ask, run
@@ -103,6 +103,30 @@ class OnlineStore:
         except StopIteration as end:
             changed, written, _ = end.value
         return WriteCounts(len(event), changed, written)
+
+    def push(  # noqa: PLR0913 - as `write`, and when
+        self,
+        view: ViewContract,
+        keys: Mapping[str, Sequence[KeyValue]],
+        event: Ints,
+        known: Ints,
+        columns: Mapping[str, Values],
+        *,
+        accepted: int,
+        waiting: int = records.WAITING,
+    ) -> WriteCounts:
+        """Writes rows that the history of the view gets, too, by the next collection.
+
+        `accepted` is the present, in microseconds, and `waiting` how many rows may wait for the history.
+
+        Raises:
+            DependencyError: more would wait. Nothing was written.
+        """
+        names = entity_keys(self.contract.project, view.keys, keys)
+        arguments = pushes.appended(names, RowCodec(view).encode(event, known, columns), accepted, waiting)
+        counts = run(self.client, pushes.APPEND, arguments, [([pushes.stream(self.contract.project, view.table)], [])])
+        pushes.require_room(view.table, counts, len(names))
+        return self.write(view, keys, event, known, columns)
 
     def _suspect(self, view: ViewContract, names: Sequence[bytes], known: Ints) -> None:
         """Notes keys whose rows do not come from the offline table."""

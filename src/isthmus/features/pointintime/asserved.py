@@ -2,7 +2,7 @@
 
 A row that became readable online at time r was served from r until the next row of its key became readable, or until
 the key was removed. The point-in-time join over those moments, instead of the known times, yields a training set with
-the lag of serving. It has no pushed rows.
+the lag of serving. Pushed rows that are in the history were readable from when they were accepted.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,12 +18,15 @@ from isthmus.features.errors import DataError
 from isthmus.features.offline.history import ViewHistory, status_column, table_schema
 from isthmus.features.offline.latest import LatestRows, matches
 from isthmus.features.offline.log import MaterializationLog
+from isthmus.features.offline.pushes import ACCEPTED, PushLog
 from isthmus.features.offline.scan import in_lots
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import BATCH, PASS, Join
+from isthmus.features.pointintime.pushes import ServedPushes
 from isthmus.features.pointintime.validity import by_ttl
 from isthmus.features.types import Bool, UnixTimestamp
 from isthmus.features.values.arrow import ARROW, from_arrow
+from isthmus.features.values.columns import Ints
 from isthmus.features.verdict import compare
 
 _EVENT, _PRESENT = Column("_event", UnixTimestamp), Column("_present", Bool)
@@ -53,11 +56,12 @@ class ServedJoin:
     """The join of a spine to what serving answered at each row's moment, compared with the ideal join.
 
     It streams like `Join`, and takes its arguments, but all readable rows are in memory: a row for each change of a
-    key. The argument `until` maps views to the last moment of the log to replay; by default, all of it is replayed.
+    key. The argument `until` is that of an earlier join, to replay no more than it did; by default, all is replayed.
 
     Attributes:
         schema: the columns of the result, those of `Join`.
-        until: view to the moment at which the last replayed rows became readable.
+        until: view to the moment at which the last rows of a run became readable, and `VIEW|pushed` to the version of
+            the log of pushes, if the view has one.
 
     Raises:
         DataError: a view was never materialized under its contract, or a version that was is gone.
@@ -81,7 +85,12 @@ class ServedJoin:
         for history in histories:
             view = history.view
             wanted = [c for c in view.fields if features is None or c.name in features[view.name]]
-            past, self.until[view.name] = _readable(offline, view, None if until is None else until[view.name])
+            log, pushes = PushLog(offline.root, view.table), f"{view.name}|pushed"
+            version = log.version() if until is None else until.get(pushes)
+            pushed = ServedPushes(view, log.rows(view, version=version)) if version is not None else None
+            past, self.until[view.name] = _readable(offline, view, None if until is None else until[view.name], pushed)
+            if version is not None:
+                self.until[pushes] = version
             ideal = replace(history, view=replace(view, fields=(*wanted, _IDEAL)))
             joins = [Join(spine, [side], status=False, threads=threads, reading=offline.reading)
                      for side in (past, ideal)]  # fmt: skip
@@ -111,7 +120,9 @@ class ServedJoin:
         return {view.name: comparison.differences() for view, _, _, comparison in self._views}
 
 
-def _readable(offline: OfflineStore, view: ViewContract, until: int | None) -> tuple[ViewHistory, int]:
+def _readable(
+    offline: OfflineStore, view: ViewContract, until: int | None, pushed: ServedPushes | None
+) -> tuple[ViewHistory, int]:
     """A history whose times are the moments at which its rows became readable, and the last of those moments."""
     entries = [entry for entry in MaterializationLog(offline.root).of(view) if until is None or entry.readable <= until]
     if not entries:
@@ -121,8 +132,8 @@ def _readable(offline: OfflineStore, view: ViewContract, until: int | None) -> t
         )  # fmt: skip
     parts: list[pa.Table] = []
     before: LatestRows | None = None
-    readable = -(1 << 63)
-    for entry in entries:
+    readable = until_now = -(1 << 63)
+    for n, entry in enumerate(entries):
         history = offline.history(view, entry.version)
         if history.fingerprint != entry.fingerprint:
             raise DataError(
@@ -133,24 +144,62 @@ def _readable(offline: OfflineStore, view: ViewContract, until: int | None) -> t
             state = LatestRows.of(history, entry.at)
             # Under a clock that stands still, successive runs still became readable one after the other.
             readable = max(entry.readable, readable + 1)
-            parts += _changes(view, before, state, readable)
+            stays = again = None
+            until_now = max(until_now, state.horizon)
+            if pushed is not None:
+                if n == 0:
+                    pushed.skip(readable)
+                parts += _pushed(view, pushed, readable - 1)
+                stays, again = (pushed.keys.filter(pa.array(keys)) for keys in pushed.decide(state, until_now))
+            parts += _changes(view, before, state, readable, stays, again)
         before = state
+    if pushed is not None:
+        parts += _pushed(view, pushed, (1 << 63) - 1)
     return ViewHistory(_past(view), pa.concat_tables(parts), entries[-1].version), entries[-1].readable
 
 
-def _changes(view: ViewContract, before: LatestRows | None, state: LatestRows, readable: int) -> list[pa.Table]:
-    """The rows that a run made readable, and an empty row for each key that it removed."""
-    fresh, removed = np.arange(len(state.content)), state.keys.slice(0, 0)
+def _changes(
+    view: ViewContract,
+    before: LatestRows | None,
+    state: LatestRows,
+    readable: int,
+    stays: pa.Table | None,
+    loses: pa.Table | None,
+) -> list[pa.Table]:
+    """The rows that a run made readable, and an empty row for each key that it removed.
+
+    Of keys whose pushed row `stays` it changed nothing; those that `loses` hold got the row of the run, or none.
+    """
+    fresh, removed = np.ones(len(state.content), bool), state.keys.slice(0, 0)
     if before is not None:
         old = matches(before.keys, state.keys)
-        fresh = np.flatnonzero(~before.same(old, state))
+        fresh = ~before.same(old, state)
         removed = before.keys.filter(pa.array(~np.isin(np.arange(len(before.content)), old)))
-    return [*(_past_rows(view, readable, rows) for rows in state.rows(fresh)), _past_rows(view, readable, removed)]
+    if loses is not None and len(loses):
+        places = matches(state.keys, loses.cast(state.keys.schema))
+        fresh[places[places >= 0]] = True
+        gone = loses.cast(state.keys.schema).filter(pa.array(places < 0))
+        removed = pa.concat_tables([removed, gone.filter(pa.array(matches(removed, gone) < 0))])
+    if stays is not None and len(stays):
+        fresh &= matches(stays.cast(state.keys.schema), state.keys) < 0
+        removed = removed.filter(pa.array(matches(stays.cast(state.keys.schema), removed) < 0))
+    rows = state.rows(np.flatnonzero(fresh))
+    return [*(_past_rows(view, readable, part) for part in rows), _past_rows(view, readable, removed)]
 
 
-def _past_rows(view: ViewContract, readable: int, rows: pa.Table) -> pa.Table:
+def _pushed(view: ViewContract, pushed: ServedPushes, moment: int) -> list[pa.Table]:
+    """The rows that pushes made readable up to a moment."""
+    places = pushed.until(moment)
+    if not len(places):
+        return []
+    rows = pushed.rows.take(pa.array(places))
+    accepted = rows[ACCEPTED.name].to_numpy()
+    return [_past_rows(view, accepted, rows)]
+
+
+def _past_rows(view: ViewContract, readable: int | Ints, rows: pa.Table) -> pa.Table:
     """Rows, or keys of removed rows, in the form of the history of readable rows: nulls where there is no value."""
-    moment = pa.array(np.full(len(rows), readable)).cast(_TIME)
+    moment = pa.array(np.broadcast_to(np.asarray(readable, np.int64), len(rows))).cast(_TIME)
     columns = {"content_hash": np.zeros(len(rows), np.int64)} | dict(zip(rows.column_names, rows.columns, strict=True))
     if "event_timestamp" in columns:
         columns |= {_EVENT.name: columns["event_timestamp"], _PRESENT.name: np.ones(len(rows), bool)}

@@ -1,1 +1,1 @@
-"""The API of a project: started from its settings, and its keys."""
+"""The API of a project: started from its settings, its keys, and what was pushed to it."""

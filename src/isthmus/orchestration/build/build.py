@@ -42,7 +42,7 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
     selected = [project.definitions.views[name] for name in view_names(project, views)]
     store, now = OfflineStore(project.offline), project.now()
     contents = _contents(project, selected)
-    with ExitStack() as stack:
+    with project.locked("tables"), ExitStack() as stack:
         # Everything is computed and checked before the first table changes: a bad view leaves all of them as they were.
         prepared: dict[str, Prepared] = {}
         findings: list[Finding] = []
@@ -53,12 +53,12 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
                 with _spooled(run.compute()) as rows:
                     ready = stack.enter_context(store.prepare(run.compiled, rows, origin=run.origin, now=now))
                     findings += gate.findings(project, view.name, pa.concat_tables(rows.groups()))
-                _report_future_rows(ready, progress, n / len(selected))
+                _report(ready, progress, n / len(selected))
                 prepared[view.name] = ready
         gate.require(findings)
         built = {name: store.write(ready) for name, ready in prepared.items()}
         for name, ready in prepared.items():
-            record = _BuildRecord(ready.view.hash, ready.commit.fingerprint, ready.commit.origin.content)
+            record = _BuildRecord(ready.view.hash, ready.base, ready.commit.origin.content)
             write_atomically(_record_file(project, name), msgspec.json.encode(record))
     progress("all tables are written", 1.0)
     return built
@@ -78,7 +78,7 @@ def outdated_views(project: Project, views: Sequence[str] | None = None) -> list
         except (OSError, msgspec.MsgspecError):
             record = None
         content = _content(view, _contents(project, [view]))
-        current = commit and content and _BuildRecord(contract.views[name].hash, commit.fingerprint, content)
+        current = commit and content and _BuildRecord(contract.views[name].hash, commit.base, content)
         if not current or record != current:
             outdated.append(name)
     return outdated
@@ -163,7 +163,7 @@ class _Run:
         left = [part for rest in within.without(done) for part in rest.steps(step)]
         days, total = 0, sum(map(len, left))
         unchanged: list[Days] = []
-        written, changed = None, False
+        written, changed, pushed, replaced = None, False, 0, 0
         # A view that reads all of its sources reads them once, for all steps.
         passes = [left] if left and self.view.lookback is None else [[part] for part in left]
         for turn, parts in enumerate(passes):
@@ -176,20 +176,24 @@ class _Run:
                     groups = list(rows.groups(part))
                     table = pa.concat_tables(groups) if groups else None
                     gate.require(gate.findings(self.project, self.view.name, table, part=True), part)
-                    with self.store.prepare(
-                        self.compiled, rows, part, origin=self.origin, done=unchanged, now=self.now
-                    ) as ready:
-                        _report_future_rows(ready, progress, days / total)
+                    with (
+                        self.project.locked("tables"),
+                        self.store.prepare(
+                            self.compiled, rows, part, origin=self.origin, done=unchanged, now=self.now
+                        ) as ready,
+                    ):
+                        _report(ready, progress, days / total)
                         written = self.store.write(ready)
                     # A step that changes nothing has no commit: the next commit records that it is done.
                     unchanged = [] if written.changed else [*unchanged, part]
                     changed |= written.changed
+                    pushed, replaced = pushed + written.pushed, replaced + written.replaced
                     days += len(part)
                     progress(f"{self.view.name}, {part}: {written.rows} rows in all", days / total)
         rows_before = before.rows if before else 0
         if written is None:
             return Written(rows_before, 0, self.store.history(self.compiled).version, changed=False)
-        return Written(written.rows, written.rows - rows_before, written.version, changed=changed)
+        return Written(written.rows, written.rows - rows_before, written.version, changed, pushed, replaced)
 
     def compute(self, days: Days | None = None) -> Iterator[pa.Table]:
         """The rows of all days or a range. A column that the engine misses is named with its source."""
@@ -261,7 +265,10 @@ def _spooled(tables: Iterable[pa.Table]) -> Iterator[Spool]:
         yield rows
 
 
-def _report_future_rows(ready: Prepared, progress: Progress, done: float) -> None:
+def _report(ready: Prepared, progress: Progress, done: float) -> None:
+    if any(ready.pushes):
+        only, replaced = ready.pushes
+        progress(f"{ready.view.name} keeps {only} rows that only a push knew, and replaces {replaced} others", done)
     if ready.ahead:
         progress(f"{ready.view.name} has {ready.ahead} rows of the future, which answer from their time on", done)
 

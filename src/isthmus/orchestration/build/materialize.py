@@ -15,6 +15,7 @@ from isthmus.features.online.store import OnlineStore, WriteCounts
 from isthmus.features.progress import Progress, silent
 from isthmus.features.publishing.publish import Materialized, Send, publish, require_same
 from isthmus.features.redis.connection import answering, connect
+from isthmus.orchestration.api.collect import collect
 from isthmus.orchestration.apply.retirement import forget
 from isthmus.orchestration.apply.switch import switch
 from isthmus.orchestration.frames import view_names
@@ -29,6 +30,8 @@ def materialize(
 ) -> dict[str, Materialized]:
     """Writes the current row of each key, and removes keys that are gone; rows that Redis holds already stay.
 
+    What was pushed is brought into the tables first.
+
     `full` compares every row with Redis, replaces those that differ and removes those that the view lacks, also where
     they claim to be newer.
 
@@ -36,6 +39,8 @@ def materialize(
         GateFailed: a table breaks an expectation of its view; nothing was written.
     """
     contract = project.applied()
+    # What was pushed and no history knows of would be replaced by rows that became known later.
+    collect(project, progress=lambda text, _: progress(text, 0.0))
     names = view_names(project, views)
     offline = OfflineStore(project.offline)
     # Every table is opened before the first row is written.

@@ -78,6 +78,25 @@ def materialize(
 
 
 @verbs.command()
+def collect(
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Again and again, every `[stores] history_seconds`, until it is ended.")
+    ] = False,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring the rows that were pushed to the API into the offline tables."""
+    from isthmus.orchestration.api import collect as run
+
+    opened = open_project(project)
+    if follow:
+        run.follow(opened, say)
+    with progress() as bar:
+        collected = run.collect(opened, progress=bar)
+    present({name: asdict(counts) for name, counts in collected.items()}, as_json=as_json)
+
+
+@verbs.command()
 def snapshot(
     service: Annotated[
         str | None, typer.Argument(help="A feature service with `device`; by default the only one.")

@@ -76,7 +76,7 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
             contract,
             serving_profile(project, package),
             project.deployment_file,
-            tables={view: store.fingerprint(contract.view(view)) for view in views},
+            tables={view: store.base(contract.view(view)) for view in views},
             at=clock.now(),
             public_key=project.public_key,
             share=share,

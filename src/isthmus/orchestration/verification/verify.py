@@ -20,6 +20,7 @@ from isthmus.features.package.signature import require_signature
 from isthmus.features.progress import Progress, silent
 from isthmus.features.redis.connection import answering, connect
 from isthmus.features.verdict import FeatureVerdict, Verdict, flat, merged
+from isthmus.orchestration.api.collect import collect
 from isthmus.orchestration.artifacts import Artifacts, page_file, serving_profile, verdict_file
 from isthmus.orchestration.models.models import parity
 from isthmus.orchestration.project import Project
@@ -72,6 +73,7 @@ def verify(
     declared = project.distillation(name) if name or project.definitions.distillations else None
     contract = project.applied()
     offline = OfflineStore(project.offline)
+    collect(project, progress=lambda text, _: progress(text, 0.0))
     histories = [offline.history(view) for view in contract.views.values()]
     at = project.now()
     exported = Artifacts(project, declared).exported(contract) if declared else None
@@ -158,7 +160,7 @@ class _Verification:
             skipped = {"the package": no_package} | skipped
         skipped = {**skipped, **({"the snapshot": snapshot.skipped} if snapshot.skipped else {})}
         parts = self._package(histories, device)
-        tables = {history.view.name: history.fingerprint for history in histories}
+        tables = {history.view.name: history.commit.base for history in histories}
         model = merged(list(parts.files.values())) if self.package else None
         return Verdict(
             self.contract.hash, self.online.at, {**views, **snapshot.views, **computed}, tables, ahead,

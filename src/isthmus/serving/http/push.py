@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import orjson
 
 from isthmus.features.contract.contract import ViewContract
-from isthmus.features.errors import RequestError
 from isthmus.serving.limits import Limits
 from isthmus.serving.lookup.push import FEAST, PUSH, Form, PushedView, Raws
 from isthmus.serving.redis.store import Store
@@ -24,17 +23,24 @@ async def push(request: PushRequest | WriteRequest, state: State, store: Store, 
 
     While definitions change, the rows have the columns of the current contract or of the next one, and reach the rows
     of both, as well as those of contracts that are still kept.
+
+    Unless they are for the online store alone, they are on their way to the history before they are written: what is
+    served without being in the history is less than what the history has and nobody serves yet.
     """
     name, form = view_of(request)
     declared, kept = state.pushed(name, form)
-    if isinstance(request, PushRequest) and request.to != "online":
-        raise RequestError(
-            "to", f"{request.to!r}, and the server has no offline store", expected="online",
-            remedy="let a source of the view hold the rows, and run `isthmus build`",
-        )  # fmt: skip
+    to = request.to if isinstance(request, PushRequest) else "online"
     large = sum(len(memoryview(raw)) for raw in request.df.values()) > BYTES
     packed = await offload(large, _packed, declared, kept, request.df, limits, now)
-    written = [await store.write(state.contract.project, view, names, rows) for view, names, rows in packed]
+    project = state.contract.project
+    if to != "online":
+        # Once for each table: first the definition that has all columns of the rows.
+        tables = {view.table: (view, names, rows) for view, names, rows in reversed(packed)}
+        for view, names, rows in tables.values():
+            await store.append(project, view, names, rows, now, limits.waiting_rows)
+    if to == "offline":
+        return orjson.dumps({"rows": len(packed[0][2]), "written": 0})
+    written = [await store.write(project, view, names, rows) for view, names, rows in packed]
     return orjson.dumps({"rows": len(packed[0][2]), "written": written[0]})
 
 

@@ -10,14 +10,15 @@ import redis
 
 from isthmus.features.clock import Status
 from isthmus.features.contract.contract import Contract, ViewContract
-from isthmus.features.online import record
+from isthmus.features.online import pushes, record
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
+from isthmus.features.online.pushes import APPEND
 from isthmus.features.online.record import NEVER, Published
 from isthmus.features.online.scripts import ANNOUNCE, WRITE, PushStep, announced, push_steps, suspects
 from isthmus.features.redis.address import Address
 from isthmus.features.redis.connection import answering
 from isthmus.features.redis.refusal import of_another_type
-from isthmus.features.redis.routing import Command, total
+from isthmus.features.redis.routing import Command, Piece, total
 from isthmus.features.values.rows import known_of
 from isthmus.serving import log
 from isthmus.serving.limits import Limits
@@ -117,6 +118,19 @@ class Store:
             except StopIteration as end:
                 _, written, _ = end.value
         return int(written)
+
+    async def append(
+        self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes], accepted: int, limit: int
+    ) -> None:
+        """Appends pushed rows to the stream for the history of a view, all or none.
+
+        Raises:
+            DependencyError: more than `limit` would wait there, or Redis does not answer.
+        """
+        piece: Piece = ([pushes.stream(project, view.table)], [])
+        async with self._bounded():
+            replies = await self._redis.run(APPEND, pushes.appended(names, rows, accepted, limit), piece)
+        pushes.require_room(view.table, total(replies), len(rows))
 
     async def rows(self, project: str, views: Collection[ViewContract], now: int) -> dict[str, ViewRows]:
         """What there is of each view, by a present time in microseconds."""

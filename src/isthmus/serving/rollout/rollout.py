@@ -93,7 +93,8 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
         contract: the contract in use.
         profile: precision and threads.
         file: where the deployment is written, all at once.
-        tables: view to the fingerprint of its offline table now; the verdict must be about these.
+        tables: view to the fingerprint that the last build of its offline table has left; the verdict must be about
+            these.
         at: the present time in microseconds since 1970 UTC.
         public_key: whose owner must have signed the package, as PEM.
         share: of requests that it answers as a candidate beside what is in force; 0 for a shadow, whose answers are

@@ -101,8 +101,11 @@ class PushRequest(Struct, forbid_unknown_fields=True):
     allow_registry_cache: _Cached = True
     to: Annotated[
         Literal["online", "offline", "online_and_offline"],
-        Meta(description="Only `online` is accepted: the server has no offline store."),
-    ] = "online"
+        Meta(
+            description="Where the rows go: to the online store, to the history of the view within its declared "
+            "interval, or to both."
+        ),
+    ] = "online_and_offline"
     transform_on_write: _Transformed = True
 
 

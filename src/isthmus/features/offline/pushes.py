@@ -1,0 +1,176 @@
+"""The pushed rows of an offline table: a Delta table beside it, with every row of every push.
+
+The table of the view has these rows, too. What a build computes replaces that table, day by day; from here it gets back
+what only a push knew.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from isthmus.features.contract.contract import ViewContract
+from isthmus.features.days import DAY
+from isthmus.features.errors import DataError, first_line
+from isthmus.features.offline.canonical import declared_schema, without
+from isthmus.features.offline.partitions import DAY_COLUMN, check_files, dataset, files_by_day, on
+from isthmus.features.values.arrow import micros
+from isthmus.features.values.columns import Ints
+
+FOLDER = "_pushed"
+"""No view has this name: a declared name begins with a letter."""
+FILES = 16
+"""Files that a day may have before it is written anew, as one."""
+
+APPLICATION = "isthmus.pushed"
+ACCEPTED, CONTRACT = (
+    pa.field("_accepted", pa.int64(), nullable=False),
+    pa.field("_contract", pa.string(), nullable=False),
+)
+"""When a push was accepted, in microseconds, and the hash of the view's contract. No feature has such a name."""
+
+
+class PushLog:
+    """The pushed rows of the table of this name, in an offline store at `root`."""
+
+    def __init__(self, root: str | Path, table: str) -> None:
+        self.table = table
+        self.path = f"{str(root).rstrip('/')}/{FOLDER}/{table}"
+
+    def days(self) -> list[int]:
+        """The days that have pushed rows, in order."""
+        with self._reading():
+            table = self._open()
+            return [] if table is None else sorted(files_by_day(table))
+
+    def version(self) -> int | None:
+        """The version of the log; None if nothing was pushed."""
+        with self._reading():
+            table = self._open()
+            return None if table is None else table.version()
+
+    def rows(self, view: ViewContract, days: Sequence[int] | None = None, version: int | None = None) -> pa.Table:
+        """The pushed rows of days, by default of all, as `formed`; of a version of the log, by default the latest."""
+        with self._reading():
+            table = self._open(version)
+            rows = None if table is None else self._read(table, days)
+        return declared_schema(view).append(ACCEPTED).empty_table() if rows is None else self.formed(view, rows)
+
+    def formed(self, view: ViewContract, rows: pa.Table) -> pa.Table:
+        """Rows of the log as a transform of the view returns them, with when they were accepted.
+
+        Columns that they lack are null, as they are where a push meets a definition that knows more. Rows that were
+        pushed to a definition with other keys are left out.
+        """
+        schema = declared_schema(view).append(ACCEPTED)
+        for key in view.keys:
+            rows = rows.filter(pc.is_valid(rows[key.name])) if key.name in rows.column_names else rows.slice(0, 0)
+        names, none = set(rows.column_names), len(rows)
+        columns = [rows[field.name] if field.name in names else pa.nulls(none, field.type) for field in schema]
+        try:
+            return pa.table(columns, schema.names).cast(schema)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise DataError(
+                f"pushed rows of {self.table}", f"do not fit the types of the view ({first_line(error)})",
+                remedy=f"declare the view with version={view.version + 1}, which begins a table of its own",
+            ) from error  # fmt: skip
+
+    def last(self) -> int:
+        """The place in the stream of the last entry that is here; -1 if there is none."""
+        with self._reading():
+            table = self._open()
+            return -1 if table is None else _last(table)
+
+    def append(self, rows: pa.Table, places: Ints, *, intact: bool) -> int:
+        """Adds rows, in the form of their table with `_accepted` and `_contract`; returns how many are new.
+
+        `places`, shape (n,) int64, are those of the rows in the stream, in order. They rise, and what has come before
+        is left out by them. If the stream is not `intact`, since Redis came back with an older state, places may have
+        been given again: rows that seem to be here are then looked up by what they say.
+
+        Raises:
+            DataError: the table cannot be read or written, or another run has written to it meanwhile.
+        """
+        with self._reading():
+            table = self._open()
+            last = -1 if table is None else _last(table)
+            seen = np.flatnonzero(places <= last)
+            if intact:
+                rows = rows.take(pa.array(np.flatnonzero(places > last)))
+            elif len(seen):
+                assert table is not None  # noqa: S101 - it has a last place
+                again, later = rows.take(pa.array(seen)), rows.take(pa.array(np.flatnonzero(places > last)))
+                names = [field.name for field in rows.schema if not field.nullable]
+                rest = without(again, self._read(table, _days(again)).select(names).cast(again.select(names).schema))
+                rows = pa.concat_tables([rest, later])
+        if not len(rows):
+            return 0
+        day = pa.array((micros(rows["event_timestamp"]) // DAY).astype(np.int32)).cast(DAY_COLUMN.type)
+        self._write(table, rows.append_column(DAY_COLUMN, day), max(last, int(places[-1])))
+        return len(rows)
+
+    def _write(self, table: DeltaTable | None, rows: pa.Table, last: int) -> None:
+        properties = CommitProperties(app_transactions=[Transaction(APPLICATION, last)], max_commit_retries=0)
+        options: dict[str, Any] = {"schema_mode": "merge", "commit_properties": properties}
+        try:
+            if table is None:
+                write_deltalake(self.path, rows, partition_by=[DAY_COLUMN.name], mode="append", **options)
+                return
+            files = files_by_day(table)
+            full = [day for day in _days(rows) if files.get(day, 0) >= FILES]
+            if full:
+                # In one commit with the new rows: the transaction counts for both.
+                days = _days(rows)
+                before = self._read(table, days)
+                stored = pa.array((micros(before["event_timestamp"]) // DAY).astype(np.int32)).cast(DAY_COLUMN.type)
+                rows = pa.concat_tables([before.append_column(DAY_COLUMN, stored), rows], promote_options="default")
+                write_deltalake(table, rows, mode="overwrite", predicate=on(days), **options)
+            else:
+                write_deltalake(table, rows, mode="append", **options)
+        except (DeltaError, OSError, pa.ArrowException, ValueError, RuntimeError) as error:
+            where = f"pushed rows of {self.table}"
+            if isinstance(error, CommitFailedError) or (table is None and DeltaTable.is_deltatable(self.path)):
+                raise DataError(where, "another process wrote to them at the same moment",
+                                remedy="nothing is lost: run `isthmus collect` again") from error  # fmt: skip
+            raise DataError(
+                where, f"{self.path} cannot be written ({first_line(error)})",
+                remedy="its rows are as they were, and new ones wait in Redis: mend that, then run `isthmus collect`",
+            ) from error  # fmt: skip
+
+    def _open(self, version: int | None = None) -> DeltaTable | None:
+        try:
+            table = DeltaTable(self.path, version=version)
+        except TableNotFoundError:
+            return None
+        if "://" not in self.path:
+            check_files(table, Path(self.path))
+        return table
+
+    def _read(self, table: DeltaTable, within: Sequence[int] | None) -> pa.Table:
+        return dataset(table, self.path, None if within is None else set(within)).to_table()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (DeltaError, OSError, pa.ArrowException, ValueError) as error:
+            raise DataError(
+                f"pushed rows of {self.table}", f"{self.path} cannot be read ({first_line(error)})",
+                remedy="it is damaged: restore that folder; without it, builds forget what only a push knew",
+            ) from error  # fmt: skip
+
+
+def _last(table: DeltaTable) -> int:
+    version: int | None = table.transaction_version(APPLICATION)
+    return -1 if version is None else version
+
+
+def _days(rows: pa.Table) -> list[int]:
+    days: list[int] = np.unique(micros(rows["event_timestamp"]) // DAY).tolist()
+    return days

@@ -1,0 +1,72 @@
+"""Pushed rows beside the runs of a replay: what Redis's scripts decided, from the log of pushes."""
+
+import numpy as np
+import pyarrow as pa
+
+from isthmus.features.contract.contract import ViewContract
+from isthmus.features.offline.latest import LatestRows, matches
+from isthmus.features.offline.pushes import ACCEPTED
+from isthmus.features.values.arrow import from_arrow, micros
+from isthmus.features.values.columns import Mask
+from isthmus.features.values.rows import RowCodec
+
+Order = tuple[int, int, int]
+"""Event time, known time and content hash of a row: of two, the greater is the newer."""
+
+
+class ServedPushes:
+    """The pushed rows of a view, each served from when it was accepted if it was newer than what was there.
+
+    A run then decides about all that was known by its horizon. Pushed rows that became known later stay if they are
+    newer than its own.
+
+    Attributes:
+        keys: the m keys that have pushed rows.
+    """
+
+    def __init__(self, view: ViewContract, pushed: pa.Table) -> None:
+        """`pushed`: as `PushLog.formed`."""
+        self.rows = pushed.sort_by(ACCEPTED.name)
+        names = [column.name for column in view.keys]
+        self.keys = self.rows.select(names).group_by(names).aggregate([]).combine_chunks()
+        self._key = matches(self.keys, self.rows.select(names))
+        values = {column.name: from_arrow(self.rows[column.name], column.dtype) for column in view.fields}
+        content = RowCodec(view).content(values, len(self.rows))
+        times = (micros(self.rows[name]) for name in ("event_timestamp", "known_at"))
+        self._order: list[Order] = list(zip(*(column.tolist() for column in (*times, content)), strict=True))
+        self._accepted = self.rows[ACCEPTED.name].to_numpy()
+        self._next = 0
+        self._served: list[Order | None] = [None] * len(self.keys)
+        self._ahead = np.zeros(len(self.keys), bool)
+        """Keys whose served row is a pushed one that no run has decided about."""
+
+    def skip(self, moment: int) -> None:
+        """Leaves out what was accepted until a moment."""
+        self._next = int(np.searchsorted(self._accepted, moment, "right"))
+
+    def until(self, moment: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+        """The rows, as places, that pushes made readable up to a moment, of those that are left; in their order."""
+        end = int(np.searchsorted(self._accepted, moment, "right"))
+        readable: dict[tuple[int, int], int] = {}
+        for place in range(self._next, end):
+            key, order = int(self._key[place]), self._order[place]
+            served = self._served[key]
+            if served is None or order > served:
+                self._served[key], self._ahead[key] = order, True
+                # Of rows that were accepted at the same moment the newest counts.
+                readable[key, int(self._accepted[place])] = place
+        self._next = max(self._next, end)
+        return np.array(list(readable.values()), np.int64)
+
+    def decide(self, state: LatestRows, horizon: int) -> tuple[Mask, Mask]:
+        """A run with these rows: the mask, shape (m,), of keys whose pushed row stays, and of those that lose it."""
+        stays, loses = np.zeros(len(self.keys), bool), np.zeros(len(self.keys), bool)
+        for key, place in enumerate(matches(state.keys, self.keys.cast(state.keys.schema)).tolist()):
+            row = None if place < 0 else (int(state.event[place]), int(state.known[place]), int(state.content[place]))
+            served = self._served[key]
+            if self._ahead[key] and served is not None and served[1] > horizon and (row is None or served > row):
+                stays[key] = True
+                continue
+            loses[key] = self._ahead[key] and row != served
+            self._served[key], self._ahead[key] = row, False
+        return stays, loses

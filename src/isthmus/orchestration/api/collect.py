@@ -1,0 +1,80 @@
+"""`collect`: brings pushed rows from Redis to the offline tables."""
+
+import time
+from collections.abc import Callable
+from threading import Event
+
+from isthmus.features import clock
+from isthmus.features.contract.contract import ViewContract
+from isthmus.features.errors import IsthmusError
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.progress import Progress, silent
+from isthmus.features.publishing.collect import Collected
+from isthmus.features.publishing.collect import collect as collect_table
+from isthmus.features.redis.connection import answering, connect
+from isthmus.orchestration.project import Project
+
+
+def collect(project: Project, *, progress: Progress = silent) -> dict[str, Collected]:
+    """Brings all rows that were pushed by now into the history of their views; returns the counts by offline table.
+
+    While a build writes, it waits. What a definition that is current no more was pushed is collected, too.
+
+    Raises:
+        DataError: a table cannot be read or written. What was pushed stays in Redis.
+        DependencyError: Redis does not answer, or refuses.
+    """
+    tables = _tables(project)
+    offline, collected = OfflineStore(project.offline), dict[str, Collected]()
+    failure: IsthmusError | None = None
+    with project.redis() as url, connect(url) as client:
+        for n, (table, definitions) in enumerate(tables.items()):
+            progress(f"collecting pushed rows of {table}", n / len(tables))
+            try:
+                with project.locked("tables"), answering(url):
+                    counts = collected[table] = collect_table(client, project.name, offline, table, definitions)
+                if counts.lost_after is not None:
+                    progress(_lost(table, counts.lost_after), n / len(tables))
+            except IsthmusError as error:
+                failure = failure or error  # The other views have their rows all the same.
+    if failure is not None:
+        raise failure
+    progress("all pushed rows are in the history", 1.0)
+    return collected
+
+
+def follow(project: Project, say: Callable[[str], None], stopped: Event | None = None) -> None:
+    """Collects every `history_seconds` until it is stopped. An error is said, once in a row: the next turn may do."""
+    stopped, before = stopped or Event(), ""
+    while not stopped.is_set():
+        began, problem = time.monotonic(), ""
+        try:
+            for table, counts in collect(project).items():
+                if counts.lost_after is not None:
+                    say(_lost(table, counts.lost_after))
+                if counts.rows:
+                    say(f"pushed rows of {table} that are in the history now: {counts.rows:,}")
+        except IsthmusError as error:
+            problem = str(error)
+        if problem and problem != before:
+            say(problem)
+        before = problem
+        stopped.wait(max(0.0, project.settings.stores.history_seconds - (time.monotonic() - began)))
+
+
+def _lost(table: str, moment: int) -> str:
+    since = clock.moment(moment).isoformat(timespec="seconds")
+    return f"Redis has lost what waited for the history of {table}: rows that were pushed after {since} may be missing"
+
+
+def _tables(project: Project) -> dict[str, list[ViewContract]]:
+    """Offline table to the definitions that rows may have been pushed to, the newest first."""
+    generations = project.generations()
+    newest = generations.newest()
+    tables: dict[str, list[ViewContract]] = {}
+    for contract in (*([newest] if newest else ()), *generations.every(), *generations.forgotten):
+        for view in contract.views.values():
+            known = tables.setdefault(view.table, [])
+            if view.hash not in {item.hash for item in known}:
+                known.append(view)
+    return tables

@@ -1,0 +1,99 @@
+"""Pushed rows in a project: in the history, the verdict and training sets, and beside builds."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+
+from isthmus import training_data
+from isthmus.features.days import Days
+from isthmus.features.online.pushes import stream
+from isthmus.features.publishing.collect import Collected
+from isthmus.features.redis.connection import connect
+from isthmus.orchestration.api.collect import collect
+from isthmus.orchestration.api.server import serving
+from isthmus.orchestration.build.build import build, build_range, outdated_views
+from isthmus.orchestration.build.materialize import materialize
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.verification.verify import require_passed, verify
+from tests.orchestration.shop import Open, Shop
+from tests.servers import free_port
+from tests.serving.support import wait
+
+VIEW = "customer_orders"
+
+
+@contextmanager
+def served(project: Project) -> Iterator[httpx.Client]:
+    port = free_port()
+    with (
+        (project.state / "server.log").open("wb") as log,
+        serving(project, port=port, log=log),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http,
+    ):
+
+        def ready() -> bool:
+            try:
+                return http.get("/readyz").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        wait(ready, "the server", 60)
+        yield http
+
+
+def pushed(http: httpx.Client, customers: list[int], at: int, known: int, orders: int, **more: Any) -> Any:
+    columns = {"orders_7d": [orders] * len(customers), "mean_amount_7d": [0.5] * len(customers),
+               "late_rate_7d": [0.25] * len(customers)}  # fmt: skip
+    times = {"event_timestamp": [at] * len(customers), "known_at": [known] * len(customers)}
+    body = {"push_source_name": VIEW, "df": {"customer": customers, **times, **columns}, **more}
+    answer = http.post("/push", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def orders_at(root: Path, customer: int, moments: list[int], *, as_served: bool = False) -> list[Any]:
+    times = pa.array(moments, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+    spine = pa.table({"customer": [customer] * len(moments), "event_timestamp": times})
+    joined = training_data(root, [f"{VIEW}:orders_7d"], spine, as_served=as_served).table()
+    return list(joined[f"{VIEW}__orders_7d"].to_pylist())
+
+
+def test_pushed_rows_are_in_the_history_the_verdict_and_training_sets(built: Shop, project: Open) -> None:
+    opened = project(built)
+    now, minute = opened.now(), 60_000_000
+    unseen = 900_001
+    before = orders_at(built.root, 0, [now])
+    with served(opened) as http:
+        assert pushed(http, [0, unseen], now - 5 * minute, now - 2 * minute, 77) == {"rows": 2, "written": 2}
+        assert pushed(http, [1], now - 5 * minute, now - 2 * minute, 78, to="offline") == {"rows": 1, "written": 0}
+        assert pushed(http, [2], now - 5 * minute, now - 2 * minute, 79, to="online") == {"rows": 1, "written": 1}
+        assert pushed(http, [0], now - 9 * minute, now - minute, 1) == {"rows": 1, "written": 0}
+        counts = collect(project(built))
+        assert (counts[VIEW].rows, counts[VIEW].added) == (4, 4)
+        assert collect(project(built))[VIEW] == Collected()
+        # By event and known time: not before it was known, and what is older by event time never hides what is newer.
+        assert orders_at(built.root, 0, [now, now - minute, now - 2 * minute, now - 2 * minute - 1]) == [
+            77, 77, 77, *before,
+        ]  # fmt: skip
+        assert orders_at(built.root, unseen, [now, now - 3 * minute]) == [77, None]
+        assert orders_at(built.root, 1, [now]) == [78]
+        assert orders_at(built.root, 2, [now]) != [79], "only online"
+        assert outdated_views(project(built)) == []
+        materialize(project(built))
+        verdict = require_passed(verify(project(built), all_keys=True))
+        assert (verdict.differing, verdict.ahead[VIEW]) == (0, 0)
+        # A build of all days, or of the last, takes nothing away from it.
+        written = build(project(built), [VIEW])[VIEW]
+        assert (written.pushed, written.replaced, written.changed) == (4, 0, False)
+        last = datetime.fromtimestamp(now // 1_000_000, UTC).date() - timedelta(days=1)
+        part = build_range(project(built), [VIEW], within=Days.parse(str(last), str(last + timedelta(days=1))))[VIEW]
+        assert (part.added, part.changed) == (0, False)
+        assert orders_at(built.root, unseen, [now]) == [77]
+        assert outdated_views(project(built)) == []
+        with opened.redis() as url, connect(url) as client:
+            assert client.xlen(stream("shop", VIEW)) == 1, "the last row stays, as a sign that nothing is lost"
