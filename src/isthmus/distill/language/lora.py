@@ -1,6 +1,5 @@
 """The declaration of low-rank changes to a base."""
 
-import math
 from dataclasses import dataclass
 
 from isthmus.distill.settings import failed_checks, mistyped
@@ -22,7 +21,7 @@ class Lora:
     """
 
     rank: int = 16
-    alpha: float = 32.0
+    alpha: int = 32
     dropout: float = 0.0
     layers: tuple[str, ...] = ()
 
@@ -32,7 +31,7 @@ class Lora:
             return wrong
         checks = [
             ("rank", self.rank >= 1, "at least 1"),
-            ("alpha", 0 < self.alpha < math.inf, "more than 0"),
+            ("alpha", self.alpha >= 1, "at least 1"),
             ("dropout", 0 <= self.dropout < 1, "at least 0, less than 1"),
         ]
         return failed_checks(self, where, checks)
