@@ -204,8 +204,8 @@ def say(line: str) -> None:
 
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description="Teaches the student where its teacher puts unlabelled texts.")
-    options.add_argument("--steps", type=int, default=2000, help="of the optimizer, 256 texts each")
-    options.add_argument("--texts", type=int, default=100_000, help="that the teacher is asked about, at most")
+    options.add_argument("--steps", type=int, default=6000, help="of the optimizer, 256 texts each")
+    options.add_argument("--texts", type=int, default=400_000, help="that the teacher is asked about, at most")
     options.add_argument("--threads", type=int, default=2)
     given = options.parse_args()
     for needed, script in ((PASSAGES, "corpus.py"), (TEXTS, "texts.py")):
