@@ -265,9 +265,10 @@ class Project:
     def locked(self, name: str, *, shared: bool = False) -> Iterator[None]:
         """A lock by its name.
 
-        `contract` to change contracts, `retirement` to forget them, `keys` to change API keys, `tables` to write
-        offline tables. Whoever needs the contracts to stay, such as a deployment, shares `retirement`: it does not
-        wait for a switch.
+        `contract` to change contracts, `retirement` to forget them, `keys` to change API keys, `tables` to add pushed
+        rows to offline tables; builds, which may meet each other, share it. Whoever needs the contracts to stay, such
+        as a deployment, shares `retirement`: it does not wait for a
+        switch.
         """
         self.state.mkdir(parents=True, exist_ok=True)
         with (self.state / f"{name}.lock").open("w") as lock:

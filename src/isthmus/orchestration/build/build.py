@@ -42,7 +42,7 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
     selected = [project.definitions.views[name] for name in view_names(project, views)]
     store, now = OfflineStore(project.offline), project.now()
     contents = _contents(project, selected)
-    with project.locked("tables"), ExitStack() as stack:
+    with project.locked("tables", shared=True), ExitStack() as stack:
         # Everything is computed and checked before the first table changes: a bad view leaves all of them as they were.
         prepared: dict[str, Prepared] = {}
         findings: list[Finding] = []
@@ -177,7 +177,7 @@ class _Run:
                     table = pa.concat_tables(groups) if groups else None
                     gate.require(gate.findings(self.project, self.view.name, table, part=True), part)
                     with (
-                        self.project.locked("tables"),
+                        self.project.locked("tables", shared=True),
                         self.store.prepare(
                             self.compiled, rows, part, origin=self.origin, done=unchanged, now=self.now
                         ) as ready,
