@@ -1,7 +1,5 @@
 """Pushed rows in a project: in the history, the verdict and training sets, and beside builds."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,35 +13,13 @@ from isthmus.features.online.pushes import stream
 from isthmus.features.publishing.collect import Collected
 from isthmus.features.redis.connection import connect
 from isthmus.orchestration.api.collect import collect
-from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.build.build import build, build_range, outdated_views
 from isthmus.orchestration.build.materialize import materialize
-from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.verify import require_passed, verify
+from tests.orchestration.api.served import served
 from tests.orchestration.shop import Open, Shop
-from tests.servers import free_port
-from tests.serving.support import wait
 
 VIEW = "customer_orders"
-
-
-@contextmanager
-def served(project: Project) -> Iterator[httpx.Client]:
-    port = free_port()
-    with (
-        (project.state / "server.log").open("wb") as log,
-        serving(project, port=port, log=log),
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http,
-    ):
-
-        def ready() -> bool:
-            try:
-                return http.get("/readyz").status_code == 200
-            except httpx.TransportError:
-                return False
-
-        wait(ready, "the server", 60)
-        yield http
 
 
 def pushed(http: httpx.Client, customers: list[int], at: int, known: int, orders: int, **more: Any) -> Any:

@@ -25,7 +25,8 @@ from isthmus.orchestration.models.release import rollback
 from isthmus.orchestration.project import Project
 from isthmus.serving.deployment.history import DeploymentHistory, Event
 from isthmus.serving.rollout.rollout import in_force
-from tests.orchestration.apply.test_switch import CHANGED, LOOKUP, PREDICT, contract_of, deployed, served
+from tests.orchestration.api.served import served
+from tests.orchestration.apply.test_switch import CHANGED, LOOKUP, PREDICT, contract_of, deployed
 from tests.orchestration.shop import Open, Shop
 from tests.serving.support import wait
 
@@ -201,7 +202,7 @@ def test_contracts_are_forgotten_when_their_time_is_over_and_no_model_needs_them
         assert slot != "shelf_demand"
         assert {"shelf_demand", slot} <= fields(client)
         assert [item.contract for item in project(built).generations().retired] == [first], "the model needs it"
-        with served(project(built)) as http:
+        with served(project(built), model=True) as http:
             answer = http.post("/predict", json=PREDICT)
             assert (answer.status_code, answer.headers["isthmus-contract"]) == (200, first.hash)
             assert contract_of(http) == second

@@ -33,7 +33,6 @@ from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.publishing.publish import publish
 from isthmus.features.redis.connection import connect
 from isthmus.features.types import Int64
-from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.apply.switch import switch, waiting_for
 from isthmus.orchestration.build.build import build
@@ -41,8 +40,9 @@ from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.sides import questions_at
 from isthmus.serving.deployment.deployment import unapproved
+from tests.orchestration.api.served import served
 from tests.orchestration.shop import Open, Shop
-from tests.serving.support import free_port, make_package, wait
+from tests.serving.support import make_package, wait
 
 REQUESTS = int(os.environ.get("TEST_LOOKUPS", "1500"))
 """Lookups and predictions in all while definitions change."""
@@ -160,25 +160,6 @@ def deployed(project: Project, folder: Path, contract: Contract) -> None:
     write_atomically(project.deployment_file, deployment.dumps(project.deployment_file))
 
 
-@contextmanager
-def served(project: Project) -> Iterator[httpx.Client]:
-    port = free_port()
-    with (
-        (project.state / "server.log").open("wb") as log,
-        serving(project, port=port, log=log),
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http,
-    ):
-
-        def ready() -> bool:
-            try:
-                return http.get("/readyz").json().get("model") is not None
-            except httpx.TransportError:
-                return False
-
-        wait(ready, "the server", 60)
-        yield http
-
-
 def contract_of(http: httpx.Client) -> str:
     return str(http.get("/readyz").json()["contract"])
 
@@ -193,7 +174,7 @@ def test_definitions_change_and_change_back_and_nobody_is_refused(built: Shop, p
     deployed(opened, tmp_path / "package", first)
     expected = {first.hash: trained(opened, first)}
     hashes = [first.hash]
-    with served(opened) as http, under_load(opened, http.base_url.port or 0, expected) as load:
+    with served(opened, model=True) as http, under_load(opened, http.base_url.port or 0, expected) as load:
         for turn, text in enumerate([*texts[1:], *texts[2::-1]], start=1):
             built.definitions.write_text(text)
             before, at_once = contract_of(http), turn == 3
@@ -254,7 +235,7 @@ def test_a_model_answers_on_the_way_back_to_its_contract(built: Shop, project: O
         answer = http.post("/predict", json=PREDICT)
         assert (answer.status_code, answer.headers.get("isthmus-contract")) == (200, first.hash), answer.text
 
-    with served(project(built)) as http:
+    with served(project(built), model=True) as http:
         answered(http)
         assert apply(project(built)).current != first.hash
         before = project(built).generations()
@@ -340,7 +321,7 @@ def test_what_is_pushed_in_between_is_there_before_and_after(built: Shop, projec
         assert answer.status_code == 200, answer.text
         return [result["values"][0] for result in answer.json()["results"][1:]]
 
-    with served(opened) as http:
+    with served(opened, model=True) as http:
 
         def push(body: dict[str, Any]) -> None:
             answer = http.post("/push", json=body)
