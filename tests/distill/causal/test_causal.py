@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from isthmus.distill.causal.network import CausalStudent
 from isthmus.distill.causal.task import CausalTask
 from isthmus.distill.declaration import Gate, Search
+from isthmus.distill.decoding.weights import in_precision
 from isthmus.distill.distillation import DistillationReport, distill
 from isthmus.distill.export.export import ExportReport, export
 from isthmus.distill.export.ladder import climb
@@ -36,7 +37,7 @@ from isthmus.distill.search.search import search
 from isthmus.distill.tasks.answers import graph_answers
 from isthmus.distill.tasks.task import Material, TeacherBatch
 from isthmus.distill.training.studentrun import TeacherBatches, train_student
-from isthmus.distill.training.teacheroutputs import open_outputs
+from isthmus.distill.training.teacheroutputs import complete_outputs, open_outputs
 from isthmus.distill.types import Index
 from isthmus.features.definition.spec import FeatureService
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, GateFailed
@@ -175,7 +176,7 @@ def exported(further: DistillationReport, tmp_path_factory: pytest.TempPathFacto
 
 
 def packaged(further: DistillationReport, folder: Path, precision: Any = "fastest", **changes: Any) -> ExportReport:
-    of = material(**FURTHER, **changes)
+    of = material(**{**FURTHER, **changes})
     of = replace(of, contract=CONTRACT.hash, declaration=replace(of.declaration, student=FeatureService("late", [])))
     profile = ServingProfile(precision=precision, latency_objective_ms=1000)
     # The student of a test learned under a contract that is none.
@@ -236,6 +237,43 @@ def test_a_file_to_serve_that_disagrees_ends_an_export(further: DistillationRepo
     with pytest.raises(GateFailed, match=r"precision: .* of the tokens that the model says; .* a file in int4"):
         packaged(further, tmp_path, "int4", decoding=settings)
     assert {*tmp_path.iterdir()} == {tmp_path / "model"}
+
+
+def test_a_declared_gate_holds_for_each_file(further: DistillationReport, tmp_path: Path) -> None:
+    """The files of lower precision are asked, too: what four bits lose is no less lost."""
+    shipped = next(run for run in further.data["runs"] if run["seed"] == further.data["shipped"])
+    settings = DecodingSettings(formats=("ort",), agreement={"int8": 0.0, "int4": 0.0})
+    gates = [GATES[0], Gate("regression", at_most=shipped["quality"]["regression"] + 0.01)]
+    found = packaged(further, tmp_path, decoding=settings, gates=gates)
+    assert {*found.left_out} == {"int4"}
+    assert re.search(r"int4.ort: regression is [\d.]+; expected", found.left_out["int4"])
+
+
+@pytest.mark.parametrize("options", [FURTHER, TAUGHT], ids=["further", "taught"])
+def test_figures_of_a_file_are_those_of_all_its_blocks(
+    options: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where a part has few; of one with more, a file in fp32 has those of its student."""
+    of = task(**options)
+    student, test = of.student().eval(), of.material.parts.test
+    everything = np.arange(of.material.table.num_rows)
+    teacher, _ = complete_outputs(of, of.teacher(), everything, tmp_path, lambda *_: None)
+    runs = {
+        precision: partial(ask, session(in_precision(of.network(student), precision), 1))
+        for precision in ("fp32", "int4")
+    }
+    figures = {}
+    for precision, run in runs.items():
+        answers, said = graph_answers(of, run, test), teacher.float32(test)
+        expected = of.quality(answers, test, said) | of.agreement(answers, said)
+        names = [*of.measured, *(f"student.{name}" for name in expected)]
+        figures[precision] = found = of.figures(run, student, teacher)
+        assert found == pytest.approx(
+            {name: expected[name.removeprefix("student.")] for name in names}, rel=1e-5, abs=1e-6
+        )
+    assert figures["int4"] != pytest.approx(figures["fp32"], rel=1e-5)
+    monkeypatch.setattr("isthmus.distill.causal.task.BLOCKS", 1)
+    assert of.figures(runs["fp32"], student, teacher) == pytest.approx(figures["fp32"], rel=1e-4, abs=1e-3)
 
 
 @pytest.mark.accept

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from isthmus.distill.declaration import Gate
 from isthmus.distill.evaluation.metrics import interleaved, throughput
 from isthmus.distill.export.candidate import Candidate, Reference
 from isthmus.distill.gates import check_figures
@@ -50,13 +51,7 @@ def accept(
         )
     quality = reference.quality(run, core=core)
     figures = {f"student.{name}": value for name, value in quality.items()}
-    if missed := [gate for gate in check_figures(figures, task.material.declaration.required) if not gate.holds]:
-        raise GateFailed(
-            file,
-            "; ".join(map(str, missed)),
-            expected="; ".join(gate.expected for gate in missed),
-            remedy="serve another precision, train longer, or change the gates in the definitions",
-        )
+    require_gates(file, figures, task.material.declaration.required)
     variant = Variant(
         file=file,
         precision="int8" if precision == "int8" else "fp32",
@@ -70,6 +65,17 @@ def accept(
         core=core,
     )
     return Accepted(variant, model, outputs)
+
+
+def require_gates(file: str, figures: Mapping[str, float], gates: Sequence[Gate]) -> None:
+    """Raises a GateFailed with all gates that the figures of a model file miss."""
+    if missed := [gate for gate in check_figures(figures, gates) if not gate.holds]:
+        raise GateFailed(
+            file,
+            "; ".join(map(str, missed)),
+            expected="; ".join(gate.expected for gate in missed),
+            remedy="serve another precision, train longer, or change the gates in the definitions",
+        )
 
 
 def finite(quality: Mapping[str, float]) -> dict[str, float | None]:

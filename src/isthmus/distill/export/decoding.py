@@ -3,6 +3,7 @@
 import hashlib
 import json
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import onnx
 
+from isthmus.distill.declaration import Gate
 from isthmus.distill.decoding.reference import Compared, FileReport, golden_cases
 from isthmus.distill.decoding.weights import in_precision
 from isthmus.distill.decoding.writer import Writer
 from isthmus.distill.executorch import decoder as program
 from isthmus.distill.executorch.process import LIBRARIES
+from isthmus.distill.export.acceptance import require_gates
 from isthmus.distill.export.package import contents, write_package
 from isthmus.distill.language.decoding import TOLERANCES, DecodingSettings, Precision
-from isthmus.distill.onnx.runtime import described, ort_format
+from isthmus.distill.onnx.runtime import Run, ask, described, ort_format, session
 from isthmus.distill.portable.libraries import require_installed
 from isthmus.features.clients import GENERATORS, sources
 from isthmus.features.contract.contract import Contract
@@ -111,12 +114,22 @@ def export(
 class TextFiles:
     """The model files that are near enough to a model, and why others are not there.
 
+    Args:
+        writer: the model with its tokenizer.
+        origin: what the manifest says of it.
+        figures: of a run of a model file, for the gates. They are asked of the precisions below fp32.
+        gates: those of the declaration.
+
     Raises:
         ConfigurationError: the template names what is no feature of the service.
     """
 
-    def __init__(self, writer: Writer, origin: Origin) -> None:
+    def __init__(
+        self, writer: Writer, origin: Origin, figures: Callable[[Run], Mapping[str, float]] | None = None,
+        gates: Sequence[Gate] = (),
+    ) -> None:  # fmt: skip
         self._writer, self._origin, self._settings = writer, origin, writer.settings
+        self._figures, self._gates = figures, gates
         if problems := unknown_features(writer.generation.template, origin.contract, origin.service):
             raise ConfigurationError("decoding", problems)
         self._reference = writer.reference
@@ -158,6 +171,10 @@ class TextFiles:
                 file: self._reference.compare(file, precision, made[form], self._settings)
                 for file, form in names.items()
             }
+            if self._figures is not None and self._gates and precision != "fp32":
+                opened = session(model, self._settings.threads)
+                found = self._figures(lambda feeds: ask(opened, feeds))
+                require_gates(next(iter(names)), found, self._gates)
         except GateFailed as error:
             if precision == "fp32":
                 raise

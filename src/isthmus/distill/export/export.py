@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from isthmus.distill.export.decoding import Origin, TextFiles
 from isthmus.distill.export.package import contents, package_bytes, write_package, xctest
 from isthmus.distill.formats.conversions import require_runtimes, wanted
 from isthmus.distill.formats.programs import INTERPRETED
-from isthmus.distill.onnx.runtime import described, ort_format
+from isthmus.distill.onnx.runtime import Run, described, ort_format
 from isthmus.distill.portable.network import Portable, portable
 from isthmus.distill.restore import Restored, restored
 from isthmus.distill.tasks.task import Material
@@ -106,7 +107,7 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     if writer is None:
         content = _of_rows(_Files(trained, cache, profile, progress), contract, device)
     else:
-        content = _of_texts(trained, writer, contract, profile, progress)
+        content = _of_texts(trained, writer, contract, profile, cache, progress)
     path = write_package(packages, material.declaration.name, content.files)
     manifest = read_package(path)
     progress(f"package {path.name}", 1.0)
@@ -149,8 +150,9 @@ def _of_rows(files: "_Files", contract: Mapping[str, Any], device: Device | None
 
 
 def _of_texts(
-    trained: Restored, writer: Writer, contract: Mapping[str, Any], profile: ServingProfile, progress: Progress
-) -> _Content:
+    trained: Restored, writer: Writer, contract: Mapping[str, Any], profile: ServingProfile, cache: Path,
+    progress: Progress,
+) -> _Content:  # fmt: skip
     """The package of a student that continues texts token by token; what is measured is a step."""
     task, declared = trained.task, trained.task.material.declaration
     allowed = allowed_precisions(writer.settings.precisions, profile)
@@ -158,7 +160,7 @@ def _of_texts(
     files = TextFiles(writer, Origin(
         name=declared.name, contract=loaded, service=declared.student.name, model=trained.id,
         training_set=task.material.training_set, task=declared.kind,
-    ))  # fmt: skip
+    ), partial(_figures, trained, cache), declared.gates or ())  # fmt: skip
     files.accept(progress)
     package = files.package()
     written = [str(name) for name in writer.settings.precisions if name not in files.left_out]
@@ -172,6 +174,12 @@ def _of_texts(
     measured = fastest_within_budget(served, task.feeds(task.material.parts.test[:1]), sizes, profile)
     progress("measured", 0.95)
     return _Content(package, sizes, files.left_out, measured)
+
+
+def _figures(trained: Restored, cache: Path, run: Run) -> Mapping[str, float]:
+    task = trained.task
+    teacher, _ = complete_outputs(task, task.teacher(), np.arange(task.material.table.num_rows), cache, silent)
+    return task.figures(run, trained.student, teacher)
 
 
 def _restored(material: Material, model_folder: Path) -> Restored:

@@ -297,6 +297,12 @@ class Task(ABC):
         """What continues texts with a student in eval mode, if that is what its package is for; by default None."""
         return None
 
+    def figures(
+        self, run: Callable[[Feeds], Answers], student: nn.Module, teacher: TeacherOutputs
+    ) -> Mapping[str, float]:
+        """What gates ask of a model file of the `writer`, by their names; `teacher` has the outputs for all rows."""
+        raise NotImplementedError
+
     def tolerances(self, student: nn.Module) -> Mapping[str, float]:  # noqa: ARG002 - of subclasses
         """The `tolerance` of the files of a student's package, by precision."""
         return self.tolerance
