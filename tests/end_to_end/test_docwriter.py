@@ -22,6 +22,7 @@ from isthmus.orchestration.artifacts import verdict_file
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.device.site import site
 from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.planning.plan import plan
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
 from tests.distill.decoding.support import greedy_naively
@@ -106,6 +107,11 @@ def test_a_language_model_goes_from_texts_to_a_server_and_a_page_that_write(
     assert len(json.loads(opened.files.read("tokenizer.json"))["model"]["vocab"]) <= 600
     assert all(b"site-packages" not in file.read_bytes() for file in package.iterdir())
     assert export(project).digest == package_digest(package)
+    decoding = plan(project)["models"]["docwriter"]["decoding"]
+    assert decoding["prompt"] == 32
+    assert {*decoding["precisions"]} == {each.precision for each in opened.manifest.variants}
+    plain = decoding["precisions"]["fp32"]
+    assert plain["check"]["measured_seconds"] > 0 < plain["prefill"]["devices"]["this host"]["tokens_per_second"]
     prompt = read_prompts(opened)[0]
     said = greedy_naively(student(report.path), prompt.tokens, 8)
     tokenizer = open_tokenizer(opened)

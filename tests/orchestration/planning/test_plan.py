@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import tomllib
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, load_model_from_string, numpy_helper
 
+from isthmus.distill.decoding.probes import Speed
+from isthmus.distill.decoding.work import Sizes
 from isthmus.distill.export.package import contents, write_package
 from isthmus.distill.onnx.cost import graph_work, weight_bytes
 from isthmus.distill.onnx.runtime import ask, described, ort_format, session
@@ -26,6 +29,7 @@ from isthmus.features.package.manifest import FORMAT_VERSION, Manifest, Variant
 from isthmus.features.profiles import ServingProfile
 from isthmus.orchestration.cli.screens.plan import plan_blocks
 from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.planning.decoding import Text
 from isthmus.orchestration.planning.devices import Device, Peak, Precision, catalogue, measure_host
 from isthmus.orchestration.planning.plan import plan
 from isthmus.orchestration.planning.roofline import Work, roofline, rows_to_ridge
@@ -230,6 +234,72 @@ def test_what_is_not_counted_is_said() -> None:
     assert graph_work(graph(nodes, ["n", 4], [weights("a", 4, 2)]), {}).uncounted == ("Einsum",)
 
 
+# --- decoding
+
+
+SIZES = Sizes(640, 64, 2, 4, 2, 16, 128, tied=True)
+TEXT = Text(
+    SIZES, 384, {"fp32": ["model.fp32.onnx", "model.fp32.ort"], "int4": ["model.int4.ort"]}, ["model.fp32.pte"],
+    ("int4", 60e-6),
+)  # fmt: skip
+
+
+def probed(sizes: Sizes, precision: str, threads: int, prompt: int) -> Speed:
+    assert (sizes, threads, prompt) == (SIZES, 2, 384)
+    slow = 1e-10 if precision == "fp32" else 1e-8
+    return Speed(
+        sizes, "fp32" if precision == "fp32" else "int4", byte=slow, operation=1e-9, head=1e-6, launch=1e-6, node=1e-8,
+        number=1e-12, prompt_number=1e-11, reading=2e-6,
+    )  # fmt: skip
+
+
+def test_tokens_a_second_are_those_by_hand() -> None:
+    devices = {
+        "this host": device(1e10, 1e10, cores=2), "a server": device(32e9, 16e10, cores=16),
+        "a gpu": device(1e13, 1e12, kind="cuda"),
+    }  # fmt: skip
+    found = TEXT.plan(devices, 2, probed)
+    assert found["prompt"] == 384
+    assert found["left_out"] == {
+        "a gpu": "the profile's runtime answers on CPUs", "model.fp32.pte": "its runtime is not measured",
+    }  # fmt: skip
+    assert {name: part["files"] for name, part in found["precisions"].items()} == TEXT.files
+    plain, small = (found["precisions"][name] for name in ("fp32", "int4"))
+    weights = SIZES.layer_bytes("fp32") + SIZES.head_bytes("fp32")
+    cache = 4 * 2 * 2 * 2 * 16
+    assert (plain["decode"]["bytes"], plain["decode"]["flops"]) == (weights + 384 * cache, SIZES.flops(1, 384))
+    # The prompt is read in two parts, and the weights with each.
+    assert (plain["prefill"]["bytes"], plain["prefill"]["calls"]) == (2 * weights + 256 * cache, 2)
+    assert plain["prefill"]["flops"] == SIZES.flops(256, 0) + SIZES.flops(128, 256)
+
+    speed = probed(SIZES, "fp32", 2, 384)
+    here, there = (plain["decode"]["devices"][name] for name in ("this host", "a server"))
+    step = speed.call(1, 384)
+    assert math.isclose(here["seconds"], step.seconds + 2e-6)
+    assert math.isclose(here["tokens_per_second"], 1 / here["seconds"])
+    assert (here["least_seconds"], here["bound"]) == (step.products, "bandwidth")
+    # Two of its sixteen cores, and the overhead of this host.
+    assert math.isclose(there["least_seconds"], max(SIZES.flops(1, 384) / 4e9, (weights + 384 * cache) / 2e10))
+    assert math.isclose(there["overhead_seconds"], step.overhead + 2e-6)
+    read = plain["prefill"]["devices"]["this host"]
+    assert math.isclose(read["tokens_per_second"], 384 / speed.prompt(384).seconds)
+    assert read["bound"] == "compute"
+
+    # Memory explains little of it: what unpacks the weights is arithmetic.
+    assert small["decode"]["devices"]["this host"]["bound"] == "compute"
+    expected = probed(SIZES, "int4", 2, 384).call(1, 384).seconds
+    assert plain["check"] is None
+    assert small["check"] == {"measured_seconds": 60e-6, "seconds": expected, "ratio": 60e-6 / expected}
+
+
+def test_a_model_that_hardly_computes_is_bound_by_overhead() -> None:
+    def idle(sizes: Sizes, precision: str, threads: int, prompt: int) -> Speed:
+        return replace(probed(sizes, precision, threads, prompt), node=1e-5, operation=1e-12)
+
+    found = TEXT.plan({"this host": device(1e12, 1e12, cores=2)}, 2, idle)["precisions"]["fp32"]
+    assert {found[part]["devices"]["this host"]["bound"] for part in ("prefill", "decode")} == {"overhead"}
+
+
 # --- a project
 
 
@@ -290,6 +360,7 @@ def test_a_plan_is_that_by_hand(shop: Shop) -> None:
                 "isthmus.toml")  # fmt: skip
     found = plan(Project(shop.root), speed=host)["models"]["late_order"]
 
+    assert found["decoding"] is None
     training, half = found["training"], report()["training"]
     moved = 1790 * 2881 * 40 + 228907 * (2 * 4 * 5 + 5 * 4 * (SIZE + 1))
     assert (training["flops"], training["bytes"]) == (1.2e11, moved)
@@ -356,6 +427,23 @@ def test_without_prices_time_alone_ranks(shop: Shop) -> None:
     table = next(block for block in blocks if isinstance(block, Table))
     times = [found["models"]["late_order"]["training"]["devices"][str(row[0])]["seconds"] for row in table.rows[:-1]]
     assert times == sorted(times)
+
+
+def test_tokens_a_second_are_shown(shop: Shop) -> None:
+    found = plan(made(shop), speed=host)
+    found["models"]["late_order"]["decoding"] = decoding = TEXT.plan({"this host": host(2)}, 2, probed)
+    blocks = list(plan_blocks(found))
+    texts = [str(block.text) for block in blocks if isinstance(block, Paragraph)]
+    assert "Decoding, a prompt of 384 tokens and those behind it, of one text at a time." in texts
+    assert "Left out: model.fp32.pte; its runtime is not measured." in texts
+    ratio = decoding["precisions"]["int4"]["check"]["ratio"]
+    (told,) = (text for text in texts if text.startswith("Measured: 60 µs for a step in int4 at the last export; "))
+    assert f"{ratio:.3g} times" in told
+    (table,) = (block for block in blocks if isinstance(block, Table) and block.columns[0] == "precision")
+    step = decoding["precisions"]["fp32"]["decode"]["devices"]["this host"]
+    assert table.rows[0][:2] == ["fp32", "this host"]
+    assert table.rows[0][4] == f"{step['tokens_per_second']:,.0f}"
+    assert [row[0] for row in table.rows] == ["fp32", "int4"]
 
 
 @pytest.mark.parametrize(("prices", "by"), [("h100-sxm = 2", "time"), ("cpu = 5, h100-sxm = 2", "price")])

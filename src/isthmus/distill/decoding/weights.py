@@ -5,7 +5,7 @@ the weights become smaller, and not because integers are multiplied.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -19,8 +19,8 @@ from isthmus.distill.types import Array
 from isthmus.features.decoding.generation import TOKENS
 
 BLOCK = 32
-_BITS = {"int8": 8, "int4": 4}
-_ACCURACY = {"int8": 4, "int4": None}
+BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
+ACCURACY = {"int8": 4, "int4": None}
 """ONNX Runtime's level of accuracy. With 4 it rounds activations to eight bits, block by block, which onnxruntime-web
 does not: the two then differ. Without, weights of eight bits are ten times as slow as floats."""
 _TABLE_BITS = 4
@@ -34,8 +34,8 @@ def in_precision(decoder: CachedModel, precision: Precision) -> bytes:
 
     with _quiet():
         quantizer = MatMulNBitsQuantizer(
-            graph(decoder, products=True), bits=_BITS[precision], block_size=BLOCK, is_symmetric=False,
-            accuracy_level=_ACCURACY[precision], op_types_to_quantize=("MatMul",),
+            graph(decoder, products=True), bits=BITS[precision], block_size=BLOCK, is_symmetric=False,
+            accuracy_level=ACCURACY[precision], op_types_to_quantize=("MatMul",),
         )  # fmt: skip
         quantizer.process()
     model: onnx.ModelProto = quantizer.model.model

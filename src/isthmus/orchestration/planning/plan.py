@@ -6,7 +6,7 @@ same on every device.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from isthmus.distill.language.causal import Causal
@@ -19,6 +19,7 @@ from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.models.models import require_boundary
+from isthmus.orchestration.planning.decoding import Probe, Text, probe
 from isthmus.orchestration.planning.devices import HOST, Device, Precision, catalogue, measure_host
 from isthmus.orchestration.planning.roofline import Estimate, Work, roofline, rows_to_ridge
 from isthmus.orchestration.project import Project
@@ -58,11 +59,13 @@ def plan(
     rate: float | None = None,
     progress: Progress = silent,
     speed: Callable[[int], Device] = measure_host,
+    decoding: Probe = probe,
 ) -> dict[str, Any]:
     """The time and cost of training and serving on each device, as plain data: docs/plan.md describes its parts.
 
     Without the name of a distillation it is about all of them. `rate` is requests per second to answer, by default as
-    many as one device answers; `speed` measures this host with so many threads.
+    many as one device answers; `speed` measures this host with so many threads, and `decoding` for a model that
+    continues texts.
 
     Raises:
         ConfigurationError: the catalogue or the prices are wrong; every problem is named.
@@ -74,16 +77,17 @@ def plan(
     declarations = project.definitions.distillations.values() if name is None else ()
     students = [_Student.of(Artifacts(project, d)) for d in list(declarations) or [project.distillation(name)]]
     progress("measuring this host", 0.2)
-    hosts = {threads: speed(threads) for threads in {profiles.training.threads, profiles.serving.threads}}
+    threads = profiles.serving.threads
+    hosts = {threads: speed(threads) for threads in {profiles.training.threads, threads}}
     training = _Sheet({HOST: hosts[profiles.training.threads], **known}, prices)
-    serving = _Sheet({HOST: hosts[profiles.serving.threads], **known}, prices)
+    serving = _Sheet({HOST: hosts[threads], **known}, prices)
     return {
         "currency": prices.currency,
         "rate": rate,
         "profiles": {
             "training": {"precision": profiles.training.precision, "threads": profiles.training.threads},
             "serving": {
-                "threads": profiles.serving.threads, "latency_objective_ms": profiles.serving.latency_objective_ms,
+                "threads": threads, "latency_objective_ms": profiles.serving.latency_objective_ms,
             },
         },
         "devices": {name: device.model_dump() for name, device in training.devices.items()},
@@ -92,6 +96,7 @@ def plan(
                 "uncounted": list(student.uncounted),
                 "training": _training(student, training, profiles.training.precision),
                 "serving": _serving(student, serving, profiles.serving, rate),
+                "decoding": student.text and student.text.plan(serving.devices, threads, decoding),
             }
             for student in students
         },
@@ -103,7 +108,7 @@ class _Student:
     """The work and the measurements of a student: of all steps of its training, and of the answer to a row.
 
     A step needs `memory` bytes; `fixed` are the bytes of its weights as served. `uncounted` operations are no part of
-    the work; `trained` and `served` are the measured halves of its boundary.
+    the work; `trained` and `served` are the measured halves of its boundary; `text` is what continues texts.
     """
 
     name: str
@@ -114,6 +119,7 @@ class _Student:
     answer: Work
     fixed: float
     served: Mapping[str, Any]
+    text: Text | None
 
     @classmethod
     def of(cls, artifacts: Artifacts) -> "_Student":
@@ -145,6 +151,7 @@ class _Student:
             answer=Work(work.flops / prompt, fixed + (work.values + 2 * 4 * work.activations) / prompt),
             fixed=fixed,
             served=report["serving"],
+            text=Text.of(artifacts, package.manifest, report["serving"]),
         )
 
 
@@ -160,9 +167,9 @@ def _training(student: _Student, sheet: _Sheet, precision: Precision) -> dict[st
         elif student.memory > device.memory:
             left_out[name] = f"holds {device.memory:,.0f} bytes, and a step takes {student.memory:,.0f}"
         else:
-            devices[name] = {**_times(estimate), "cost": sheet.cost(name, estimate.seconds)}
+            devices[name] = {**estimate.as_dict(), "cost": sheet.cost(name, estimate.seconds)}
     return {
-        **_work(work), "precision": precision, "memory": student.memory, "devices": devices, "left_out": left_out,
+        **work.as_dict(), "precision": precision, "memory": student.memory, "devices": devices, "left_out": left_out,
         "recommended": _recommended(devices, "cost", sheet), "check": check,
     }  # fmt: skip
 
@@ -186,7 +193,7 @@ def _serving(student: _Student, sheet: _Sheet, profile: ServingProfile, rate: fl
         count = 1 if rate is None else math.ceil(rate / (capacity * busy))
         tail = estimate.seconds * p99 / p50 * 1000
         devices[name] = {
-            **_times(estimate),
+            **estimate.as_dict(),
             "rows_to_ridge": rows_to_ridge(work.flops, student.fixed, work.bytes - student.fixed, estimate.ridge),
             "p99_ms": tail,
             "holds": tail <= profile.latency_objective_ms,
@@ -198,19 +205,8 @@ def _serving(student: _Student, sheet: _Sheet, profile: ServingProfile, rate: fl
     fit = {name: figures for name, figures in devices.items() if figures["holds"]}
     best = _recommended(fit, "cost" if rate is None else "cost_hour", sheet)
     return {
-        **_work(work), "precision": precision, "devices": devices, "left_out": left_out, "recommended": best,
+        **work.as_dict(), "precision": precision, "devices": devices, "left_out": left_out, "recommended": best,
         "check": check,
-    }  # fmt: skip
-
-
-def _work(work: Work) -> dict[str, float]:
-    return {**asdict(work), "intensity": work.intensity}
-
-
-def _times(estimate: Estimate) -> dict[str, Any]:
-    return {
-        "ridge": estimate.ridge, "bound": estimate.bound, "least_seconds": estimate.least,
-        "overhead_seconds": estimate.overhead, "seconds": estimate.seconds,
     }  # fmt: skip
 
 

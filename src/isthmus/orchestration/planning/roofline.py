@@ -6,8 +6,8 @@ its bytes at the bandwidth of the memory. Every call adds an overhead, however l
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from isthmus.orchestration.planning.devices import Device, Precision
 
@@ -32,6 +32,10 @@ class Work:
     def intensity(self) -> float:
         """Operations per byte."""
         return self.flops / self.bytes
+
+    def as_dict(self) -> dict[str, float]:
+        """As plain data."""
+        return {**asdict(self), "intensity": self.intensity}
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,13 @@ class Estimate:
         if self.overhead > self.least:
             return "overhead"
         return "compute" if self.compute >= self.bandwidth else "bandwidth"
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "ridge": self.ridge, "bound": self.bound, "least_seconds": self.least, "overhead_seconds": self.overhead,
+            "seconds": self.seconds,
+        }  # fmt: skip
 
 
 def roofline(work: Work, device: Device, precision: Precision, overhead: float = 0.0) -> Estimate | None:

@@ -15,10 +15,10 @@ def plan_blocks(plan: Mapping[str, Any]) -> Iterator[Block]:
             estimate = model[half]
             yield Paragraph(_work(half, estimate))
             yield from blocks(estimate, plan)
-            for why in dict.fromkeys(estimate["left_out"].values()):
-                names = ", ".join(device for device, reason in estimate["left_out"].items() if reason == why)
-                yield Paragraph(f"Left out: {names}; {why}.")
+            yield from _left_out(estimate)
             yield Paragraph(_check(half, estimate["check"]))
+        if model["decoding"]:
+            yield from _decoding(model["decoding"])
         if model["uncounted"]:
             operations = ", ".join(model["uncounted"])
             yield Paragraph(f"Not counted are operations of {operations}: the work is more than that.")
@@ -71,6 +71,34 @@ def _serving(estimate: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[B
         yield Paragraph("On it, memory limits however many rows are answered together.")
     else:
         yield Paragraph(f"On it, arithmetic limits from {rows_to_ridge:,} rows together.")
+
+
+def _decoding(decoding: Mapping[str, Any]) -> Iterator[Block]:
+    """Tokens a second of each precision on each device, and the step that export measured."""
+    prompt = number(decoding["prompt"])
+    yield Paragraph(f"Decoding, a prompt of {prompt} tokens and those behind it, of one text at a time.")
+    columns = ["prefill, tokens/s", "bound by", "decode, tokens/s", "bound by", "a token"]
+    rows: list[list[Text]] = []
+    for precision, estimate in decoding["precisions"].items():
+        for name, step in estimate["decode"]["devices"].items():
+            parts = (estimate["prefill"]["devices"][name], step)
+            speeds = [each for part in parts for each in (number(round(part["tokens_per_second"])), part["bound"])]
+            rows.append([precision, name, *speeds, duration(step["seconds"] * 1e6)])
+    yield Table(["precision", "device", *columns], rows, numbers=columns)
+    for precision, estimate in decoding["precisions"].items():
+        if check := estimate["check"]:
+            measured, expected = (duration(check[part] * 1e6) for part in ("measured_seconds", "seconds"))
+            yield Paragraph(
+                f"Measured: {measured} for a step in {precision} at the last export; "
+                f"{number(check['ratio'], 3)} times the {expected} that this host's probes give."
+            )
+    yield from _left_out(decoding)
+
+
+def _left_out(estimate: Mapping[str, Any]) -> Iterator[Block]:
+    for why in dict.fromkeys(estimate["left_out"].values()):
+        names = ", ".join(name for name, reason in estimate["left_out"].items() if reason == why)
+        yield Paragraph(f"Left out: {names}; {why}.")
 
 
 def _bounds(name: str, estimate: Mapping[str, Any]) -> list[Text]:
