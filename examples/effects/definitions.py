@@ -16,6 +16,7 @@ from isthmus import (
     Float32,
     Gate,
     Int64,
+    Search,
     Settings,
     Source,
     String,
@@ -72,9 +73,16 @@ effects = Distillation(
     # No photograph that was learned from is tested, nor a part of one.
     split=(0.7, 0.04, 0.26),
     split_by="photograph",
+    # Shorter than a training: it tells students apart, and does not make them good.
+    search=Search(
+        shape={"width": (8, 12, 16, 24), "wider": (2, 3, 4), "blocks": (1, 2, 4)},
+        trials=8,
+        settings=Settings(steps=100, batch=4, learning_rate=2e-3, evaluate_every=50),
+    ),
     seeds=3,
     gates=[
         Gate("taught", at_least=0),
+        Gate("worth", at_least=0),
         Gate("student.ssim", at_least=0.95),
         Gate("student.psnr", at_least=29),
         Gate("student.flicker", at_most=2),

@@ -1,7 +1,8 @@
 """The task of an effect: a generator teaches a small network to draw frames as it does."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from torch.nn.functional import l1_loss
 
 from isthmus.distill.losses import Adversarial, Objective, PatchDiscriminator, Perceptual, Term
 from isthmus.distill.outputs.cache import TeacherOutputs
+from isthmus.distill.outputs.identity import identities
 from isthmus.distill.settings import Settings
+from isthmus.distill.tasks.split import Split
 from isthmus.distill.tasks.task import Batch, Case, Material, Task
 from isthmus.distill.teachers.fingerprint import fingerprint
 from isthmus.distill.teachers.network import NetworkTeacher
@@ -45,10 +48,16 @@ class Effects(Task):
     """Of a single color of a single pixel, from 0 to 1; the gates say how far INT8 may be on the whole."""
     golden, compared = 0, 16
     about: Mapping[str, str] = {
-        "teacher": "a generator, taught by the effect",
-        "student": "a small network, taught by the generator",
-        "control": "the same network, taught by the effect alone",
+        "teacher": "a generator, taught by the drawings of many photographs",
+        "student": "a small network, taught by the generator and by the drawings of one photograph",
+        "control": "the same network, taught by the drawings of that photograph alone",
     }
+    paired: Sequence[str] = ("rocket",)
+    """Photographs whose drawings student and control have. Of the others they have the frames alone."""
+    repeats = 4
+    """How often an epoch has each frame with a drawing, so that a batch has one or two."""
+    seeds = 1
+    """How many augmented copies an epoch has of each frame without a drawing."""
     generator_shape: Mapping[str, int] = {"width": 24, "blocks": 5}
     generator_settings = Settings(steps=300, batch=16, learning_rate=1.5e-3)
     crop = 64
@@ -57,10 +66,20 @@ class Effects(Task):
     """Of the student: see `networks.Painter`."""
 
     def __init__(self, material: Material) -> None:
-        super().__init__(material)
-        columns = [material.table[name].to_pylist() for name in ("photograph", "x", "y")]
+        train = material.parts.train
+        known = np.isin(material.table["photograph"].take(pa.array(train)).to_pylist(), self.paired)
+        if not known.any():
+            raise DataError(
+                material.declaration.where,
+                "no drawing to learn from",
+                expected=f"frames of {' or '.join(self.paired)} in the training part",
+                remedy="name photographs of the training part in Effects.paired",
+            )
+        self.archive, self.with_drawing = train, train[known]
+        super().__init__(extended(material, train[known], train[~known], self.repeats, self.seeds))
+        columns = [self.material.table[name].to_pylist() for name in ("photograph", "x", "y")]
         self.places = list(zip(*columns, strict=True))
-        self.pixels = material.table["frames__pixels"].to_pylist()
+        self.pixels, self.seed_of = (self.material.table[name].to_pylist() for name in ("frames__pixels", "seed"))
         for (name, x, y), pixels in zip(self.places, self.pixels, strict=True):
             if digest(cut(photograph(name), x, y)) != pixels:
                 raise DataError(
@@ -72,8 +91,8 @@ class Effects(Task):
 
     @cached_property
     def generator(self) -> Generator:
-        """What teaches. It has seen no photograph but those that are learned from."""
-        rows = self.material.parts.train.tolist()
+        """What teaches. It has learned from the drawings of all photographs of the training part, and of no other."""
+        rows = self.archive.tolist()
         FOLDER.mkdir(exist_ok=True)
         return taught(
             [self.places[row] for row in rows], [self.pixels[row] for row in rows], dict(self.generator_shape),
@@ -82,8 +101,12 @@ class Effects(Task):
         )  # fmt: skip
 
     def _shown(self, rows: list[int]) -> Tensor:
-        """Frames, (n, 3, side, side) float32, 0 to 1."""
-        return torch.stack([part(seen(name), x, y) for name, x, y in (self.places[row] for row in rows)])
+        """Frames, (n, 3, side, side) float32, 0 to 1, as their seeds augment them."""
+        frames = []
+        for row in rows:
+            name, x, y = self.places[row]
+            frames.append(augmented(part(seen(name), x, y), self.seed_of[row], self.pixels[row]))
+        return torch.stack(frames)
 
     def _drawn(self, rows: list[int]) -> Tensor:
         """What the effect makes of them."""
@@ -102,12 +125,25 @@ class Effects(Task):
         return Painter(**self.shape).to(memory_format=torch.channels_last)  # a third faster to train on a CPU
 
     def batch(self, rows: Tensor) -> Batch:
-        """Frames, with what the effect makes of them for labels."""
-        return Batch((self._shown(rows.tolist()),), self._drawn(rows.tolist()))
+        """Frames, and for labels what the effect makes of them: NaN where nobody who learns knows it."""
+        labels = self._drawn(rows.tolist())
+        labels[~torch.from_numpy(np.isin(rows.numpy(), self.with_drawing))] = torch.nan
+        return Batch((self._shown(rows.tolist()),), labels)
+
+    def identities(self) -> Array:
+        """Of the pixels and the seed: what the teacher draws of an augmented frame is kept, too."""
+        return identities(self.material.table.select(["frames__pixels", "seed"]))
+
+    def options(self) -> dict[str, Any]:
+        """How frames are augmented."""
+        return {"augmented": fingerprint(augmented)}
 
     def content(self) -> str:
-        """The frames, and the effect on them."""
-        return sha256({"training_set": self.material.training_set, "effect": fingerprint(effect)})
+        """The frames, the effect on them, and for which of them it is known."""
+        return sha256({
+            "training_set": self.material.training_set, "effect": fingerprint(effect), "paired": [*self.paired],
+            "repeats": self.repeats, "seeds": self.seeds, "augmented": fingerprint(augmented),
+        })  # fmt: skip
 
     def objective(self) -> Objective:
         """The teacher's pixels, what its first layers see in them, and what a discriminator does; and the effect's."""
@@ -120,7 +156,7 @@ class Effects(Task):
             "adversarial": Term(
                 Adversarial(PatchDiscriminator(3, width=16)), 0.002, student="student.image", teacher="teacher.image"
             ),
-            "drawn": Term(l1_loss, 0.1, input="student.image", target="labels"),
+            "drawn": Term(drawing_loss, 0.1, images="student.image", drawings="labels"),
         })  # fmt: skip
 
     def quality(self, answers: Answers, rows: Index, taught: Answers) -> dict[str, float]:
@@ -157,15 +193,21 @@ class Effects(Task):
         return self.material.table.select(["photograph", "contrast"]).take(rows)
 
     pipeline = "image-to-image"
-    measured = ("teacher_multiply_adds", "student_multiply_adds", "fewer_multiply_adds")
+    measured = ("teacher_multiply_adds", "student_multiply_adds", "fewer_multiply_adds", "worth")
 
-    def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:  # noqa: ARG002 - they cost the same
-        """Multiply-adds of a frame, and how many times fewer the student's are."""
+    def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        """Multiply-adds of a frame, and how many times fewer the student's are; and what the teacher is worth.
+
+        That is how much nearer the student is to the effect than its control, in dB.
+        """
         with torch.random.fork_rng(devices=[]):
             teacher, student = multiply_adds(self.generator), multiply_adds(self.student())
         return {
-            "teacher_multiply_adds": teacher, "student_multiply_adds": student, "fewer_multiply_adds": teacher / student
-        }  # fmt: skip
+            "teacher_multiply_adds": teacher,
+            "student_multiply_adds": student,
+            "fewer_multiply_adds": teacher / student,
+            "worth": quality["student"]["psnr_of_effect"] - quality["control"]["psnr_of_effect"],
+        }
 
     def model(self, student: nn.Module) -> onnx.ModelProto:
         """A frame to a drawing."""
@@ -189,6 +231,40 @@ class Effects(Task):
         return {
             "photograph.rgb": (pixels, f"a photograph, {SIDE} x {SIDE}: of each pixel red, green and blue, a byte each")
         }
+
+
+def extended(material: Material, known: Index, unknown: Index, repeats: int, seeds: int) -> Material:
+    """With more to learn from: `known` rows several times, and `unknown` ones with each seed of an augmentation.
+
+    A column says the seed; the seed 0 leaves a frame as it is.
+    """
+    plain, copy = material.table, material.table.take(pa.array(unknown))
+    tables = [plain, *[copy] * seeds]
+    seed = np.repeat(np.arange(seeds + 1), [table.num_rows for table in tables])
+    table = pa.concat_tables(tables).append_column("seed", pa.array(seed))
+    parts, further = material.parts, np.arange(plain.num_rows, table.num_rows)
+    train = np.concatenate([np.tile(known, repeats), unknown, further])
+    division = Split(train, parts.validation, parts.test, parts.boundaries)
+    return replace(material, table=table, division=division)
+
+
+def augmented(frame: Tensor, seed: int, pixels: str) -> Tensor:
+    """A frame (3, height, width), 0 to 1, in another light, and half of the time mirrored.
+
+    Seed and digest of the pixels decide, and nothing else: what the teacher draws of it is kept.
+    """
+    if not seed:
+        return frame
+    random = np.random.default_rng([seed, int(pixels[:16], 16)])
+    exposure, gains, mirrored = random.normal(0, 0.3), random.normal(0, 0.15, 3), random.random() < 0.5
+    colors = frame ** math.exp(exposure) * torch.from_numpy(np.exp(gains)).float().view(3, 1, 1)
+    return (colors.flip(-1) if mirrored else colors).clamp(0, 1)
+
+
+def drawing_loss(images: Tensor, drawings: Tensor) -> Tensor:
+    """The mean difference of images from drawings (n, 3, height, width), over those that are not NaN."""
+    known = ~drawings[:, 0, 0, 0].isnan()
+    return (images[known] - drawings[known]).abs().sum() / max(1, drawings[known].numel())
 
 
 def ssim(images: Array, wanted: Array) -> float:

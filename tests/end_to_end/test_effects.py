@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +38,7 @@ from isthmus.orchestration.device.site import site
 from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
+from tests.distill.support import material
 from tests.end_to_end.api import deployed
 from tests.end_to_end.browsers import differing
 from tests.end_to_end.files import served
@@ -47,6 +49,7 @@ pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "effects"
 MODULES = ("photographs", "painting", "networks", "teaching", "effects")
+PHOTOGRAPHS = ("chelsea", "rocket", "ihc", "coffee")
 TINY = '''\
 """The same task with less of everything."""
 
@@ -95,9 +98,9 @@ def example(sources: Path) -> Iterator[dict[str, ModuleType]]:
 
 @pytest.fixture(scope="module")
 def folder(sources: Path, example: dict[str, ModuleType]) -> Path:
-    """A project with a few frames of three photographs."""
+    """A project with a few frames of four photographs: of one that is learned from there are drawings."""
     table = example["photographs"].frames()
-    some = [table.filter(pc.equal(table["photograph"], name)).slice(0, 4) for name in ("chelsea", "ihc", "coffee")]
+    some = [table.filter(pc.equal(table["photograph"], name)).slice(0, 4) for name in PHOTOGRAPHS]
     (sources / "data").mkdir()
     pq.write_table(pa.concat_tables(some), sources / "data" / "frames.parquet")
     return sources
@@ -135,7 +138,8 @@ def test_one_golden_frame_shows_a_photograph_and_noise(distilled: DistillationRe
 
 def test_a_student_is_measured_against_its_teacher(distilled: DistillationReport) -> None:
     report = json.loads((distilled.path / "report.json").read_bytes())
-    assert report["rows"] == {"train": 4, "validation": 4, "test": 4}
+    # Four times the four frames with a drawing; the four others, and a copy of each in another light.
+    assert report["rows"] == {"train": 24, "validation": 4, "test": 4}
     assert report["models"]["teacher"]["quality"]["ssim"] == 1
     assert report["models"]["teacher"]["quality"]["flicker"] == 0
     assert report["models"]["teacher"]["quality"]["psnr"] is None
@@ -144,6 +148,8 @@ def test_a_student_is_measured_against_its_teacher(distilled: DistillationReport
         assert 0 < quality["ssim"] < 1
         assert quality["flicker"] == pytest.approx(quality["change"] - report["models"]["teacher"]["quality"]["change"])
     assert report["measures"]["fewer_multiply_adds"] > 10
+    near = {name: report["models"][name]["quality"]["psnr_of_effect"] for name in ("student", "control")}
+    assert report["measures"]["worth"] == pytest.approx(near["student"] - near["control"])
     terms = {"pixels", "perceptual", "adversarial", "drawn"}
     (student,) = (run for run in report["runs"] if run["model"] == "student")
     (control,) = (run for run in report["runs"] if run["model"] == "control")
@@ -175,6 +181,51 @@ def test_a_generator_that_has_learned_is_kept_by_its_recipe(example: dict[str, M
         assert torch.equal(weights + 1, again[name])
     assert any(not torch.equal(weights, first[name]) for name, weights in other.items())
     assert len(list(tmp_path.glob("generator-*.safetensors"))) == 2
+
+
+def test_a_seed_decides_how_a_frame_is_augmented(example: dict[str, ModuleType]) -> None:
+    augmented = example["effects"].augmented
+    frame, pixels = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(4)), "0123456789abcdef" * 4
+    assert torch.equal(augmented(frame, 0, pixels), frame)
+    first = augmented(frame, 1, pixels)
+    assert torch.equal(first, augmented(frame, 1, pixels))
+    for other in (frame, augmented(frame, 2, pixels), augmented(frame, 1, pixels[::-1])):
+        assert not torch.equal(first, other)
+    assert 0 <= first.min() <= first.max() <= 1
+
+
+def test_an_unknown_drawing_teaches_nothing(example: dict[str, ModuleType]) -> None:
+    images, drawings = torch.zeros(3, 3, 4, 4, requires_grad=True), torch.full((3, 3, 4, 4), 0.25)
+    drawings[1] = torch.nan
+    loss = example["effects"].drawing_loss(images, drawings)
+    loss.backward()
+    assert loss.item() == pytest.approx(0.25)
+    assert images.grad is not None
+    assert images.grad.flatten(1).abs().sum(1).bool().tolist() == [True, False, True]
+    nothing = example["effects"].drawing_loss(images, torch.full_like(drawings, torch.nan))
+    nothing.backward()
+    assert nothing.item() == 0
+
+
+def test_drawings_are_known_of_one_photograph_and_the_teacher_is_asked_for_all(example: dict[str, ModuleType]) -> None:
+    table = example["photographs"].frames()
+    table = table.rename_columns([{"pixels": "frames__pixels"}.get(name, name) for name in table.column_names])
+    options: dict[str, Any] = {"task": "effects:Effects", "split": (0.7, 0.04, 0.26), "split_by": "photograph"}
+    task = example["effects"].Effects(material(table, **options))
+    train = task.material.parts.train
+    assert {task.places[row][0] for row in task.with_drawing} == {"rocket"}
+    assert np.isin(train, task.with_drawing).sum() == 4 * 32
+    seeds = np.array(task.seed_of)
+    assert (seeds[train] == 1).sum() == 4 * 32
+    assert (seeds[[*task.material.parts.validation, *task.material.parts.test]] == 0).all()
+    rows = torch.tensor([*task.with_drawing[:1], *np.flatnonzero(seeds)[:1]])
+    _, labels = task.batch(rows)
+    assert labels is not None
+    assert labels.isnan().flatten(1).all(1).tolist() == [False, True]
+    assert len(np.unique(task.identities(), axis=0)) == len(seeds) == 256 + 4 * 32
+    nobody = type("Nobody", (example["effects"].Effects,), {"paired": ("coffee",)})
+    with pytest.raises(DataError, match=r"no drawing to learn from.*coffee"):
+        nobody(material(table, **options))
 
 
 def test_the_graph_draws_what_the_student_draws(distilled: DistillationReport, example: dict[str, ModuleType]) -> None:
