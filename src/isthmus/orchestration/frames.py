@@ -36,16 +36,16 @@ def landed_sources(
 
     `within` has the times, in microseconds, of the rows that are needed of a source; of others all rows are.
     """
-    tables = {name: source for name, source in _sources(declarations).items() if not source.path}
+    cluster = project.settings.engine.startswith("sc://")
+    tables = {name: each for name, each in _sources(declarations).items() if sources.lands(each, cluster=cluster)}
     if not tables:
         yield {}
         return
     with scratch_folder(project.state, "landed") as folder:
-        found: dict[str, Landed] = {}
-        for name, source in tables.items():
-            if landed := sources.land(source, project.root, (within or {}).get(name), folder):
-                found[name] = landed
-        yield found
+        yield {
+            name: sources.land(source, project.root, (within or {}).get(name), folder, project.storage_options)
+            for name, source in tables.items()
+        }
 
 
 @contextmanager

@@ -13,11 +13,11 @@ import re
 import traceback
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
@@ -26,12 +26,14 @@ from isthmus.features.days import FIRST, LAST
 from isthmus.features.definition.spec import Source
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, nearest, one_of
 from isthmus.features.files import write_atomically
-from isthmus.transforms.tables import delta, iceberg, parquet, sql
+from isthmus.transforms.tables import delta, iceberg, objects, parquet, sql
 from isthmus.transforms.tables.table import Table, Within
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+Options: TypeAlias = Mapping[str, str]
+_NONE: Options = {}
 _PACKAGE = "package:"
 _REPAIR = "bring the complete file there, or correct the source's path"
 _SAIL_NAME, _SAIL_PART = re.compile(r"ObjectName\(\[.*?\]\)"), re.compile(r'Identifier\("(.*?)"\)')
@@ -55,10 +57,15 @@ class Landed:
     content: str | None
 
 
-def land(source: Source, root: Path, within: Within, folder: Path) -> Landed | None:
-    """Writes the rows of a table or query whose `timestamp` lies within to a folder; None for any other source.
+def lands(source: Source, *, cluster: bool = False) -> bool:
+    """Whether its rows are brought here before an engine reads them. A cluster reads the files of URLs itself."""
+    return not source.path or (source.path.startswith(objects.SCHEMES) and not cluster)
 
-    Nothing that happens to the table from then on changes them.
+
+def land(source: Source, root: Path, within: Within, folder: Path, options: Options = _NONE) -> Landed:
+    """Writes the rows whose `timestamp` lies within to a folder, of a source that `lands`.
+
+    Nothing that happens to the table from then on changes them. The `options` are those of object storage.
 
     Raises:
         ConfigurationError: the variable with the address is not set, or a declared time column is missing or has no
@@ -66,10 +73,8 @@ def land(source: Source, root: Path, within: Within, folder: Path) -> Landed | N
         DataError: it is not there, is damaged, holds no row, or has a column that engines do not read.
         DependencyError: the database or the catalog does not answer, or its library is not installed.
     """
-    if source.path:
-        return None
     file = folder / f"{source.name}.parquet"
-    with _opened(source, root) as table:
+    with _opened(source, root, options) as table:
         _check_times(source, _spark_types(table.schema))
         rows = parquet.write(source.name, table, source.timestamp, _whole_seconds(within), file)
         if rows == 0 and not any(map(len, table.batches(None, None))):
@@ -134,15 +139,15 @@ def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFra
     return frame.where(time.isNull() | (time >= low) & (time < high))
 
 
-def content(source: Source, root: Path) -> str | None:
+def content(source: Source, root: Path, options: Options = _NONE) -> str | None:
     """A fingerprint of a source: of its files' names, sizes and modification times, or a version of its table.
 
-    It is None for a URL of files and for a query of a server, whose content cannot be known.
+    It is None for a query of a server and for files at a URL that no storage has, whose content cannot be known.
     """
     if source.sql:
         return _hash(sql.version(source, root))
-    if not source.path:
-        with _opened(source, root) as table:
+    if lands(source):
+        with _opened(source, root, options) as table:
             return _hash(table.version)
     if "://" in source.path:
         return None
@@ -152,10 +157,13 @@ def content(source: Source, root: Path) -> str | None:
 
 
 @contextmanager
-def _opened(source: Source, root: Path) -> Iterator[Table]:
-    if source.delta:
+def _opened(source: Source, root: Path, options: Options) -> Iterator[Table]:
+    if source.path:
+        with objects.opened(source, options) as table:
+            yield table
+    elif source.delta:
         place = source.delta if "://" in source.delta else str(root / source.delta)
-        with delta.opened(source, place, {}) as table:
+        with delta.opened(source, place, options if "://" in place else {}) as table:
             yield table
     else:
         with iceberg.opened(source) if source.iceberg else sql.opened(source, root) as table:
@@ -164,7 +172,7 @@ def _opened(source: Source, root: Path) -> Iterator[Table]:
 
 def _columns(source: Source, root: Path, staging: Path) -> Path:
     """The Parquet file with the columns of a table, and no row."""
-    with _opened(source, root) as table:
+    with _opened(source, root, _NONE) as table:
         columns = parquet.schema(source.name, table)
     file = staging / f"{source.name}-{_hash(str(columns))}.parquet"
     if not file.exists():

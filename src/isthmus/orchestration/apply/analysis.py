@@ -30,7 +30,7 @@ def unbuildable(project: Project) -> tuple[list[Problem], str]:
     contents: dict[str, list[str | None]] = {}
     for source in local.values():
         with _collecting(problems):
-            contents[source.name] = [source.place, sources.content(source, project.root)]
+            contents[source.name] = [source.place, sources.content(source, project.root, project.storage_options)]
     parts = {"contract": definitions.contract.hash, "engine": project.settings.engine, "sources": contents}
     digest = sha256(parts)
     with suppress(OSError):

@@ -42,7 +42,7 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
     """
     project.applied()  # must be the contract of the definitions
     selected = [project.definitions.views[name] for name in view_names(project, views)]
-    store, now = OfflineStore(project.offline), project.now()
+    store, now = OfflineStore(project.offline, project.storage_options), project.now()
     with landed_sources(project, selected) as landed, project.locked("tables", shared=True), ExitStack() as stack:
         contents = _contents(project, selected, landed)
         # Everything is computed and checked before the first table changes: a bad view leaves all of them as they were.
@@ -71,7 +71,7 @@ def outdated_views(project: Project, views: Sequence[str] | None = None) -> list
 
     The views of a remote file or of a query of a server, whose content cannot be known, are always outdated.
     """
-    contract, store = project.applied(), OfflineStore(project.offline)
+    contract, store = project.applied(), OfflineStore(project.offline, project.storage_options)
     outdated = []
     for name in view_names(project, views):
         view, commit = project.definitions.views[name], store.commit(contract.views[name])
@@ -125,7 +125,7 @@ def build_range(
     """
     contract = project.applied()
     names = view_names(project, views)
-    store, now = OfflineStore(project.offline), project.now()
+    store, now = OfflineStore(project.offline, project.storage_options), project.now()
     # Every table is opened before the first one changes.
     commits = {name: store.extendable(contract.views[name]) for name in names}
     declared = project.definitions.views
@@ -154,7 +154,10 @@ class _Run:
         self, project: Project, view: FeatureView, frames: Frames, contents: Mapping[str, str | None], now: int
     ) -> None:
         self.project, self.view, self.frames, self.now = project, view, frames, now
-        self.store, self.compiled = OfflineStore(project.offline), project.definitions.contract.views[view.name]
+        self.store, self.compiled = (
+            OfflineStore(project.offline, project.storage_options),
+            project.definitions.contract.views[view.name],
+        )
         schemas = {name: dict(frames[name].dtypes) for name in sorted(source.name for source in view.sources)}
         self.origin = Origin(schemas, _content(view, contents))
 
@@ -267,7 +270,7 @@ def _contents(
     known = {name: each.content for name, each in (landed or {}).items()}
     declared = {source.name: source for view in views for source in view.sources}
     contents = {
-        name: known[name] if name in known else sources.content(source, project.root)
+        name: known[name] if name in known else sources.content(source, project.root, project.storage_options)
         for name, source in declared.items()
     }
     return contents | {"": project.settings.engine}

@@ -53,7 +53,7 @@ def contents(outline: Outline) -> dict[str, str]:
     for source in outline.sources:
         # If it is missing right now, the step that reads it will say so.
         with suppress(IsthmusError, OSError):
-            version = content(source.declared, Path(outline.root))
+            version = content(source.declared, Path(outline.root), outline.storage_options)
             if version is not None:
                 versions[source.name] = version
     return versions

@@ -140,6 +140,7 @@ class Outline(msgspec.Struct, frozen=True):
     automation: bool
     retrain: str | None
     made_of: str
+    storage_options: dict[str, str] = {}
     format: int = FORMAT
 
 
@@ -206,7 +207,7 @@ def compiled(project: "Project") -> Outline:
     from isthmus.features.offline.store import OfflineStore
 
     definitions, settings = project.definitions, project.settings
-    contract, store = definitions.contract, OfflineStore(project.offline)
+    contract, store = definitions.contract, OfflineStore(project.offline, project.storage_options)
     sources = {source.name: source for view in definitions.views.values() for source in view.sources}
     sources |= {source.name: source for spine in definitions.spines.values() for source in spine.sources}
     views = []
@@ -243,6 +244,7 @@ def compiled(project: "Project") -> Outline:
         settings.orchestration.automation,
         settings.orchestration.retrain,
         digest(project.root),
+        project.storage_options,
     )
 
 

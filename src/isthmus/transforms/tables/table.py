@@ -9,6 +9,7 @@ import pyarrow as pa
 from isthmus.features import clock
 from isthmus.features.days import FIRST, LAST
 from isthmus.features.errors import DataError, IsthmusError, first_line
+from isthmus.features.offline.storage import unavailable
 
 Within: TypeAlias = tuple[int, int] | None
 """The wanted times in [first, end), in microseconds since 1970 UTC; None for all rows."""
@@ -55,4 +56,6 @@ def reading(source: str, place: str, *errors: type[Exception]) -> Iterator[None]
     except IsthmusError:
         raise
     except (*errors, pa.ArrowException, OSError, ValueError) as error:
+        if refusal := unavailable(f"source {source}", place, error):
+            raise refusal from error
         raise DataError(f"source {source}", f"{place} cannot be read ({first_line(error)})", remedy=REPAIR) from error
