@@ -123,7 +123,7 @@ def test_a_misspelled_argument_is_named_with_the_nearest(shop: Shop, text: str, 
             "transform(sources=[orders], schema=[])",
             "transform is called without 'entities'; expected entities, schema, sources at least",
         ),
-        ("Source(path='orders.csv')", "Source is called without 'name'; expected name, path at least"),
+        ("Source(path='orders.csv')", "Source is called without 'name'; expected name at least"),
         ("Field('total')", "Field is called without 'dtype'; expected dtype, name at least"),
     ],
 )

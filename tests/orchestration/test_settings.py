@@ -85,7 +85,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         ),
         "stores.onlin": (
             "is not a setting (did you mean online?); expected one of history_seconds, keep_contracts_hours, "
-            "offline, online"
+            "offline, online, storage_options"
         ),
         "profiles.training.device": "'tpu'; expected 'cpu', 'cuda' or 'auto'",
         "profiles.training.batch": "0; expected greater than or equal to 1",
@@ -243,7 +243,7 @@ def test_a_wrong_variable_is_named_as_one(tmp_path: Path, monkeypatch: pytest.Mo
         "ISTHMUS_SERVER__PORT: 'http'; expected a whole number",
         (
             "ISTHMUS_STORES__ONLIN: is not a setting (did you mean online?); expected one of history_seconds, "
-            "keep_contracts_hours, offline, online"
+            "keep_contracts_hours, offline, online, storage_options"
         ),
     ]
 
@@ -314,3 +314,11 @@ def test_a_schedule_that_is_taken_is_one_of_dagster(schedule: str) -> None:
 def test_a_runtime_that_there_is_not_is_named(tmp_path: Path) -> None:
     (problem,) = problems(tmp_path, SMALLEST + '[packages]\nruntimes = ["tensorrt"]\n')
     assert problem == "packages.runtimes.0: 'tensorrt'; expected one of coreml, executorch, litert, onnxruntime"
+
+
+def test_a_credential_among_the_storage_options_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    options = '\n[stores.storage_options]\nAWS_REGION = "eu"\nAWS_SECRET_ACCESS_KEY = "sesame"\n'
+    (found,) = problems(tmp_path, SMALLEST + options)
+    assert "AWS_SECRET_ACCESS_KEY" in found
+    assert "belong into the environment" in found
+    assert "sesame" not in found

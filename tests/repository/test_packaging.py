@@ -114,7 +114,8 @@ def test_the_constraints_pin_every_package_of_this_environment() -> None:
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
     # What is installed without its dependencies has pins of its own.
-    files = (ROOT / "constraints.txt", *(ROOT / f"src/isthmus/distill/{name}.txt" for name in RUNTIMES[1:]))
+    own_pins = [f"src/isthmus/distill/{name}.txt" for name in RUNTIMES[1:]]
+    files = [ROOT / name for name in ("constraints.txt", "tests/seaweedfs.txt", *own_pins)]
     lines = [line for file in files for line in file.read_text().splitlines() if not line.startswith("#")]
     pinned = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
     # torch for CUDA brings libraries that it pins itself.

@@ -11,6 +11,7 @@ IsthmusError
 └── Stopped                exit 130 or 143   SIGINT or SIGTERM; finished work stays
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -162,9 +163,22 @@ def harmless(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
 
 
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or the error's type if it has none."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+_REFUSAL = re.compile(r"<Error>\s*<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", re.DOTALL)
+_NESTED = re.compile(r"\s*(\x1b\[[0-9;]*m)?↳(\x1b\[[0-9;]*m)?\s*")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the error's type if it has none.
+
+    Of a refusal by object storage it is the code and the message; of errors within errors, the first and the last.
+    """
+    text = str(error).strip()
+    if refusal := _REFUSAL.search(text):
+        return ": ".join(refusal.groups())
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) > 1 and _NESTED.match(lines[1]):
+        return f"{lines[0]}: {_NESTED.sub('', lines[-1])}"
+    return lines[0] if lines else type(error).__name__
 
 
 def nearest(name: object, known: Iterable[object]) -> str:

@@ -1,14 +1,16 @@
 """The sources of a project as DataFrames of its engine."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 from isthmus.features.contract.contract import Column, Contract
 from isthmus.features.definition.spec import FeatureView, Source, Spine
 from isthmus.features.errors import RequestError, nearest, one_of
+from isthmus.features.files import scratch_folder
 from isthmus.features.types import TYPES
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine, sources
+from isthmus.transforms.sources import Landed
 from isthmus.transforms.views.compute import Frames
 
 
@@ -27,13 +29,48 @@ def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
 
 
 @contextmanager
-def source_frames(project: Project, declarations: Sequence[FeatureView | Spine]) -> Iterator[Frames]:
-    """A DataFrame per source of the declarations, whose functions are called in the block: its session ends with it."""
-    needed: dict[str, Source] = {s.name: s for declaration in declarations for s in declaration.sources}
+def landed_sources(
+    project: Project, declarations: Sequence[FeatureView | Spine], within: Mapping[str, tuple[int, int]] | None = None
+) -> Iterator[Mapping[str, Landed]]:
+    """The rows of tables and queries among the sources, in files that are removed after the block.
+
+    `within` has the times, in microseconds, of the rows that are needed of a source; of others all rows are.
+    """
+    cluster = project.settings.engine.startswith("sc://")
+    tables = {name: each for name, each in _sources(declarations).items() if sources.lands(each, cluster=cluster)}
+    if not tables:
+        yield {}
+        return
+    with scratch_folder(project.state, "landed") as folder:
+        yield {
+            name: sources.land(source, project.root, (within or {}).get(name), folder, project.storage_options)
+            for name, source in tables.items()
+        }
+
+
+@contextmanager
+def source_frames(
+    project: Project, declarations: Sequence[FeatureView | Spine], landed: Mapping[str, Landed] | None = None
+) -> Iterator[Frames]:
+    """A DataFrame per source of the declarations, whose functions are called in the block: its session ends with it.
+
+    `landed` has the rows of tables and queries; without it they are read here.
+    """
     settings = project.settings
-    with engine.session(settings.engine, settings.profiles.training.threads) as spark, project.importing():
+    with ExitStack() as stack:
+        if landed is None:
+            landed = stack.enter_context(landed_sources(project, declarations))
+        spark = stack.enter_context(engine.session(settings.engine, settings.profiles.training.threads))
+        stack.enter_context(project.importing())
         staging = project.state / "sources"
-        yield {name: sources.read(spark, source, project.root, staging) for name, source in needed.items()}
+        yield {
+            name: sources.read(spark, source, project.root, staging, landed.get(name))
+            for name, source in _sources(declarations).items()
+        }
+
+
+def _sources(declarations: Sequence[FeatureView | Spine]) -> dict[str, Source]:
+    return {source.name: source for declaration in declarations for source in declaration.sources}
 
 
 def spine_columns(contract: Contract, name: str) -> list[Column]:

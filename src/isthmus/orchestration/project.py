@@ -72,6 +72,7 @@ class Project:
     Attributes:
         state: the folder that the steps write to.
         offline: folder or URL of the Delta tables.
+        storage_options: how object storage is reached, without credentials.
         snapshots: folder of the snapshots for devices, by service.
         latency_folder: where servers report their latency.
         keys_file: the API keys, as hashes.
@@ -87,6 +88,7 @@ class Project:
         self.name = self.settings.project.name
         address = self.settings.stores.offline
         self.offline = address if "://" in address else str(self.root / address)
+        self.storage_options = dict(self.settings.stores.storage_options)
         self.state = self.root / ".isthmus"
         self.contract_file = self.state / "contract.json"
         self.deployment_file = self.state / "deployment.json"

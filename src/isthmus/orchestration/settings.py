@@ -88,6 +88,10 @@ _ONLINE = _matching(
     f'"embedded", or a URL that begins with {", ".join(SCHEMES[:-1])} or {SCHEMES[-1]}',
 )
 _RUNTIME = _matching(RUNTIMES.__contains__, one_of(RUNTIMES))
+_STORAGE_OPTION = _matching(
+    lambda name: not re.search("key|secret|token|password|credential", name, re.IGNORECASE),
+    "an option without a credential: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong into the environment",
+)
 _CRON = _matching(_is_cron, "five fields like 0 3 * * 0, or @hourly, @daily, @weekly, @monthly or @yearly")
 _Count = Annotated[int, Field(ge=1)]
 
@@ -115,6 +119,8 @@ class StoresTable(_Table):
 
     Attributes:
         offline: folder (relative to the project) or object-storage URL of the Delta tables.
+        storage_options: how object storage is reached, for `offline` and for sources: `AWS_ENDPOINT_URL`, `AWS_REGION`,
+            `AWS_ALLOW_HTTP` and so on, as deltalake names them. Credentials come from the environment alone.
         online: "embedded", or the URL of a Redis or of a Redis Cluster.
         keep_contracts_hours: how long the online rows of a contract stay after another has become current; at least a
             minute, in which every server learns of that.
@@ -122,6 +128,7 @@ class StoresTable(_Table):
     """
 
     offline: str = ".isthmus/offline"
+    storage_options: dict[Annotated[str, _STORAGE_OPTION], str] = {}
     online: Annotated[str, _ONLINE] = "embedded"
     keep_contracts_hours: Annotated[float, Field(ge=0)] = 24.0
     history_seconds: Annotated[float, Field(gt=0)] = 60.0

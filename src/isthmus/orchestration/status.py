@@ -80,12 +80,12 @@ def _measured_of(status: Status) -> tuple[object, ...]:
 
 
 def _view(project: Project, contract: Contract, name: str, *, measure: bool, applied: bool) -> ViewStatus:
-    view, store = contract.views[name], OfflineStore(project.offline)
+    view, store = contract.views[name], OfflineStore(project.offline, project.storage_options)
     commit = store.commit(view)
     if commit is None:
         return ViewStatus()
     begun = [day for day in commit.days or () if day * DAY <= project.now()]
-    written = MaterializationLog(project.offline).of(view)
+    written = MaterializationLog(project.offline, project.storage_options).of(view)
     age = None if not begun else day_of(project.now()) - max(begun)
     # A row of the last day may be as late as its end.
     expired = view.ttl is not None and bool(begun) and project.now() - (max(begun) + 1) * DAY > view.ttl

@@ -1,7 +1,8 @@
 """Reads sources as DataFrames.
 
 The engine itself reads Parquet. CSV is first converted to Parquet, once per content, so that every engine sees the same
-types and microseconds, and also files inside a `.zip`, which Spark cannot open.
+types and microseconds, and also files inside a `.zip`, which Spark cannot open. The rows of tables and queries are
+written to Parquet as they are when a build begins.
 """
 
 import hashlib
@@ -12,9 +13,11 @@ import re
 import traceback
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
@@ -23,10 +26,14 @@ from isthmus.features.days import FIRST, LAST
 from isthmus.features.definition.spec import Source
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, nearest, one_of
 from isthmus.features.files import write_atomically
+from isthmus.transforms.tables import delta, iceberg, objects, parquet, sql
+from isthmus.transforms.tables.table import Table, Within
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+Options: TypeAlias = Mapping[str, str]
+_NONE: Options = {}
 _PACKAGE = "package:"
 _REPAIR = "bring the complete file there, or correct the source's path"
 _SAIL_NAME, _SAIL_PART = re.compile(r"ObjectName\(\[.*?\]\)"), re.compile(r'Identifier\("(.*?)"\)')
@@ -37,8 +44,50 @@ class NoRowsError(DataError):
     """A source that holds no row yet."""
 
 
-def read(spark: "SparkSession", source: Source, root: Path, staging: Path) -> "DataFrame":
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """The rows of a table or a query, as a build reads them.
+
+    Attributes:
+        file: Parquet.
+        content: a fingerprint of all rows of that moment; None if the database has none.
+    """
+
+    file: Path
+    content: str | None
+
+
+def lands(source: Source, *, cluster: bool = False) -> bool:
+    """Whether its rows are brought here before an engine reads them. A cluster reads the files of URLs itself."""
+    return not source.path or (source.path.startswith(objects.SCHEMES) and not cluster)
+
+
+def land(source: Source, root: Path, within: Within, folder: Path, options: Options = _NONE) -> Landed:
+    """Writes the rows whose `timestamp` lies within to a folder, of a source that `lands`.
+
+    Nothing that happens to the table from then on changes them. The `options` are those of object storage.
+
+    Raises:
+        ConfigurationError: the variable with the address is not set, or a declared time column is missing or has no
+            time zone.
+        DataError: it is not there, is damaged, holds no row, or has a column that engines do not read.
+        DependencyError: the database or the catalog does not answer, or its library is not installed.
+    """
+    file = folder / f"{source.name}.parquet"
+    with _opened(source, root, options) as table:
+        _check_times(source, _spark_types(table.schema))
+        rows = parquet.write(source.name, table, source.timestamp, _whole_seconds(within), file)
+        if rows == 0 and not any(map(len, table.batches(None, None))):
+            raise NoRowsError(
+                f"source {source.name}", f"{table.place} holds no row", remedy="bring the data there before a build"
+            )
+        return Landed(file, _hash(table.version))
+
+
+def read(spark: "SparkSession", source: Source, root: Path, staging: Path, landed: Landed | None = None) -> "DataFrame":
     """The DataFrame of a source. Relative paths start from `root`; `staging` is for the Parquet files of CSV files.
+
+    A table or a query is read from where it has `landed`; without that the frame has its columns and no row.
 
     Raises:
         ConfigurationError: the file is missing, or a declared time column is missing or has no time zone.
@@ -48,7 +97,11 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path) -> "D
     from pyspark.errors import PySparkException
 
     place = source.path
-    if "://" not in place:
+    if landed is not None:
+        place = str(landed.file)
+    elif not place:
+        place = str(_columns(source, root, staging))
+    elif "://" not in place:
         place = str(_parquet(source, root, staging))
     try:
         frame = spark.read.parquet(place)
@@ -65,16 +118,13 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path) -> "D
 
 
 def require_readable(source: Source, root: Path, staging: Path) -> None:
-    """Checks a source that is no URL as `read` does, as far as that needs no engine."""
-    from pyarrow import parquet
+    """Checks a local source as `read` does, as far as that needs no engine."""
+    from pyarrow.parquet import read_schema
 
-    file = _parquet(source, root, staging)
+    file = _parquet(source, root, staging) if source.path else _columns(source, root, staging)
     # Which columns a folder has is for the engine to say: its files may differ.
     if file.is_file():
-        types = {field.name: field.type for field in parquet.read_schema(file)}
-        zones = {name: getattr(dtype, "tz", None) for name, dtype in types.items() if pa.types.is_timestamp(dtype)}
-        spark = {name: "timestamp" if zone else "timestamp_ntz" for name, zone in zones.items()}
-        _check_times(source, {name: str(dtype) for name, dtype in types.items()} | spark)
+        _check_times(source, _spark_types(read_schema(file)))
 
 
 def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFrame":
@@ -89,14 +139,62 @@ def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFra
     return frame.where(time.isNull() | (time >= low) & (time < high))
 
 
-def content(source: Source, root: Path) -> str | None:
-    """A fingerprint of a source: of its files' names, sizes and modification times; None for a URL."""
+def content(source: Source, root: Path, options: Options = _NONE) -> str | None:
+    """A fingerprint of a source: of its files' names, sizes and modification times, or a version of its table.
+
+    It is None for a query of a server and for files at a URL that no storage has, whose content cannot be known.
+    """
+    if source.sql:
+        return _hash(sql.version(source, root))
+    if lands(source):
+        with _opened(source, root, options) as table:
+            return _hash(table.version)
     if "://" in source.path:
         return None
     path = _locate(source, root)
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    seen = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return hashlib.sha256(repr(seen).encode()).hexdigest()
+    return _hash(repr([(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]))
+
+
+@contextmanager
+def _opened(source: Source, root: Path, options: Options) -> Iterator[Table]:
+    if source.path:
+        with objects.opened(source, options) as table:
+            yield table
+    elif source.delta:
+        place = source.delta if "://" in source.delta else str(root / source.delta)
+        with delta.opened(source, place, options if "://" in place else {}) as table:
+            yield table
+    else:
+        with iceberg.opened(source) if source.iceberg else sql.opened(source, root) as table:
+            yield table
+
+
+def _columns(source: Source, root: Path, staging: Path) -> Path:
+    """The Parquet file with the columns of a table, and no row."""
+    with _opened(source, root, _NONE) as table:
+        columns = parquet.schema(source.name, table)
+    file = staging / f"{source.name}-{_hash(str(columns))}.parquet"
+    if not file.exists():
+        write_atomically(file, parquet.empty(columns))
+    return file
+
+
+def _whole_seconds(within: Within) -> Within:
+    # Spark writes the statistics of a file in milliseconds, cut off: a range within one would miss the file.
+    second = 1_000_000
+    return within and (within[0] // second * second, -(-within[1] // second) * second)
+
+
+def _hash(version: str | None) -> str | None:
+    return None if version is None else hashlib.sha256(version.encode()).hexdigest()
+
+
+def _spark_types(schema: pa.Schema) -> dict[str, str]:
+    types = {field.name: field.type for field in schema}
+    zones = {name: getattr(dtype, "tz", None) for name, dtype in types.items() if pa.types.is_timestamp(dtype)}
+    spark = {name: "timestamp" if zone else "timestamp_ntz" for name, zone in zones.items()}
+    return {name: str(dtype) for name, dtype in types.items()} | spark
 
 
 def first_line(error: BaseException) -> str:
@@ -124,6 +222,10 @@ def _parquet(source: Source, root: Path, staging: Path) -> Path:
     from pyarrow import dataset
 
     path = file = _locate(source, root)
+    if (path / "_delta_log").is_dir():
+        # Read as Parquet, it would have the rows that were deleted, too.
+        problem = Problem(f"source {source.name}", f"{path} is a Delta table", f'delta="{source.path}"')
+        raise ConfigurationError("definitions.py", [problem], remedy="name it with delta= instead of path=")
     if path.is_file() and path.suffix.lower() in (".csv", ".zip", ".gz"):
         file = _stage(source, path, staging)
     # Users know the file by its own path, not by that of its staged form.

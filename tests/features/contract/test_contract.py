@@ -324,6 +324,30 @@ def _view(**parts: Any) -> FeatureView:
         (FeatureService("s", [_view()[[0]]]), "service s, v: no feature 0"),  # type: ignore[list-item]
         (RequestSource("r", [FIELD], defaults={0: 1}), "request source r, default of 0: there is no such field"),  # type: ignore[dict-item]
         (_view(sources=[replace(FLIGHTS, null_values="NA")]), "source flights, null_values: 'NA'; expected a list"),
+        (
+            _view(sources=[replace(FLIGHTS, delta="flights")]),
+            "source flights: has path and delta; expected one of path,",
+        ),
+        (_view(sources=[Source("flights", delta=7)]), "source flights, delta: 7"),  # type: ignore[arg-type]
+        (
+            _view(sources=[Source("flights", iceberg="shop.flights")]),
+            "'shop.flights'; expected CATALOG.NAMESPACE.TABLE",
+        ),
+        (
+            _view(sources=[Source("flights", sql="SELECT 1")]),
+            "source flights, connection: is missing; expected the name",
+        ),
+        (_view(sources=[replace(FLIGHTS, connection="DB")]), "source flights, connection: stands without a query"),
+        # What holds a secret is not repeated.
+        (
+            _view(sources=[Source("flights", sql="SELECT 1", connection="postgresql://u:sesame@h/d")]),
+            "source flights, connection: is no name of an environment variable; expected the name",
+        ),
+        (
+            _view(sources=[Source("flights", sql="SELECT 1", connection="ISTHMUS_DB")]),
+            "connection: is no name of an env",
+        ),
+        (_view(sources=[Source("flights", delta="s3://key:sesame@b/t")]), "source flights: has a user in its URL"),
         ("flights", "'flights'"),
     ],
 )

@@ -761,7 +761,7 @@ def registered(tmp_path: Path) -> tuple[feast.FeatureStore, Contract, OfflineSto
         tables.write(tables.prepare(contract.views[name], made))
     folder = tmp_path / "feast"
     views = {"stats": stats, "pairs": pairs}
-    registry.register(contract, views, {}, folder=folder, offline=tables.root, server="http://127.0.0.1:1")
+    registry.register(contract, views, {}, folder=folder, offline=tables, server="http://127.0.0.1:1")
     return feast.FeatureStore(repo_path=str(folder)), contract, tables
 
 

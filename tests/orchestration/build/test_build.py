@@ -7,14 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import closing
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from isthmus import ConfigurationError, ContractMismatch, DataError, RequestError
 from isthmus.features import clock
@@ -22,7 +26,7 @@ from isthmus.features.days import Days
 from isthmus.features.offline.store import OfflineStore
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.apply.diff import apply_diff
-from isthmus.orchestration.build.build import build, build_range, day_range
+from isthmus.orchestration.build.build import build, build_range, day_range, outdated_views
 from isthmus.orchestration.training.set import training_set
 from tests.commandline import run
 from tests.features.support import DAY, same_bits
@@ -278,6 +282,109 @@ def test_a_whole_build_takes_up_the_types_of_a_source_that_changed(reaching: Sho
     build_range(project(reaching), [ORDERS_VIEW], within=YEAR)
     assert stored(reaching, project) == before
     assert not build(project(reaching), [ORDERS_VIEW])[ORDERS_VIEW].changed
+
+
+def as_delta(shop: Shop) -> Path:
+    """The orders of a shop as a Delta table of two files, one for each half of them."""
+    folder, orders = shop.root / "data" / "orders", pq.read_table(shop.orders)
+    for half in (orders.slice(0, len(orders) // 2), orders.slice(len(orders) // 2)):
+        write_deltalake(folder, half, mode="append")
+    shop.orders.unlink()
+    shop.replace('path="data/orders.parquet"', 'delta="data/orders"')
+    return folder
+
+
+def replaced(folder: Path, retyped: bool = False) -> None:
+    """Other orders in the place of a Delta table's."""
+    orders = DeltaTable(folder).to_pyarrow_table()
+    cents = pc.add(orders["cents"], 1)
+    other = orders.set_column(
+        orders.schema.get_field_index("cents"), "cents", cents.cast("string") if retyped else cents
+    )
+    write_deltalake(folder, other, mode="overwrite", schema_mode="overwrite")
+
+
+def test_a_delta_table_makes_the_rows_of_its_file(reaching: Shop, project: Open) -> None:
+    before = {view: stored(reaching, project, view) for view in (ORDERS_VIEW, "shelf_demand")}
+    folder = as_delta(reaching)
+    apply(project(reaching))
+    assert outdated_views(project(reaching)) == ["customer_orders", "shelf_demand"]
+    written = build(project(reaching))
+    assert not written[ORDERS_VIEW].changed
+    assert outdated_views(project(reaching)) == []
+    shutil.rmtree(reaching.state / "offline")
+    build_range(project(reaching), within=YEAR)
+    for view, (table, fingerprint) in before.items():
+        assert same_bits(stored(reaching, project, view)[0], table)
+        assert stored(reaching, project, view)[1] == fingerprint
+    # What was built from this version is not computed again; a range reads no file of other days.
+    written = build_range(project(reaching), [ORDERS_VIEW], within=YEAR)
+    assert not written[ORDERS_VIEW].changed
+    next(
+        file for file in folder.glob("*.parquet") if pq.read_table(file)["ordered_at"][0].value > START + 20 * DAY
+    ).unlink()
+    written = build_range(project(reaching), [ORDERS_VIEW], within=Days(FIRST + 1, FIRST + 9))
+    assert not written[ORDERS_VIEW].changed
+    assert not list(reaching.state.glob("landed*"))
+
+
+def test_a_delta_table_that_is_replaced_under_a_build(reaching: Shop, project: Open) -> None:
+    before, folder = stored(reaching, project)[1], as_delta(reaching)
+    apply(project(reaching))
+    changes: list[Callable[[], None]] = [lambda: replaced(folder, retyped=True), lambda: shutil.rmtree(folder)]
+
+    def progress(text: str, _: float) -> None:
+        if text.startswith("computing") and changes:
+            changes.pop(0)()
+
+    written = build(project(reaching), progress=progress)
+    assert not changes
+    assert not written[ORDERS_VIEW].changed
+    assert stored(reaching, project)[1] == before
+    with pytest.raises(DataError, match=r"source orders: there is no Delta table at .*data/orders. Correct delta="):
+        build(project(reaching))
+    assert stored(reaching, project)[1] == before
+
+
+def test_a_delta_table_that_was_replaced_or_retyped(reaching: Shop, project: Open) -> None:
+    folder = as_delta(reaching)
+    apply(project(reaching))
+    build(project(reaching))
+    replaced(folder)
+    assert outdated_views(project(reaching)) == ["customer_orders", "shelf_demand"]
+    days = Days(FIRST + 5, FIRST + 7)
+    assert build_range(project(reaching), [ORDERS_VIEW], within=days)[ORDERS_VIEW].changed
+    before = stored(reaching, project)[1]
+    replaced(folder, retyped=True)
+    with pytest.raises(
+        DataError, match="source orders, column cents: has type string and had bigint when customer_ord"
+    ):
+        build_range(project(reaching), [ORDERS_VIEW], within=days)
+    assert stored(reaching, project)[1] == before
+
+
+def test_a_query_is_read_for_each_build(reaching: Shop, project: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = stored(reaching, project)[1]
+    with closing(duckdb.connect(str(reaching.root / "shop.duckdb"))) as database:
+        database.execute(f"CREATE TABLE orders AS SELECT * FROM '{reaching.orders}'")  # noqa: S608 - our own file
+    reaching.orders.unlink()
+    query = 'sql="SELECT * FROM orders", connection="SHOP_DATABASE"'
+    reaching.replace('path="data/orders.parquet"', query)
+    apply(project(reaching))
+    # What is read decides the values, so it is part of the contract; where it is read from is not.
+    contract = reaching.state / "contract.next.json"
+    assert "SELECT * FROM orders" in contract.read_text()
+    assert "SHOP_DATABASE" not in contract.read_text()
+    with pytest.raises(ConfigurationError, match="the variable SHOP_DATABASE: is not set; expected postgresql://"):
+        build(project(reaching))
+    monkeypatch.setenv("SHOP_DATABASE", "duckdb:shop.duckdb")
+    build(project(reaching))
+    assert stored(reaching, project)[1] == before
+    assert outdated_views(project(reaching)) == []
+    with closing(duckdb.connect(str(reaching.root / "shop.duckdb"))) as database:
+        database.execute("DELETE FROM orders WHERE cents % 2 = 0")
+    assert outdated_views(project(reaching)) == ["customer_orders", "shelf_demand"]
+    assert build_range(project(reaching), [ORDERS_VIEW], within=Days(FIRST, FIRST + 9))[ORDERS_VIEW].changed
 
 
 def test_a_part_of_another_contract(reaching: Shop, project: Open) -> None:

@@ -32,6 +32,10 @@ Declaration = Entity | Source | FeatureView | RequestSource | RequestTransform |
 
 _ANY_TYPE = one_of(map(repr, SCALARS)) + ", or Array of these"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
+_KINDS = ("path", "delta", "iceberg", "sql")
+_USER = re.compile("[^/]*://[^/]*@")
+_TABLE = re.compile(r"[^.\s]+(\.[^.\s]+){2,}")
+_VARIABLE = re.compile(r"(?!ISTHMUS_)[A-Za-z_][A-Za-z0-9_]*")
 
 _TITLES: dict[type, str] = {
     Entity: "entity", Source: "source", FeatureView: "view", RequestSource: "request source",
@@ -40,7 +44,8 @@ _TITLES: dict[type, str] = {
 _FUNCTION = (FunctionType, NoneType)
 _PARTS: dict[type, dict[str, tuple[type, ...]]] = {
     Entity: {"join_keys": (Mapping,)},
-    Source: {"path": (str,), "timestamp": (str, NoneType), "known": (str, NoneType), "null_values": (str,)},
+    Source: {"path": (str,), "timestamp": (str, NoneType), "known": (str, NoneType), "null_values": (str,),
+             "delta": (str,), "iceberg": (str,), "sql": (str,), "connection": (str,)},
     FeatureView: {"entities": (Entity,), "schema": (Field,), "sources": (Source,), "ttl": (timedelta, NoneType),
                   "delay": (timedelta,), "function": _FUNCTION, "lookback": (timedelta, NoneType),
                   "lateness": (timedelta,), "version": (int,), "owner": (str,),
@@ -119,8 +124,7 @@ class Declarations:
                     self._wrong(place, f"type {dtype!r}", one_of(map(repr, KEY_TYPES)))
         self._key_types()
         for source in self.sources.values():
-            if not source.path:
-                self._wrong(f"source {source.name}", "has no path", "a file, a folder or a URL")
+            self._place(source)
             if isinstance(source.null_values, str):
                 # Each of its letters would be one.
                 self._wrong(f"source {source.name}, null_values", repr(source.null_values), "a list of texts")
@@ -166,6 +170,26 @@ class Declarations:
                             "a label that the request cannot hold: it is the answer")  # fmt: skip
         for service in self.services.values():
             self._service(service)
+
+    def _place(self, source: Source) -> None:
+        where = f"source {source.name}"
+        kinds = [kind for kind in _KINDS if getattr(source, kind)]
+        if len(kinds) != 1:
+            found = f"has {' and '.join(kinds)}" if kinds else "has no path, table or query"
+            self._wrong(where, found, f"one of {', '.join(_KINDS)}")
+        if any(_USER.match(address) for address in (source.path, source.delta)):
+            # The message must not repeat it.
+            self._wrong(
+                where, "has a user in its URL", "credentials in the environment: definitions are no place for them"
+            )
+        if source.iceberg and not _TABLE.fullmatch(source.iceberg):
+            self._wrong(f"{where}, iceberg", repr(source.iceberg), "CATALOG.NAMESPACE.TABLE")
+        if source.connection and not source.sql:
+            self._wrong(f"{where}, connection", "stands without a query", "sql= beside it, or none")
+        elif source.sql and not _VARIABLE.fullmatch(source.connection):
+            found = "is no name of an environment variable" if source.connection else "is missing"
+            expected = "the name of one that holds the address of the database, not beginning with ISTHMUS_"
+            self._wrong(f"{where}, connection", found, expected)
 
     def _key_types(self) -> None:
         # A request names a join key once, however many entities have it.

@@ -167,8 +167,9 @@ def _several_types(contract: Contract, service: str) -> list[Problem]:
 
 
 def _source(source: Source) -> dict[str, Any]:
-    # The path decides no values: it changes between environments.
-    return {"timestamp": source.timestamp, "known": source.known, "null_values": list(source.null_values)}
+    # The place decides no values: it changes between environments. A query does.
+    read = {"timestamp": source.timestamp, "known": source.known, "null_values": list(source.null_values)}
+    return {**read, "sql": source.sql} if source.sql else read
 
 
 def _service(

@@ -70,7 +70,9 @@ class Entity:
 
 @dataclass(frozen=True)
 class Source:
-    """Raw data that transforms read.
+    """Raw data that transforms read. It is a file, a Delta table, an Iceberg table or a query: one of these.
+
+    Tables and queries are read once for each build, as they are when it begins, and only as far as it needs them.
 
     Attributes:
         name: the parameter name under which a transform receives it.
@@ -79,13 +81,33 @@ class Source:
         timestamp: column that says when a row became true; must carry a time zone.
         known: column that says when a row could first be used; must carry a time zone.
         null_values: strings that mean null in a CSV file.
+        delta: the folder, relative to the project, or the URL of a Delta table.
+        iceberg: an Iceberg table as `CATALOG.NAMESPACE.TABLE`; the catalog is one that pyiceberg is configured for.
+        sql: a query, for PostgreSQL or DuckDB.
+        connection: of a query, the name of the environment variable that holds the address of the database:
+            `postgresql://USER:PASSWORD@HOST/DATABASE`, or `duckdb:FILE`.
     """
 
     name: str
-    path: str
+    path: str = ""
     timestamp: str | None = None
     known: str | None = None
     null_values: Sequence[str] = ("",)
+    delta: str = field(default="", kw_only=True)
+    iceberg: str = field(default="", kw_only=True)
+    sql: str = field(default="", kw_only=True)
+    connection: str = field(default="", kw_only=True)
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people; without a secret."""
+        return self.path or self.delta or self.iceberg or f"a query of {self.connection}"
+
+    @property
+    def local(self) -> bool:
+        """Whether it lies in a file or folder whose content shows without a connection."""
+        address = self.path or self.delta
+        return bool(address) and "://" not in address
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Feast's file sources: where they are, how deltalake and Arrow reach them, how a table is written to one."""
 
 import os
+from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,21 @@ def filesystem_of(source: FileSource, path: str) -> tuple[Any, str]:
     return filesystem, inside
 
 
+def endpoint(options: Mapping[str, str] | None) -> str | None:
+    """The address among deltalake's options, which Feast has a word for."""
+    names = ("aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint")
+    return next((value for name, value in (options or {}).items() if name.lower() in names), None)
+
+
 def storage_options(source: FileSource) -> dict[str, str]:
     """The options with which deltalake reaches a source."""
     known = {**os.environ, **(source.resolve_credentials() or {})} if "://" in source.path else {}
     options = {name: str(value) for name, value in known.items() if name.startswith("AWS_")}
-    return {**options, "AWS_ENDPOINT_URL": source.s3_endpoint_override} if source.s3_endpoint_override else options
+    if source.s3_endpoint_override:
+        # Feast has no word for a server without TLS but the address itself.
+        plain = {"AWS_ALLOW_HTTP": "true"} if source.s3_endpoint_override.startswith("http://") else {}
+        options = {**plain, **options, "AWS_ENDPOINT_URL": source.s3_endpoint_override}
+    return options
 
 
 def save(table: pa.Table, target: FileSource, path: str) -> None:

@@ -26,8 +26,9 @@ from google.protobuf.message import DecodeError
 from isthmus.features.contract.contract import Contract
 from isthmus.features.definition.spec import FeatureProjection, FeatureService, FeatureView
 from isthmus.features.errors import DependencyError
-from isthmus.features.feast.files import OFFLINE
+from isthmus.features.feast.files import OFFLINE, endpoint
 from isthmus.features.files import write_atomically
+from isthmus.features.offline.store import OfflineStore
 from isthmus.features.types import SCALARS, Array, DataType
 
 _TYPES: dict[str, ft.FeastType] = {scalar.name: getattr(ft, scalar.name) for scalar in SCALARS}
@@ -40,12 +41,12 @@ def register(
     services: Mapping[str, FeatureService],
     *,
     folder: Path,
-    offline: str,
+    offline: OfflineStore,
     server: str,
 ) -> list[str]:
     """Writes `feature_store.yaml` and makes the registry beside it hold exactly the project's declarations.
 
-    `offline` is the folder or URL of the Delta tables, `server` the URL of the online lookup API. Returns the names of
+    `offline` has the tables, `server` is the URL of the online lookup API. Returns the names of
     the registered objects, each with its kind.
 
     Raises:
@@ -76,9 +77,9 @@ def register(
             for key, dtype in entity.join_keys.items()
         }
         tables = {name: _view(view, contract, keys, offline) for name, view in views.items()}
-        if "://" not in offline:
+        if "://" not in offline.root:
             for table in tables.values():
-                table.tags[OFFLINE] = os.path.relpath(offline, folder)
+                table.tags[OFFLINE] = os.path.relpath(offline.root, folder)
         objects: list[Any] = [*keys.values(), *tables.values(), *(_service(s, tables) for s in services.values())]
         wanted = {(type(item).__name__, item.name) for item in objects}
         registered: list[Any] = [*store.list_entities(), *store.list_feature_views(), *store.list_feature_services()]
@@ -106,7 +107,9 @@ def _draft(registry: Path) -> Iterator[Path]:
     registry.with_suffix(".db").unlink(missing_ok=True)
 
 
-def _view(view: FeatureView, contract: Contract, keys: Mapping[str, feast.Entity], offline: str) -> feast.FeatureView:
+def _view(
+    view: FeatureView, contract: Contract, keys: Mapping[str, feast.Entity], offline: OfflineStore
+) -> feast.FeatureView:
     names = [key for entity in view.entities for key in entity.join_keys]
     return feast.FeatureView(
         name=view.name,
@@ -116,7 +119,8 @@ def _view(view: FeatureView, contract: Contract, keys: Mapping[str, feast.Entity
         ttl=view.ttl or timedelta(0),
         source=feast.FileSource(
             name=f"{view.name}_table",
-            path=f"{offline}/{contract.views[view.name].table}",
+            path=offline.path(contract.views[view.name].table),
+            s3_endpoint_override=endpoint(offline.storage_options),
             file_format=DeltaFormat(),
             timestamp_field="event_timestamp",
             created_timestamp_column="known_at",

@@ -166,7 +166,8 @@ class Source:
             ContractMismatch: its table was built under another contract than the view is registered with.
         """
         if self.contract is not None:
-            history = OfflineStore(self.path.rstrip("/").rpartition("/")[0]).history(self.contract)
+            root, options = self.path.rstrip("/").rpartition("/")[0], feast_files.storage_options(self.files)
+            history = OfflineStore(root, options).history(self.contract)
             return history.data if isinstance(history.data, ds.Dataset) else ds.dataset(history.data)
         with self.reading():
             if isinstance(self.files.file_format, DeltaFormat):

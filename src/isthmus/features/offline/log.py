@@ -4,6 +4,7 @@ A Delta table for all views, beside theirs, with a row per run and view that is 
 rows. The log and the versions of the offline tables determine what was served at any moment.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import DataError, first_line
+from isthmus.features.offline.storage import unavailable
 
 FOLDER = "_materializations"
 """No view has this name: a declared name begins with a letter."""
@@ -49,16 +51,20 @@ _SCHEMA = pa.schema(
 
 
 class MaterializationLog:
-    """The log beside the tables of an offline store; `root` is the folder or object-storage URL of the store."""
+    """The log beside the tables of an offline store at `root`, a folder or a URL that `storage_options` reach."""
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, storage_options: Mapping[str, str] | None = None) -> None:
         self._path = f"{str(root).rstrip('/')}/{FOLDER}"
+        self._options = dict(storage_options or {}) if "://" in self._path else None
 
     def append(self, entry: Materialization) -> None:
         """Adds an entry; concurrent runs may append at the same time."""
         try:
-            write_deltalake(self._path, pa.Table.from_pylist([asdict(entry)], _SCHEMA), mode="append")
+            write_deltalake(self._path, pa.Table.from_pylist([asdict(entry)], _SCHEMA), mode="append",
+                            storage_options=self._options)  # fmt: skip
         except (DeltaError, OSError) as error:
+            if refusal := unavailable("log of materializations", self._path, error):
+                raise refusal from error
             raise DataError(
                 "log of materializations", f"{self._path} cannot be written ({first_line(error)})",
                 remedy="its entries are as they were: mend that, then run `isthmus materialize` again",
@@ -83,11 +89,12 @@ class MaterializationLog:
 
     def _table(self) -> pa.Table:
         try:
-            return DeltaTable(self._path).to_pyarrow_table()
+            return DeltaTable(self._path, storage_options=self._options).to_pyarrow_table()
         except TableNotFoundError:
             return _SCHEMA.empty_table()
         except (DeltaError, OSError, pa.ArrowException) as error:
-            raise self._damaged(error) from error
+            refusal = unavailable("log of materializations", self._path, error)
+            raise refusal or self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> DataError:
         return DataError(

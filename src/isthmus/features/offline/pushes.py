@@ -4,7 +4,7 @@ The table of the view has these rows, too. What a build computes replaces that t
 what only a push knew.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from isthmus.features.days import DAY
 from isthmus.features.errors import DataError, first_line
 from isthmus.features.offline.canonical import declared_schema, without
 from isthmus.features.offline.partitions import DAY_COLUMN, check_files, dataset, files_by_day, on
+from isthmus.features.offline.storage import unavailable
 from isthmus.features.values.arrow import micros
 from isthmus.features.values.columns import Ints
 
@@ -37,11 +38,12 @@ ACCEPTED, CONTRACT = (
 
 
 class PushLog:
-    """The pushed rows of the table of this name, in an offline store at `root`."""
+    """The pushed rows of the table of this name, in an offline store at `root`, which `storage_options` reach."""
 
-    def __init__(self, root: str | Path, table: str) -> None:
+    def __init__(self, root: str | Path, table: str, storage_options: Mapping[str, str] | None = None) -> None:
         self.table = table
         self.path = f"{str(root).rstrip('/')}/{FOLDER}/{table}"
+        self._options = dict(storage_options or {}) if "://" in self.path else None
 
     def days(self) -> list[int]:
         """The days that have pushed rows, in order."""
@@ -120,7 +122,14 @@ class PushLog:
         options: dict[str, Any] = {"schema_mode": "merge", "commit_properties": properties}
         try:
             if table is None:
-                write_deltalake(self.path, rows, partition_by=[DAY_COLUMN.name], mode="append", **options)
+                write_deltalake(
+                    self.path,
+                    rows,
+                    partition_by=[DAY_COLUMN.name],
+                    mode="append",
+                    storage_options=self._options,
+                    **options,
+                )
                 return
             files = files_by_day(table)
             full = [day for day in _days(rows) if files.get(day, 0) >= FILES]
@@ -135,7 +144,10 @@ class PushLog:
                 write_deltalake(table, rows, mode="append", **options)
         except (DeltaError, OSError, pa.ArrowException, ValueError, RuntimeError) as error:
             where = f"pushed rows of {self.table}"
-            if isinstance(error, CommitFailedError) or (table is None and DeltaTable.is_deltatable(self.path)):
+            if refusal := unavailable(where, self.path, error):
+                raise refusal from error
+            new = table is None and DeltaTable.is_deltatable(self.path, self._options)
+            if isinstance(error, CommitFailedError) or new:
                 raise DataError(where, "another process wrote to them at the same moment",
                                 remedy="nothing is lost: run `isthmus collect` again") from error  # fmt: skip
             raise DataError(
@@ -145,7 +157,7 @@ class PushLog:
 
     def _open(self, version: int | None = None) -> DeltaTable | None:
         try:
-            table = DeltaTable(self.path, version=version)
+            table = DeltaTable(self.path, version=version, storage_options=self._options)
         except TableNotFoundError:
             return None
         if "://" not in self.path:
@@ -160,6 +172,8 @@ class PushLog:
         try:
             yield
         except (DeltaError, OSError, pa.ArrowException, ValueError) as error:
+            if refusal := unavailable(f"pushed rows of {self.table}", self.path, error):
+                raise refusal from error
             raise DataError(
                 f"pushed rows of {self.table}", f"{self.path} cannot be read ({first_line(error)})",
                 remedy="it is damaged: restore that folder; without it, builds forget what only a push knew",

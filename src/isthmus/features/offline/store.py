@@ -6,8 +6,8 @@ hash of the view and a digest of the rows of each day, so unchanged days are not
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.days import DAY, Days, union
-from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem, first_line
+from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, IsthmusError, Problem, first_line
 from isthmus.features.offline.canonical import (
     Duplicates,
     ahead_of,
@@ -45,6 +45,7 @@ from isthmus.features.offline.partitions import (
 )
 from isthmus.features.offline.pushes import FILES, PushLog
 from isthmus.features.offline.spool import Spool
+from isthmus.features.offline.storage import unavailable
 from isthmus.features.values.arrow import from_arrow, micros
 from isthmus.features.values.rows import RowCodec
 
@@ -116,10 +117,14 @@ class Prepared(AbstractContextManager["Prepared"]):
 
 
 class OfflineStore:
-    """The tables of a project, a Delta table per view; `root` is a folder or object-storage URL."""
+    """The tables of a project, a Delta table per view; `root` is a folder or object-storage URL.
 
-    def __init__(self, root: str | Path) -> None:
+    `storage_options` say how deltalake reaches a URL. Credentials come from the environment.
+    """
+
+    def __init__(self, root: str | Path, storage_options: Mapping[str, str] | None = None) -> None:
         self.root = str(root).rstrip("/")
+        self.storage_options = dict(storage_options or {}) if "://" in self.root else None
 
     def path(self, table: str) -> str:
         """The path or URL of a table, which the contract of its view names."""
@@ -168,7 +173,7 @@ class OfflineStore:
                 spool.add(cast(view, rows, declared_schema(view)))
                 rows = spool
             differing = spools.enter_context(Spool())
-            pushes = PushLog(self.root, view.table)
+            pushes = PushLog(self.root, view.table, self.storage_options)
             pushed = replaced = 0
             for part, known in _with_pushed(rows, pushes.days(), within):
                 computed = canonical(view, declared_schema(view).empty_table() if part is None else part)
@@ -229,10 +234,12 @@ class OfflineStore:
             # The file of a day is small: dictionaries would make it larger, and slower to read.
             "writer_properties": WriterProperties(default_column_properties=ColumnProperties(dictionary_enabled=False)),
         }
-        with _writing(view.table, where, new=table is None):
+        with self._writing(view.table, table, commit):
             batches = reader(view, rows)
             if table is None:
-                write_deltalake(where, batches, partition_by=[DAY_COLUMN.name], **options)
+                write_deltalake(
+                    where, batches, partition_by=[DAY_COLUMN.name], storage_options=self.storage_options, **options
+                )
             elif days is None:
                 write_deltalake(
                     table, batches, mode="overwrite", schema_mode="overwrite", partition_by=[DAY_COLUMN.name], **options
@@ -241,6 +248,37 @@ class OfflineStore:
                 write_deltalake(table, batches, mode="overwrite", predicate=on(days), **options)
             else:
                 write_deltalake(table, batches, mode="append", **options)
+
+    @contextmanager
+    def _writing(self, name: str, table: DeltaTable | None, commit: Commit) -> Iterator[None]:
+        """Turns the errors of writing a table, which is unchanged then, into an IsthmusError."""
+        where, path = f"offline table of {name}", self.path(name)
+        try:
+            yield
+        except (DeltaError, OSError, pa.ArrowException, ValueError, RuntimeError) as error:
+            # A storage may have made the commit, and its answer was lost: a second try meets the first.
+            if "://" in path and self._has(name, -1 if table is None else table.version(), commit):
+                return
+            if refusal := unavailable(where, path, error):
+                raise refusal from error
+            new = table is None and DeltaTable.is_deltatable(path, self.storage_options)
+            if isinstance(error, CommitFailedError) or new:
+                raise DataError(
+                    where, "another process wrote to it at the same moment",
+                    remedy="its rows are whole: run `isthmus build` again once the other run has ended",
+                ) from error  # fmt: skip
+            raise DataError(
+                where, f"{path} cannot be written ({first_line(error)})",
+                remedy="its rows are as they were: mend that, then run `isthmus build` again",
+            ) from error  # fmt: skip
+
+    def _has(self, name: str, before: int, commit: Commit) -> bool:
+        """Whether the table's next commit is this one: what it holds is what we wanted to write, whoever wrote it."""
+        with suppress(IsthmusError):
+            table = self._table(name)
+            if table is not None and table.version() == before + 1:
+                return self._commit(name, table).metadata() == commit.metadata()
+        return False
 
     def extend(self, view: ViewContract, pushed: pa.Table) -> int:
         """Adds pushed rows, as a transform returns them, to the table of a view; returns how many it has more.
@@ -359,7 +397,7 @@ class OfflineStore:
     def _table(self, view: str, version: int | None = None) -> DeltaTable | None:
         try:
             with self.reading(view):
-                table = DeltaTable(self.path(view), version=version)
+                table = DeltaTable(self.path(view), version=version, storage_options=self.storage_options)
                 if "://" not in self.root:
                     check_files(table, Path(self.path(view)))
                 return table
@@ -421,6 +459,8 @@ def _damage(view: str, path: str) -> Iterator[None]:
     except TableNotFoundError:
         raise
     except (DeltaError, OSError, pa.ArrowException, _duckdb_error(), ValueError) as error:
+        if refusal := unavailable(f"offline table of {view}", path, error):
+            raise refusal from error
         raise DataError(
             f"offline table of {view}", f"{path} cannot be read ({first_line(error)})",
             remedy="it is half-written or damaged: remove that folder and run `isthmus build`, which computes it again",
@@ -432,24 +472,6 @@ def _duckdb_error() -> type[Exception]:
     import duckdb
 
     return duckdb.Error
-
-
-@contextmanager
-def _writing(table: str, path: str, *, new: bool) -> Iterator[None]:
-    """Turns the errors of writing a table, which is unchanged then, into a DataError."""
-    where = f"offline table of {table}"
-    try:
-        yield
-    except (DeltaError, OSError, pa.ArrowException, ValueError, RuntimeError) as error:
-        if isinstance(error, CommitFailedError) or (new and DeltaTable.is_deltatable(path)):
-            raise DataError(
-                where, "another process wrote to it at the same moment",
-                remedy="its rows are whole: run `isthmus build` again once the other run has ended",
-            ) from error  # fmt: skip
-        raise DataError(
-            where, f"{path} cannot be written ({first_line(error)})",
-            remedy="its rows are as they were: mend that, then run `isthmus build` again",
-        ) from error  # fmt: skip
 
 
 def _until(before: Commit | None, within: Days | None, now: int) -> int:

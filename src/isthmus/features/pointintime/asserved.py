@@ -85,7 +85,7 @@ class ServedJoin:
         for history in histories:
             view = history.view
             wanted = [c for c in view.fields if features is None or c.name in features[view.name]]
-            log, pushes = PushLog(offline.root, view.table), f"{view.name}|pushed"
+            log, pushes = PushLog(offline.root, view.table, offline.storage_options), f"{view.name}|pushed"
             version = log.version() if until is None else until.get(pushes)
             pushed = ServedPushes(view, log.rows(view, version=version)) if version is not None else None
             past, self.until[view.name] = _readable(offline, view, None if until is None else until[view.name], pushed)
@@ -124,7 +124,11 @@ def _readable(
     offline: OfflineStore, view: ViewContract, until: int | None, pushed: ServedPushes | None
 ) -> tuple[ViewHistory, int]:
     """A history whose times are the moments at which its rows became readable, and the last of those moments."""
-    entries = [entry for entry in MaterializationLog(offline.root).of(view) if until is None or entry.readable <= until]
+    entries = [
+        entry
+        for entry in MaterializationLog(offline.root, offline.storage_options).of(view)
+        if until is None or entry.readable <= until
+    ]
     if not entries:
         raise DataError(
             f"log of materializations, view {view.name}", "nothing was materialized under this contract",

@@ -59,7 +59,7 @@ def collect(
     """
     rows = logged = added = 0
     seen = -1
-    log = PushLog(offline.root, table)
+    log = PushLog(offline.root, table, offline.storage_options)
     last = before = log.last()
     intact = last < 0 or pushes.holds(client, project, table, last)
     entries = pushes.waiting(client, project, table, lot)

@@ -233,7 +233,7 @@ class _Run:
             self.lease.refuse()
         if changes is None or counts.written or removed or stamp != record.stamp:
             # Without a change, the rows were readable before.
-            MaterializationLog(self.offline.root).append(
+            MaterializationLog(self.offline.root, self.offline.storage_options).append(
                 Materialization(
                     view=view.name, contract=view.hash, version=record.version, fingerprint=fingerprint, at=self.at,
                     started=started, readable=self.now(), written=counts.written,

@@ -25,7 +25,7 @@ def collect(project: Project, *, progress: Progress = silent) -> dict[str, Colle
         DependencyError: Redis does not answer, or refuses.
     """
     tables = _tables(project)
-    offline, collected = OfflineStore(project.offline), dict[str, Collected]()
+    offline, collected = OfflineStore(project.offline, project.storage_options), dict[str, Collected]()
     failure: IsthmusError | None = None
     with project.redis() as url, connect(url) as client:
         for n, (table, definitions) in enumerate(tables.items()):

@@ -19,18 +19,18 @@ from isthmus.transforms.views.compute import analyze
 def unbuildable(project: Project) -> tuple[list[Problem], str]:
     """The problems of sources and functions that show without computing a row, all of them; and what was looked at.
 
-    Not seen are URLs, sources without a row, and what reads these; functions, unless the engine is Sail, since others
-    take long to start; and functions that have rows computed themselves. What `remember` has is not looked at again: it
-    is a digest of definitions, sources and engine.
+    Not seen are URLs, queries, Iceberg tables, sources without a row, and what reads these; functions, unless the
+    engine is Sail, since others take long to start; and functions that have rows computed themselves. What `remember`
+    has is not looked at again: it is a digest of definitions, sources and engine.
     """
     definitions = project.definitions
     declarations: list[FeatureView | Spine] = [*definitions.views.values(), *definitions.spines.values()]
-    local = {source.name: source for each in declarations for source in each.sources if "://" not in source.path}
+    local = {source.name: source for each in declarations for source in each.sources if source.local}
     problems: list[Problem] = []
     contents: dict[str, list[str | None]] = {}
     for source in local.values():
         with _collecting(problems):
-            contents[source.name] = [source.path, sources.content(source, project.root)]
+            contents[source.name] = [source.place, sources.content(source, project.root, project.storage_options)]
     parts = {"contract": definitions.contract.hash, "engine": project.settings.engine, "sources": contents}
     digest = sha256(parts)
     with suppress(OSError):

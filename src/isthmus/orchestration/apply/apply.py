@@ -88,13 +88,13 @@ def _has_rows(project: Project, generations: Generations, contract: Contract) ->
     current = generations.current
     if current is None or all(view in current.views.values() for view in contract.views.values()):
         return True
-    served = MaterializationLog(project.offline).contracts()
+    served = MaterializationLog(project.offline, project.storage_options).contracts()
     return not served.intersection(view.hash for before in generations.every() for view in before.views.values())
 
 
 def _retyped(project: Project, contract: Contract) -> list[Problem]:
     """Features of another type than in the table: no build could fulfill such a contract."""
-    store, problems = OfflineStore(project.offline), []
+    store, problems = OfflineStore(project.offline, project.storage_options), []
     for view in contract.views.values():
         # A damaged table is for the readers of its rows to report.
         with suppress(DataError):

@@ -45,7 +45,12 @@ def register(project: Project, contract: Contract) -> list[str]:
         from isthmus.features.feast import registry
     definitions = project.definitions
     names = registry.register(
-        contract, definitions.views, definitions.services, folder=folder, offline=project.offline, server=server
+        contract,
+        definitions.views,
+        definitions.services,
+        folder=folder,
+        server=server,
+        offline=OfflineStore(project.offline, project.storage_options),
     )
     text = json.dumps({"digest": digest, "server": settings, "files": _files(folder), "objects": names}, indent=1)
     write_atomically(note, text.encode() + b"\n")
@@ -70,7 +75,7 @@ def _registration(project: Project, contract: Contract) -> str:
     }  # fmt: skip
     services = {name: service.description for name, service in project.definitions.services.items()}
     versions = [found.version for package in ("isthmus", "feast") for found in distributions(name=package)]
-    places = [str(project.state), str(project.offline)]
+    places = [str(project.state), str(project.offline), *sorted(project.storage_options.items())]
     return sha256({"contract": contract.hash, "places": places, "views": views, "services": services,
                    "versions": versions})  # fmt: skip
 
@@ -101,7 +106,7 @@ def switch(project: Project, store: OnlineStore) -> bool:
         contract = generations.next
         if contract is None or contract.hash != store.contract.hash or waiting_for(generations, store):
             return False
-        offline = OfflineStore(project.offline)
+        offline = OfflineStore(project.offline, project.storage_options)
         for view in _changed(generations, contract):
             read_back(store, offline, view)
             before = generations.current and generations.current.views.get(view.name)

@@ -10,7 +10,8 @@ import msgspec
 import pyarrow as pa
 
 from isthmus.features.clock import MICROSECOND
-from isthmus.features.days import DAY, Days, day_name, day_of
+from isthmus.features.contract.contract import Contract
+from isthmus.features.days import DAY, FIRST, LAST, Days, day_name, day_of
 from isthmus.features.definition.spec import FeatureView
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.files import write_atomically
@@ -20,10 +21,11 @@ from isthmus.features.offline.store import OfflineStore, Prepared, Written
 from isthmus.features.progress import Progress, silent
 from isthmus.features.quality.validation import Finding
 from isthmus.orchestration.build import lookback
-from isthmus.orchestration.frames import source_frames, view_names
+from isthmus.orchestration.frames import landed_sources, source_frames, view_names
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import gate
 from isthmus.transforms import sources
+from isthmus.transforms.sources import Landed
 from isthmus.transforms.views.compute import Frames, stream_view
 
 STEP = 30
@@ -40,13 +42,13 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
     """
     project.applied()  # must be the contract of the definitions
     selected = [project.definitions.views[name] for name in view_names(project, views)]
-    store, now = OfflineStore(project.offline), project.now()
-    contents = _contents(project, selected)
-    with project.locked("tables", shared=True), ExitStack() as stack:
+    store, now = OfflineStore(project.offline, project.storage_options), project.now()
+    with landed_sources(project, selected) as landed, project.locked("tables", shared=True), ExitStack() as stack:
+        contents = _contents(project, selected, landed)
         # Everything is computed and checked before the first table changes: a bad view leaves all of them as they were.
         prepared: dict[str, Prepared] = {}
         findings: list[Finding] = []
-        with source_frames(project, selected) as frames:
+        with source_frames(project, selected, landed) as frames:
             for n, view in enumerate(selected):
                 progress(f"computing {view.name}", n / len(selected))
                 run = _Run(project, view, frames, contents, now)
@@ -67,9 +69,9 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
 def outdated_views(project: Project, views: Sequence[str] | None = None) -> list[str]:
     """The views whose tables were not built, all days of them, from the sources and definitions of now.
 
-    The views of a remote source, whose content cannot be known, are always outdated.
+    The views of a remote file or of a query of a server, whose content cannot be known, are always outdated.
     """
-    contract, store = project.applied(), OfflineStore(project.offline)
+    contract, store = project.applied(), OfflineStore(project.offline, project.storage_options)
     outdated = []
     for name in view_names(project, views):
         view, commit = project.definitions.views[name], store.commit(contract.views[name])
@@ -123,7 +125,7 @@ def build_range(
     """
     contract = project.applied()
     names = view_names(project, views)
-    store, now = OfflineStore(project.offline), project.now()
+    store, now = OfflineStore(project.offline, project.storage_options), project.now()
     # Every table is opened before the first one changes.
     commits = {name: store.extendable(contract.views[name]) for name in names}
     declared = project.definitions.views
@@ -134,8 +136,10 @@ def build_range(
     if not ranges:
         return built
     selected = [declared[name] for name in ranges]
-    contents = _contents(project, selected)
-    with source_frames(project, selected) as frames:
+    with ExitStack() as stack:
+        landed = stack.enter_context(landed_sources(project, selected, _within(selected, contract, ranges)))
+        contents = _contents(project, selected, landed)
+        frames = stack.enter_context(source_frames(project, selected, landed))
         for n, view in enumerate(selected):
             run = _Run(project, view, frames, contents, now)
             built[view.name] = run.build(ranges[view.name], step, _share(progress, n, len(selected)))
@@ -150,7 +154,10 @@ class _Run:
         self, project: Project, view: FeatureView, frames: Frames, contents: Mapping[str, str | None], now: int
     ) -> None:
         self.project, self.view, self.frames, self.now = project, view, frames, now
-        self.store, self.compiled = OfflineStore(project.offline), project.definitions.contract.views[view.name]
+        self.store, self.compiled = (
+            OfflineStore(project.offline, project.storage_options),
+            project.definitions.contract.views[view.name],
+        )
         schemas = {name: dict(frames[name].dtypes) for name in sorted(source.name for source in view.sources)}
         self.origin = Origin(schemas, _content(view, contents))
 
@@ -243,11 +250,30 @@ def _refuse_retyped(view: FeatureView, before: Commit | None, origin: Origin) ->
                 )  # fmt: skip
 
 
-def _contents(project: Project, views: Iterable[FeatureView]) -> Mapping[str, str | None]:
+def _within(views: Iterable[FeatureView], contract: Contract, ranges: Mapping[str, Days]) -> dict[str, tuple[int, int]]:
+    """The times of the rows that views read of each source, for ranges of their days; none of what is read whole."""
+    read: dict[str, list[tuple[int, int]]] = {}
+    for view in views:
+        days, part = ranges[view.name], (FIRST, LAST)
+        if (reach := contract.views[view.name].lookback) is not None:
+            part = (days.first * DAY - lookback.widest(reach), days.end * DAY + lookback.widest(reach))
+        for source in view.sources:
+            read.setdefault(source.name, []).append(part)
+    spans = {name: (min(first for first, _ in parts), max(end for _, end in parts)) for name, parts in read.items()}
+    return {name: span for name, span in spans.items() if span != (FIRST, LAST)}
+
+
+def _contents(
+    project: Project, views: Iterable[FeatureView], landed: Mapping[str, Landed] | None = None
+) -> Mapping[str, str | None]:
     """The content hash of each source, before it is read: a later change counts as new. The engine is ""."""
-    return {source.name: sources.content(source, project.root) for view in views for source in view.sources} | {
-        "": project.settings.engine
+    known = {name: each.content for name, each in (landed or {}).items()}
+    declared = {source.name: source for view in views for source in view.sources}
+    contents = {
+        name: known[name] if name in known else sources.content(source, project.root, project.storage_options)
+        for name, source in declared.items()
     }
+    return contents | {"": project.settings.engine}
 
 
 def _content(view: FeatureView, contents: Mapping[str, str | None]) -> str:

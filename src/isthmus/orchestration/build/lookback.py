@@ -23,6 +23,11 @@ _ROUNDING = {"Float32": 1e-5, "Float64": 1e-9}
 """How far sums may differ, by a feature's greatest value: an engine starts a sum at the first row that it reads."""
 
 
+def widest(reach: int) -> int:
+    """How far from a range its build reads at most, with the check of the lookback; both in microseconds."""
+    return reach + max(reach, DAY)
+
+
 def narrowed(view: FeatureView, frames: Frames, days: Days, reach: int) -> Frames:
     """The sources of a view within `reach` microseconds of a range."""
     first, end = days.first * DAY - reach, days.end * DAY + reach
@@ -44,7 +49,7 @@ def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, ro
     if contract.lookback is None or not (days := rows.days()):
         return
     day = Days(days[0], days[0] + 1)
-    wider = narrowed(view, frames, day, contract.lookback + max(contract.lookback, DAY))
+    wider = narrowed(view, frames, day, widest(contract.lookback))
     declared = _sorted(contract, list(rows.groups(day)))
     doubled = _sorted(contract, list(stream_view(view, contract, wider, (day.first * DAY, day.end * DAY))))
     if difference := _difference(contract, declared, doubled):

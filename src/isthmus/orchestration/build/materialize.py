@@ -42,7 +42,7 @@ def materialize(
     # What was pushed and no history knows of would be replaced by rows that became known later.
     collect(project, progress=lambda text, _: progress(text, 0.0))
     names = view_names(project, views)
-    offline = OfflineStore(project.offline)
+    offline = OfflineStore(project.offline, project.storage_options)
     # Every table is opened before the first row is written.
     histories = {name: offline.history(contract.views[name]) for name in names}
     gate.require_online(project, offline, histories)
@@ -75,7 +75,7 @@ def _executors(project: Project, contract: Contract, offline: OfflineStore, url:
 
         def send(latest: LatestRows, places: Places, until: int | None) -> WriteCounts:
             view = latest.history.view
-            files = tablefiles.files(offline.path(view.table), latest.history.version)
+            files = tablefiles.files(offline.path(view.table), latest.history.version, offline.storage_options)
             rows = onlinewrite.latest(view, tablefiles.history(spark, view, files), latest.at)
             if len(places) < len(latest.content):
                 keys = spark.createDataFrame(latest.keys.take(places))

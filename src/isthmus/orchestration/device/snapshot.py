@@ -97,7 +97,7 @@ def snapshot(project: Project, name: str | None = None, *, progress: Progress = 
         # Before the tables are read: what has become known since is in the next one.
         made = project.now()
         # Within the lock: no snapshot of earlier tables follows one of later ones.
-        contract, offline = project.applied(), OfflineStore(project.offline)
+        contract, offline = project.applied(), OfflineStore(project.offline, project.storage_options)
         views = kept_views(contract, service.name)
         histories = {view.name: offline.history(contract.views[view.name]) for view in views}
         gate.require_online(project, offline, histories)

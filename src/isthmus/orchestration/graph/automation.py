@@ -45,8 +45,7 @@ def new(
 
 
 def contents(outline: Outline) -> dict[str, str]:
-    """Source name to a version of its content; sources that are not on this machine are left out."""
-    from isthmus.features.definition.spec import Source
+    """Source name to a version of its content; those whose content cannot be known are left out."""
     from isthmus.features.errors import IsthmusError
     from isthmus.transforms.sources import content
 
@@ -54,7 +53,7 @@ def contents(outline: Outline) -> dict[str, str]:
     for source in outline.sources:
         # If it is missing right now, the step that reads it will say so.
         with suppress(IsthmusError, OSError):
-            version = content(Source(source.name, path=source.path), Path(outline.root))
+            version = content(source.declared, Path(outline.root), outline.storage_options)
             if version is not None:
                 versions[source.name] = version
     return versions

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from isthmus.distill.declaration import Distillation
     from isthmus.features.contract.contract import Contract
     from isthmus.features.definition.spec import Snapshot as DeviceSnapshot
+    from isthmus.features.definition.spec import Source as DeclaredSource
     from isthmus.orchestration.project import Project
 
-FORMAT = 3
+FORMAT = 4
 FILE = "outline.json"
 
 
@@ -38,10 +39,21 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Raw data: its name, and the path as declared."""
+    """Raw data: its name, and its place as declared, which holds no secret."""
 
     name: str
-    path: str
+    path: str = ""
+    delta: str = ""
+    iceberg: str = ""
+    sql: str = ""
+    connection: str = ""
+
+    @property
+    def declared(self) -> "DeclaredSource":
+        """The declaration, as far as it says where the data are."""
+        from isthmus.features.definition.spec import Source
+
+        return Source(**msgspec.structs.asdict(self))
 
 
 class View(msgspec.Struct, frozen=True):
@@ -128,6 +140,7 @@ class Outline(msgspec.Struct, frozen=True):
     automation: bool
     retrain: str | None
     made_of: str
+    storage_options: dict[str, str] = {}
     format: int = FORMAT
 
 
@@ -194,7 +207,7 @@ def compiled(project: "Project") -> Outline:
     from isthmus.features.offline.store import OfflineStore
 
     definitions, settings = project.definitions, project.settings
-    contract, store = definitions.contract, OfflineStore(project.offline)
+    contract, store = definitions.contract, OfflineStore(project.offline, project.storage_options)
     sources = {source.name: source for view in definitions.views.values() for source in view.sources}
     sources |= {source.name: source for spine in definitions.spines.values() for source in spine.sources}
     views = []
@@ -216,7 +229,10 @@ def compiled(project: "Project") -> Outline:
         project.name,
         str(project.root),
         contract.hash,
-        tuple(Source(source.name, source.path) for source in sources.values()),
+        tuple(
+            Source(source.name, source.path, source.delta, source.iceberg, source.sql, source.connection)
+            for source in sources.values()
+        ),
         tuple(views),
         tuple(_model(project, declared) for declared in definitions.distillations.values()),
         tuple(
@@ -228,6 +244,7 @@ def compiled(project: "Project") -> Outline:
         settings.orchestration.automation,
         settings.orchestration.retrain,
         digest(project.root),
+        project.storage_options,
     )
 
 

@@ -101,7 +101,9 @@ def _tables(
 def _history(project: "Project", node: str) -> "ViewHistory":
     from isthmus.features.offline.store import OfflineStore
 
-    return OfflineStore(project.offline).history(project.definitions.contract.views[_name(node)])
+    return OfflineStore(project.offline, project.storage_options).history(
+        project.definitions.contract.views[_name(node)]
+    )
 
 
 def _check_tables(project: "Project", request: Request, progress: Progress) -> Iterator[Checked]:

@@ -107,7 +107,7 @@ class IsthmusTranslator:
             version = node.outline.contract
             description = "The compiled definitions: what every reader holds its data against."
         if node.kind == "source":
-            description = next(source.path for source in node.outline.sources if source.name == node.name)
+            description = next(source.declared.place for source in node.outline.sources if source.name == node.name)
         return dg.AssetSpec(
             # Graphs show only the last part: the name of a view, grouped by kind, or the kind, grouped by model.
             dg.AssetKey(node.id.split("/") if model is None else [model.name, node.kind]),

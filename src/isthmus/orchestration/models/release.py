@@ -61,7 +61,7 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
     artifacts = Artifacts.of(project, name)
     declared = artifacts.declared
     require_release(project, declared)
-    contract, store = project.applied(), OfflineStore(project.offline)
+    contract, store = project.applied(), OfflineStore(project.offline, project.storage_options)
     package = artifacts.last_package()
     views = {view for view, _ in contract.read(declared.student.name)}
     file = verdict_file(project, declared)

@@ -103,7 +103,7 @@ def quality(
         raise RequestError("quality", f"since {since} is not before until {until}", expected="a window of time")
     contract = project.applied()
     names = view_names(project, views)
-    offline = OfflineStore(project.offline)
+    offline = OfflineStore(project.offline, project.storage_options)
     report = {}
     for n, name in enumerate(names):
         progress(f"measuring {name}", n / len(names))

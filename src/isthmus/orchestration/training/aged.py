@@ -56,7 +56,11 @@ def aged(
     Raises:
         DataError: a table is not any more what the training set was joined from.
     """
-    contract, service, offline = project.applied(), declared.student.name, OfflineStore(project.offline)
+    contract, service, offline = (
+        project.applied(),
+        declared.student.name,
+        OfflineStore(project.offline, project.storage_options),
+    )
     features: dict[str, list[str]] = {}
     for view, feature in contract.read(service):
         features.setdefault(view, []).append(feature)

@@ -206,7 +206,7 @@ def training_data(
         DataError: a table is not there, the spine cannot be read, or lacks a column or has it in another type.
     """
     contract = project.applied()
-    offline = OfflineStore(project.offline)
+    offline = OfflineStore(project.offline, project.storage_options)
     selection = select_features(contract, features)
     histories = [offline.history(contract.views[name]) for name in selection.stored]
     if isinstance(spine, str) and is_sql(spine):
@@ -228,7 +228,10 @@ def data_of(
     `served` joins what serving answered, not what could have been known; view to the moment at which its log ends.
     """
     require_join(join, as_served=served is not False)
-    offline, threads = OfflineStore(project.offline), project.settings.profiles.training.threads
+    offline, threads = (
+        OfflineStore(project.offline, project.storage_options),
+        project.settings.profiles.training.threads,
+    )
     joined: Join | ServedJoin | EngineJoin
     if join == "engine":
         joined = EngineJoin(

@@ -70,7 +70,7 @@ def training_set(
     contract = project.applied()
     require_join(join, as_served=as_served)
     declared = project.distillation(name)
-    offline = OfflineStore(project.offline)
+    offline = OfflineStore(project.offline, project.storage_options)
     services = [service.name for service in (declared.teacher, declared.student)]
     views = dict.fromkeys(view for service in services for view, _ in contract.read(service))
     transforms = {transform.name: transform for service in services for transform in contract.used(service)}

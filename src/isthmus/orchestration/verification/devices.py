@@ -131,7 +131,7 @@ def compare_snapshot(
         minutes = f"{old / 60e6:,.0f} minutes old, and devices use one of at most {allowed / 60e6:,.0f}"
         return ComparedSnapshot(skipped=f"it is {minutes}: run `isthmus snapshot`")
     by_name = {history.view.name: history for history in histories}
-    offline = OfflineStore(project.offline)
+    offline = OfflineStore(project.offline, project.storage_options)
     for view in views:
         with offline.reading(view.table):
             compared[f"{SNAPSHOT} {view.name}"] = _compare(view, by_name[view.name], device, file)

@@ -1,6 +1,6 @@
 """The Parquet files of a view's offline table, for engines without a Delta jar."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -24,9 +24,9 @@ def history(spark: "SparkSession", view: ViewContract, files: Sequence[str]) -> 
     return spark.read.schema(schema).parquet(*files)
 
 
-def files(path: str, version: int) -> list[str]:
+def files(path: str, version: int, storage_options: Mapping[str, str] | None = None) -> list[str]:
     """The paths of the Parquet files of a Delta table at a version, from its log."""
-    table = DeltaTable(path, version=version)
+    table = DeltaTable(path, version=version, storage_options=dict(storage_options or {}) or None)
     if "://" in path:
         return sorted(table.file_uris())
     # As a URI, a path with a blank or an umlaut would be encoded.

@@ -1,0 +1,52 @@
+"""Delta tables, by deltalake: a version of a table never changes."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from isthmus.features.definition.spec import Source
+from isthmus.features.errors import DataError, extra
+from isthmus.transforms.tables.table import REPAIR, Table, Within, condition, reading
+
+_TIME = "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+"""A plain literal would have nanoseconds, which end in 2262."""
+
+
+class _DeltaTable:
+    def __init__(self, source: Source, place: str, options: Mapping[str, str]) -> None:
+        from deltalake import DeltaTable
+
+        self.place, self._source = place, source.name
+        self._table = DeltaTable(place, storage_options=dict(options) or None)
+        # A table that was removed and written again begins at version 0, with another id.
+        self.version: str | None = f"{self._table.metadata().id} {self._table.version()}"
+        self.schema = pa.schema(self._table.schema().to_arrow())
+
+    def batches(self, column: str | None, within: Within) -> Iterator[pa.RecordBatch]:
+        from deltalake.exceptions import DeltaError
+
+        predicate = condition(column, within, _TIME) if column and within else None
+        with reading(self._source, self.place, DeltaError):
+            yield from pa.RecordBatchReader.from_stream(self._table.scan(predicate=predicate))
+
+
+@contextmanager
+def opened(source: Source, place: str, options: Mapping[str, str]) -> Iterator[Table]:
+    """The newest version of a Delta table at a path or URL.
+
+    Raises:
+        DataError: there is none, or it is damaged.
+        DependencyError: deltalake is not installed.
+    """
+    with extra("offline"):
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+    try:
+        with reading(source.name, place, DeltaError):
+            table = _DeltaTable(source, place, options)
+    except DataError as error:
+        if isinstance(error.__cause__, TableNotFoundError):
+            problem = f"there is no Delta table at {place}"
+            raise DataError(error.where, problem, remedy="correct delta= of the source, or bring it there") from error
+        raise DataError(error.where, error.found, remedy=REPAIR) from error
+    yield table

@@ -1,0 +1,66 @@
+"""Parquet in object storage, which is reached as the tables there are: engines have other words for it."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from isthmus.features.definition.spec import Source
+from isthmus.features.errors import DataError, extra
+from isthmus.transforms.tables.table import Table, Within, reading
+
+SCHEMES = ("s3://", "s3a://")
+
+
+class _Objects:
+    def __init__(self, source: Source, options: Mapping[str, str]) -> None:
+        import pyarrow.dataset as ds
+        import pyarrow.fs as fs
+        from deltalake.fs import DeltaStorageHandler
+
+        self.place, self._source = source.path, source.name
+        folder, _, name = source.path.rstrip("/").rpartition("/")
+        storage = fs.PyFileSystem(DeltaStorageHandler(folder, dict(options)))
+        found = storage.get_file_info(name)
+        if found.type != fs.FileType.File:
+            found = storage.get_file_info(fs.FileSelector(name, allow_not_found=True, recursive=True))
+        files = [each for each in (found if isinstance(found, list) else [found]) if each.type == fs.FileType.File]
+        files = sorted((each for each in files if _is_data(each.base_name)), key=lambda each: each.path)
+        if not files:
+            raise DataError(f"source {source.name}", f"there is nothing at {source.path}",
+                            remedy="correct path= of the source, or bring it there")  # fmt: skip
+        self.version: str | None = repr([(each.path, each.size, each.mtime_ns) for each in files])
+        self._data: Any = ds.dataset([each.path for each in files], format="parquet", filesystem=storage)
+        self.schema = self._data.schema
+
+    def batches(self, column: str | None, within: Within) -> Iterator[pa.RecordBatch]:
+        import pyarrow.compute as pc
+
+        wanted = None
+        if column and within:
+            time = pc.field(column)
+            first, end = (pa.scalar(at, pa.timestamp("us", tz="UTC")) for at in within)
+            wanted = time.is_null() | (time >= first) & (time < end)
+        with reading(self._source, self.place):
+            yield from self._data.to_batches(filter=wanted, batch_readahead=2, fragment_readahead=1)
+
+
+@contextmanager
+def opened(source: Source, options: Mapping[str, str]) -> Iterator[Table]:
+    """The Parquet files at a URL: one, or all of a folder.
+
+    Raises:
+        DataError: there is none, or one is damaged.
+        DependencyError: the storage refuses or does not answer, or deltalake is not installed.
+    """
+    with extra("offline"):
+        import deltalake  # noqa: F401 - only whether it is installed
+    with reading(source.name, source.path):
+        table = _Objects(source, options)
+    yield table
+
+
+def _is_data(name: str) -> bool:
+    # As engines see it: `_SUCCESS` and hidden files are none.
+    return not name.startswith(("_", "."))

@@ -1,0 +1,142 @@
+"""Queries of a database: PostgreSQL by ADBC, a DuckDB file by DuckDB. Both are read within one transaction."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+
+from isthmus.features.definition.spec import Source
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, extra, first_line
+from isthmus.transforms.tables.table import Table, Within, condition, reading
+
+_POSTGRESQL = ("postgresql", "postgres")
+_ADDRESS = "postgresql://USER:PASSWORD@HOST/DATABASE, or duckdb:FILE"
+_TIME = "TIMESTAMPTZ {}"
+_ROWS = 65_536
+"""Rows of a batch of DuckDB. PostgreSQL's driver decides itself, by bytes."""
+
+
+class _Query:
+    """A query within a transaction; `run` gives the batches of another that reads it."""
+
+    def __init__(
+        self, source: Source, place: str, version: str | None, run: Any, errors: tuple[type[Exception], ...]
+    ) -> None:
+        self.place, self.version, self._source, self._run, self._errors = place, version, source, run, errors
+        with reading(source.name, place, *errors):
+            # A comment at its end must not swallow the parenthesis.
+            query = source.sql.strip().removesuffix(";")
+            self._query = f"SELECT * FROM (\n{query}\n) AS source"  # noqa: S608 - the user's own query
+            self.schema = run(f"{self._query} LIMIT 0").schema
+
+    def batches(self, column: str | None, within: Within) -> Iterator[pa.RecordBatch]:
+        where = f" WHERE {condition(column, within, _TIME)}" if column and within else ""
+        with reading(self._source.name, self.place, *self._errors):
+            yield from self._run(self._query + where)
+
+
+@contextmanager
+def opened(source: Source, root: Path) -> Iterator[Table]:
+    """The rows of a query at this moment, from the database whose address is in the variable `connection`.
+
+    Raises:
+        ConfigurationError: the variable is not set, or holds no address.
+        DataError: the database refuses the query.
+        DependencyError: the database does not answer, or its driver is not installed.
+    """
+    address = _address(source)
+    scheme, _, rest = address.partition(":")
+    with (
+        _duckdb(source, root / rest, version(source, root))
+        if scheme == "duckdb"
+        else _postgresql(source, address) as table
+    ):
+        yield table
+
+
+def version(source: Source, root: Path) -> str | None:
+    """A fingerprint of the file of a database; None for a server, which has nothing that changes with every row."""
+    scheme, _, rest = _address(source).partition(":")
+    if scheme != "duckdb":
+        return None
+    path = root / rest
+    files = [file for file in (path, path.with_name(f"{path.name}.wal")) if file.exists()]
+    return repr([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files])
+
+
+def _address(source: Source) -> str:
+    value = os.environ.get(source.connection, "")
+    found = ""
+    if not value:
+        found = "is not set"
+    elif value.partition(":")[0] not in (*_POSTGRESQL, "duckdb"):
+        found = "begins with no known scheme"
+    elif re.search("%(?![0-9A-Fa-f]{2})", value) or value.rpartition("://")[2].count("@") > 1:
+        # What a driver says of such an address quotes a part of the password.
+        found = "has an @ or a % in its user or password"
+    if found:
+        remedy = "write %40 for @ and %25 for %" if "@" in found else "set it where the command runs"
+        problem = Problem(f"source {source.name}, the variable {source.connection}", found, _ADDRESS)
+        raise ConfigurationError("environment", [problem], remedy=remedy)
+    return value
+
+
+@contextmanager
+def _postgresql(source: Source, address: str) -> Iterator[Table]:
+    with extra("sql"):
+        from adbc_driver_manager import Error
+        from adbc_driver_postgresql import dbapi
+    parts = urlsplit(address)
+    place = f"{parts.hostname or 'localhost'}{parts.path}"
+    try:
+        connection = dbapi.connect(address)
+    except Error as error:
+        raise _silence(source, place, first_line(error).replace(_password(address), "***")) from error
+    with closing(connection), closing(connection.cursor()) as cursor:
+
+        def run(query: str) -> pa.RecordBatchReader:
+            cursor.execute(query)
+            return cursor.fetch_record_batch()
+
+        with reading(source.name, place, Error):
+            # Every query sees the rows of the moment of the first one.
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        yield _Query(source, place, None, run, (Error,))
+
+
+@contextmanager
+def _duckdb(source: Source, path: Path, seen: str | None) -> Iterator[Table]:
+    with extra("offline"):
+        import duckdb
+    if not path.is_file():
+        raise DataError(f"source {source.name}", f"there is no DuckDB file {path}",
+                        remedy=f"correct the variable {source.connection}, or bring the file there")  # fmt: skip
+    alone: Mapping[str, Any] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+    try:
+        connection = duckdb.connect(str(path), read_only=True, config=dict(alone))
+    except duckdb.Error as error:
+        raise _silence(source, str(path), first_line(error)) from error
+    with closing(connection):
+
+        def run(query: str) -> pa.RecordBatchReader:
+            return connection.sql(query).to_arrow_reader(_ROWS)
+
+        with reading(source.name, str(path), duckdb.Error):
+            connection.execute("SET TimeZone = 'UTC'")
+            connection.execute("BEGIN TRANSACTION")
+        yield _Query(source, str(path), seen, run, (duckdb.Error,))
+
+
+def _password(address: str) -> str:
+    # A text that is in no message, where there is none.
+    return unquote(urlsplit(address).password or "") or "\0"
+
+
+def _silence(source: Source, place: str, why: str) -> DependencyError:
+    return DependencyError(f"source {source.name}", f"the database {place} does not answer ({why})",
+                           remedy=f"start it, or correct the variable {source.connection}")  # fmt: skip

@@ -1,0 +1,169 @@
+"""Tables and sources in object storage: the same rows, and what a storage does to a build."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from isthmus import DataError, DependencyError
+from isthmus.features.days import Days
+from isthmus.features.offline.store import OfflineStore
+from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.build.build import build, build_range, outdated_views
+from isthmus.orchestration.build.materialize import materialize
+from isthmus.orchestration.training.set import training_set
+from tests.features.support import DAY, same_bits
+from tests.objectstore import ACCESS, SECRET, Lossy, ObjectStore, lossy, object_store
+from tests.orchestration.shop import START, Open, Shop
+
+pytestmark = pytest.mark.accept
+FIRST = START // DAY
+VIEW = "customer_orders"
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    with object_store(tmp_path_factory.mktemp("objects") / "store") as store:
+        yield store
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+
+
+@pytest.fixture
+def way(storage: ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lossy]:
+    with lossy(storage.port, tmp_path_factory.mktemp("way")) as way:
+        yield way
+
+
+def remote(shop: Shop, name: str, port: int) -> dict[str, str]:
+    """Puts the tables of a shop into the storage; returns the options with which it is reached."""
+    options = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
+    lines = "".join(f'{name} = "{value}"\n' for name, value in options.items())
+    lines = f'\n[stores]\noffline = "s3://shop/{name}"\n\n[stores.storage_options]\n{lines}max_retries = "3"\n'
+    shop.append(lines, "isthmus.toml")
+    return options
+
+
+def stored(shop: Shop, project: Open, view: str = VIEW) -> tuple[pa.Table, str]:
+    opened = project(shop)
+    history = OfflineStore(opened.offline, opened.storage_options).history(opened.definitions.contract.views[view])
+    return history.table(), history.fingerprint
+
+
+def test_tables_and_sources_in_object_storage(built: Shop, project: Open, storage: ObjectStore, tmp_path: Path) -> None:
+    before = stored(built, project)
+    options = remote(built, "whole", storage.port)
+    write_deltalake("s3://shop/raw/orders", pq.read_table(built.orders), storage_options=options)
+    built.replace('path="data/orders.parquet"', 'delta="s3://shop/raw/orders"')
+    apply(project(built))
+    written = build(project(built))
+    assert written[VIEW].changed
+    after = stored(built, project)
+    assert same_bits(after[0], before[0])
+    assert after[1] == before[1]
+    assert outdated_views(project(built)) == []
+    assert not build(project(built))[VIEW].changed
+    assert materialize(project(built))[VIEW]
+    assert training_set(project(built)).id
+    # The secret is in no file of the project, Feast's registry and Dagster's outline among them.
+    for file in built.root.rglob("*"):
+        assert not file.is_file() or SECRET.encode() not in file.read_bytes(), file
+    # The same from Parquet files there.
+    with storage.files().open_output_stream("shop/files/orders/part.parquet") as file:
+        pq.write_table(pq.read_table(built.orders), file)
+    built.replace('delta="s3://shop/raw/orders"', 'path="s3://shop/files/orders"')
+    apply(project(built))
+    assert not build(project(built))[VIEW].changed
+    assert outdated_views(project(built)) == []
+    with storage.files().open_output_stream("shop/files/orders/more.parquet") as file:
+        pq.write_table(pq.read_table(built.orders).slice(0, 1), file)
+    assert outdated_views(project(built)) == [VIEW, "shelf_demand"]
+
+
+def test_a_commit_whose_answer_is_lost_is_made_once(
+    built: Shop, project: Open, storage: ObjectStore, way: Lossy
+) -> None:
+    before = stored(built, project)
+    remote(built, "lost", way.port)
+    apply(project(built))
+    for version in range(2):
+        # Of a new table, and of one that is there: in both, a second try meets the first.
+        way.lose("/lost/customer_orders/_delta_log/")
+        if version:
+            orders = pq.read_table(built.orders)
+            pq.write_table(orders.slice(0, len(orders) - 100), built.orders)
+        written = build(project(built))
+        assert way.lost.exists()
+        assert written[VIEW].changed
+        rows, fingerprint = stored(built, project)
+        assert len(rows) == len(before[0]) - 100 * version
+        assert (fingerprint == before[1]) == (version == 0)
+        assert not build(project(built))[VIEW].changed
+    table = DeltaTable("s3://shop/lost/customer_orders", storage_options=project(built).storage_options)
+    assert [commit["version"] for commit in table.history()] == [1, 0]
+    days = Days(FIRST, FIRST + 3)
+    way.lose("/lost/customer_orders/_delta_log/")
+    orders = pq.read_table(built.orders)
+    pq.write_table(orders.slice(1), built.orders)
+    assert build_range(project(built), [VIEW], within=days)[VIEW].rows == len(rows) - 1
+    assert way.lost.exists()
+
+
+def test_credentials_that_are_wrong_and_a_bucket_that_is_gone(
+    built: Shop, project: Open, storage: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote(built, "refused", storage.port)
+    apply(project(built))
+    build(project(built))
+    before = stored(built, project)
+    pq.write_table(pq.read_table(built.orders).slice(1), built.orders)
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "open-sesame")
+        for step in (build, materialize, outdated_views, training_set):
+            with pytest.raises(
+                DependencyError, match=r"not available \(SignatureDoesNotMatch: .*AWS_ACCESS_KEY_ID"
+            ) as no:
+                step(project(built))
+            assert "sesame" not in str(no.value)
+            # Never told to remove what is whole.
+            assert "remove" not in str(no.value)
+            assert "\n" not in str(no.value)
+    assert stored(built, project)[1] == before[1]
+    built.replace('offline = "s3://shop/refused"', 'offline = "s3://nobody/refused"', "isthmus.toml")
+    for step in (build, materialize, outdated_views):
+        with pytest.raises(DependencyError, match=r"not available \(NoSuchBucket: "):
+            step(project(built))
+    built.replace('offline = "s3://nobody/refused"', 'offline = "s3://shop/refused"', "isthmus.toml")
+    built.replace(f":{storage.port}", ":1", "isthmus.toml")
+    with pytest.raises(DependencyError, match=r"not available \(.*Connection refused"):
+        build(project(built))
+
+
+def test_a_source_in_a_storage_that_refuses(
+    built: Shop, project: Open, storage: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = stored(built, project)
+    options = remote(built, "unused", storage.port)
+    write_deltalake("s3://shop/raw/again", pq.read_table(built.orders), storage_options=options)
+    built.replace('offline = "s3://shop/unused"\n', "", "isthmus.toml")
+    for place in ('delta="s3://shop/raw/again"', 'path="s3://shop/raw/again"'):
+        shutil.copy(built.definitions, built.root / "kept")
+        built.replace('path="data/orders.parquet"', place)
+        apply(project(built))
+        with monkeypatch.context() as patch:
+            patch.setenv("AWS_SECRET_ACCESS_KEY", "open-sesame")
+            with pytest.raises(DependencyError, match=r"source orders: s3://shop/raw/again is not available \(Sig"):
+                build(project(built))
+        built.replace("raw/again", "raw/nothing")
+        with pytest.raises(DataError, match=r"source orders: there is no"):
+            build(project(built))
+        shutil.copy(built.root / "kept", built.definitions)
+    assert stored(built, project)[1] == before[1]
