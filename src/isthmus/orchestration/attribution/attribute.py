@@ -36,6 +36,7 @@ from isthmus.orchestration.attribution.stages import (
     CELLS,
     IN_PRECISION,
     IN_RUNTIME,
+    NEEDS,
     SKEW,
     STAGES,
     STALENESS,
@@ -58,7 +59,7 @@ def day_range(first: str | None, end: str | None) -> Days | None:
         RequestError: one of both is missing, is no day, or the range is empty.
     """
     if (first is None) != (end is None):
-        raise RequestError("range", f"--{'from' if end is None else 'to'} is missing",
+        raise RequestError("range", f"--{'to' if end is None else 'from'} is missing",
                            expected="both --from and --to, or neither")  # fmt: skip
     return None if first is None or end is None else Days.parse(first, end)
 
@@ -114,7 +115,7 @@ def attribute(  # noqa: PLR0913 - the options of the command
         left_out["a request transform refuses them"] = len(rows.places) - len(answered)
         rows, cells = rows.take(answered), cells[..., answered]
     keys = [key for key, _ in project.applied().spines[declared.spine.name]["keys"]]
-    shares = shapley(coalitions(cells))
+    shares = shapley(coalitions(cells), NEEDS)
     known = [stage for stage in STAGES if stage not in unknown]
     table = _table(rows.table.select(list(dict.fromkeys([*keys, TIME]))), cells, shares, known)
     of = _measures(declared, inputs.labels(rows.table, material.label))
@@ -181,7 +182,7 @@ def _features(
     else:
         keys = [key for key, _ in project.applied().spines[declared.spine.name]["keys"]]
         fed = inputs.fed(file, rows.table, keys, [item.name for item in read])
-        rows = keep(rows.take(fed.rows), f"not in {file}")
+        rows = keep(rows.take(fed.rows), f"not once in {file}")
     ideal = columns(rows.table, read)
     served = ideal if STALENESS in unknown else columns(inputs.served(project, declared, rows), read)
     inputs_fed = served
@@ -216,7 +217,7 @@ def _measures(declared: Distillation, labels: Numbers) -> dict[str, Callable[[Nu
 def _measure(cells: Numbers, of: Callable[[Numbers], float], known: list[str]) -> Measure:
     found = {cell: of(cells[cell]) for cell in dict.fromkeys(CELLS)}
     values = np.array([found[cell] for cell in CELLS])
-    shares = shapley(values)
+    shares = shapley(values, NEEDS)
     return Measure(float(values[0]), float(values[-1]), {stage: _part(shares, stage) for stage in known})
 
 

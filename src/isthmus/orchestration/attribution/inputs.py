@@ -110,11 +110,10 @@ class Fed(NamedTuple):
 def fed(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[str]) -> Fed:
     """The inputs in a file of Parquet or Arrow, found by join keys and event time.
 
-    The file may have some of the inputs and some of the rows.
+    The file may have some of the inputs and some of the rows. Rows of the same keys and time are not used.
 
     Raises:
-        DataError: it cannot be read, lacks a key or all inputs, has a column that is no input, a row twice, or no row
-            of these.
+        DataError: it cannot be read, lacks a key or all inputs, has a column that is no input, or no row of these.
     """
     table, where, named = _read(file), f"inputs {file}", [*keys, TIME]
     allowed = dict.fromkeys([*named, *inputs])
@@ -132,22 +131,29 @@ def fed(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[str]) 
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         types = {name: str(rows.schema.field(name).type) for name in named}
         raise DataError(where, f"its keys have other types ({error})", expected=str(types)) from error
-    if len(names.group_by(named).aggregate([])) < len(names):
-        raise DataError(where, "has a row twice", expected=f"each {', '.join(named)} once")
-    places = matches(names, rows.select(named))
+    once = _unique(names)
+    places = matches(names.take(pa.array(once)), rows.select(named))
     known = np.flatnonzero(places >= 0)
     if not len(known):
         found = f"none of its {len(table):,} rows is one of the {len(rows):,} rows"
         expected, remedy = f"the same {', '.join(named)}", "name their range with --from and --to"
         raise DataError(where, found, expected=expected, remedy=remedy)
     columns = [name for name in table.column_names if name in inputs and name not in named]
-    return Fed(known, table.select(columns).take(pa.array(places[known])))
+    return Fed(known, table.select(columns).take(pa.array(once[places[known]])))
+
+
+def _unique(names: pa.Table) -> Index:
+    """The rows whose keys no other row has: of several, none says which input is whose."""
+    distinct = names.group_by(names.column_names).aggregate([])
+    groups = matches(distinct, names)
+    counts = np.bincount(groups[groups >= 0], minlength=len(distinct))
+    return np.flatnonzero((groups >= 0) & (counts[groups] == 1))
 
 
 def _read(file: Path) -> pa.Table:
     try:
         if file.suffix in (".arrow", ".feather", ".ipc"):
-            with pa.memory_map(str(file)) as source:
+            with pa.OSFile(str(file)) as source:
                 return pa.ipc.open_file(source).read_all()
         return pq.read_table(file)
     except (OSError, pa.ArrowException) as error:

@@ -25,8 +25,8 @@ MIXED = 1e-9
 """Parts whose least and most are farther apart interact with others."""
 NUMBERS = ("part", "least", "most", "of the difference")
 _READING = """\
-Ideal is what the teacher says of the features that could be known at the moment of a row. Each part is a Shapley value: \
-what a stage changes, on average over all orders in which stages could be swapped."""
+Ideal is what the teacher says of the features that could be known at the moment of a row. Each part is a Shapley
+value: what a stage changes, on average over all orders in which stages could be swapped."""
 _STYLE = """\
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft) } svg .grid { stroke: var(--line) }
 svg .up { fill: var(--good) } svg .down { fill: var(--mark) } svg .end { fill: var(--base) }

@@ -1,7 +1,7 @@
 """The stages between an ideal answer and the one that was given, and the scores of each row with any of them swapped.
 
 A coalition is a set of stages that are as they were; the others are ideal. Four forms of the features and five models
-are all that the 32 coalitions need, and only rows whose features differ are asked again.
+are all that coalitions need, and only rows whose features differ are asked again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +39,10 @@ class Models(Protocol):
         """Scores (n,) of the student and its files by model, for several tables of features."""
 
 
+NEEDS: Mapping[int, int] = dict.fromkeys(map(STAGES.index, (PRECISION, RUNTIME)), 1 << STAGES.index(DISTILLATION))
+"""No file has the teacher: it has no other precision, and no other runtime."""
+
+
 class Cell(NamedTuple):
     """What a coalition comes down to: a form of the features, as a number of two bits, and a model."""
 
@@ -51,7 +55,6 @@ def cell(coalition: int) -> Cell:
     swapped = {stage for place, stage in enumerate(STAGES) if coalition >> place & 1}
     features = (STALENESS in swapped) | (SKEW in swapped) << 1
     if DISTILLATION not in swapped:
-        # No file has the teacher: it has no other precision, and no other runtime.
         return Cell(features, TEACHER)
     return Cell(features, STUDENT + (PRECISION in swapped) + 2 * (RUNTIME in swapped))
 
@@ -138,7 +141,7 @@ def _take(columns: Columns, rows: Index) -> dict[str, Values]:
 
 
 def coalitions(cells: Numbers) -> Numbers:
-    """The values of all coalitions, (32, ...), from those of the cells, (4, 5, ...)."""
+    """The values of all coalitions, (32, ...), from those of the cells, (4, 5, ...); for `shapley` with `NEEDS`."""
     forms, models = zip(*CELLS, strict=True)
     values: Numbers = cells[list(forms), list(models)]
     return values
