@@ -217,7 +217,7 @@ def test_what_is_not_there(served: Path) -> None:
         attribute(project, days=day_range("2025-01-01", "2025-01-02"))
     with pytest.raises(RequestError, match="--to is missing"):
         day_range("2025-01-01", None)
-    with pytest.raises(RequestError, match="there is none of this name; expected ort"):
+    with pytest.raises(RequestError, match="there is none of this name; expected one of coreml"):
         attribute(project, runtime="java")
     with pytest.raises(RequestError, match="no fp32 model in pte format"):
         attribute(project, runtime="executorch")
