@@ -3,6 +3,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import dagster as dg
 import numpy as np
 import onnx
 import pyarrow as pa
@@ -11,19 +12,25 @@ import pytest
 from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 
+from isthmus.distill.declaration import STAGES
 from isthmus.distill.onnx.runtime import ort_format
-from isthmus.features.errors import DataError, RequestError
+from isthmus.features.errors import ConfigurationError, DataError, RequestError
 from isthmus.features.offline.log import FOLDER
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.attribution.attribute import attribute, day_range
 from isthmus.orchestration.attribution.report import Attribution
-from isthmus.orchestration.attribution.stages import DISTILLATION, PRECISION, RUNTIME, SKEW, STAGES, STALENESS
+from isthmus.orchestration.attribution.stages import DISTILLATION, PRECISION, RUNTIME, SKEW, STALENESS
+from isthmus.orchestration.graph import build_definitions
+from isthmus.orchestration.graph.events import Checked, Request
+from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.models.models import export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
 from tests.commandline import run
 from tests.distill.packages import resum
 from tests.orchestration.attribution import machines
+
+CHECK = "stays_close_to_its_ideal"
 
 
 def _package(root: Path) -> Path:
@@ -221,7 +228,7 @@ def test_what_is_not_there(served: Path) -> None:
         attribute(project, runtime="java")
     with pytest.raises(RequestError, match="no fp32 model in pte format"):
         attribute(project, runtime="executorch")
-    with pytest.raises(RequestError, match="no int4 model in ort format"):
+    with pytest.raises(RequestError, match="no int4 model in onnx format"):
         attribute(project, precision="int4")
     # Kept answers are gone: the teacher is asked again.
     shutil.rmtree(Artifacts.of(project).outputs)
@@ -249,3 +256,48 @@ def test_the_command_and_its_page(served: Path) -> None:
     assert rows.num_rows == shown["rows"]
     done = run("attribute", "--from", "2024-02-30", "--to", "2024-03-01", cwd=served)
     assert done.returncode == 2
+
+
+def _bound(root: Path, bounds: str) -> None:
+    file = root / "definitions.py"
+    file.write_text(file.read_text().replace("seeds=1, gates=[],", f"seeds=1, gates=[], bounds=[{bounds}],"))
+    file.write_text(file.read_text().replace("    Float64,\n", "    Float64,\n    Gate,\n"))
+
+
+def test_bounds_are_judged(served: Path) -> None:
+    bounds = ('"staleness.row", at_most=0.0', '"distillation.auc", at_least=0.1', '"skew.row", at_most=1')
+    _bound(served, ", ".join(f"Gate({bound})" for bound in bounds))
+    done = run("attribute", "--json", cwd=served)
+    assert done.returncode == 1
+    shown = json.loads(done.stdout)
+    assert [bound["holds"] for bound in shown["bounds"]] == [True, False, False]
+    assert not shown["passed"]
+    assert "skew.row has no value" in done.stderr
+    assert "expected distillation.auc at least 0.1" in done.stderr
+
+
+def test_bounds_are_a_check_that_blocks_nothing(served: Path) -> None:
+    def checks() -> dict[str, dg.AssetCheckSpec]:
+        graph = build_definitions(served).resolve_asset_graph()
+        return {key.name: graph.get_check_spec(key) for key in graph.asset_check_keys}
+
+    assert CHECK not in checks()
+    _bound(served, 'Gate("distillation.auc", at_least=0.1)')
+    assert checks()[CHECK].asset_key == dg.AssetKey([machines.MODEL, "package"])
+    assert not checks()[CHECK].blocking
+    asked = Request("attribute", checks=((f"package/{machines.MODEL}", CHECK),))
+    (checked,) = run_step(Project(served), asked, lambda _text, _share: None)
+    assert isinstance(checked, Checked)
+    assert (checked.passed, checked.blocking) == (False, False)
+    assert checked.message.startswith("distillation.auc is ")
+    assert checked.metadata["attribution"]["raw_value"].count("data:image/svg+xml") == 3
+    json.dumps(checked.metadata)
+
+
+@pytest.mark.parametrize(
+    "bounds", ['Gate("age.auc", at_most=1)', 'Gate("skew.rmse", at_most=1)', 'Gate("skew.auc")', "0.1"]
+)
+def test_bounds_on_nothing_are_refused(served: Path, bounds: str) -> None:
+    _bound(served, bounds)
+    with pytest.raises(ConfigurationError, match="bound"):
+        Project(served).applied()

@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.distill.declaration import STAGES
 from isthmus.features.types import Float64, Int64, String
 from isthmus.features.values.columns import Values, from_python
 from isthmus.orchestration.attribution.shapley import Numbers
@@ -12,7 +13,6 @@ from isthmus.orchestration.attribution.stages import (
     CELLS,
     IN_PRECISION,
     IN_RUNTIME,
-    STAGES,
     STUDENT,
     TEACHER,
     Columns,

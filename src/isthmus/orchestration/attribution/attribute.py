@@ -1,16 +1,17 @@
 """`attribute`: a change of score, from the ideal answer to the one that was given, in parts of what caused it."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from isthmus.distill.declaration import Distillation
+from isthmus.distill.declaration import EACH, STAGES, Distillation
 from isthmus.distill.evaluation.metrics import auc, log_loss
 from isthmus.distill.evaluation.residuals import mae, rmse
+from isthmus.distill.gates import GateResult
 from isthmus.distill.labels import Binary
 from isthmus.distill.tabular.scores import Scores
 from isthmus.distill.tabular.tensors import columns
@@ -18,7 +19,7 @@ from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.training.teacheroutputs import open_outputs
 from isthmus.features import clock
 from isthmus.features.days import Days
-from isthmus.features.errors import ContractMismatch, RequestError, one_of
+from isthmus.features.errors import ContractMismatch, DataError, RequestError, one_of
 from isthmus.features.files import write_atomically
 from isthmus.features.package.inputs import ModelInput
 from isthmus.features.package.manifest import Package, open_package
@@ -38,7 +39,6 @@ from isthmus.orchestration.attribution.stages import (
     IN_RUNTIME,
     NEEDS,
     SKEW,
-    STAGES,
     STALENESS,
     Features,
     coalitions,
@@ -114,17 +114,21 @@ def attribute(  # noqa: PLR0913 - the options of the command
     if len(answered) < len(rows.places):
         left_out["a request transform refuses them"] = len(rows.places) - len(answered)
         rows, cells = rows.take(answered), cells[..., answered]
+    if not len(answered):
+        raise DataError(f"attribution of {declared.name}", "a request transform refuses every row",
+                        expected="a row that has an answer")  # fmt: skip
     keys = [key for key, _ in project.applied().spines[declared.spine.name]["keys"]]
     shares = shapley(coalitions(cells), NEEDS)
     known = [stage for stage in STAGES if stage not in unknown]
     table = _table(rows.table.select(list(dict.fromkeys([*keys, TIME]))), cells, shares, known)
     of = _measures(declared, inputs.labels(rows.table, material.label))
     far = np.argsort(-np.abs(cells[CELLS[-1]] - cells[CELLS[0]]), kind="stable")[:LARGEST]
+    measures = {measure: _measure(cells, function, known) for measure, function in of.items()}
+    each = {stage: float(np.abs(shares.value[STAGES.index(stage)]).mean()) for stage in known}
     result = Attribution(
         declared.name, package.files.digest, files.precision, product.option, rows.examples.id, len(rows.places),
-        left_out, unknown, {measure: _measure(cells, function, known) for measure, function in of.items()},
-        {stage: float(np.abs(shares.value[STAGES.index(stage)]).mean()) for stage in known},
-        table.take(pa.array(far)).to_pylist(), table, project.state / "attribution" / declared.name,
+        left_out, unknown, measures, each, table.take(pa.array(far)).to_pylist(),
+        _bounds(declared, measures, each), table, project.state / "attribution" / declared.name,
     )  # fmt: skip
     write(result)
     progress("the attribution is written", 1.0)
@@ -219,6 +223,13 @@ def _measure(cells: Numbers, of: Callable[[Numbers], float], known: list[str]) -
     values = np.array([found[cell] for cell in CELLS])
     shares = shapley(values, NEEDS)
     return Measure(float(values[0]), float(values[-1]), {stage: _part(shares, stage) for stage in known})
+
+
+def _bounds(declared: Distillation, measures: Mapping[str, Measure], each: Mapping[str, float]) -> list[GateResult]:
+    figures = {f"{stage}.{EACH}": value for stage, value in each.items()}
+    for name, measure in measures.items():
+        figures |= {f"{stage}.{name}": part.value for stage, part in measure.parts.items()}
+    return [GateResult(bound, figures.get(bound.metric)) for bound in declared.bounds]
 
 
 def _part(shares: Shares, stage: str) -> Part:

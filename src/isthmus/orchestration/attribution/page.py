@@ -13,8 +13,10 @@ from isthmus.features.document.blocks import (
     Paragraph,
     Table,
     Text,
+    bad,
     cell,
     code,
+    good,
     strong,
 )
 from isthmus.features.document.html import image, to_html
@@ -41,6 +43,7 @@ def page(result: Attribution) -> str:
         Heading(f"{result.name}: from the ideal answer to the one that was given", 1),
         Paragraph(_origin(result)),
         Paragraph(_READING),
+        *_bounds(result),
         *_notes(result),
         Group("plots", [waterfall(name, measure) for name, measure in result.measures.items()]),
     ]
@@ -63,6 +66,7 @@ def screen(result: Attribution) -> Iterator[Block]:
         yield Heading(_title(name, measure))
         yield _parts(measure)
     yield _each(result)
+    yield from _bounds(result)
     yield from _notes(result)
     yield Paragraph(f"{result.rows:,} rows, with their parts: {rows_file(result.folder)}")
     yield Paragraph(f"Page: {page_file(result.folder)}")
@@ -135,6 +139,13 @@ def _each(result: Attribution) -> Table:
 def _largest(result: Attribution) -> Table:
     columns = list(result.largest[0]) if result.largest else []
     return Table(columns, [[cell(value) for value in row.values()] for row in result.largest])
+
+
+def _bounds(result: Attribution) -> Iterator[Block]:
+    if result.bounds:
+        rows: list[Sequence[Text]] = [[bound.gate.metric, good("holds") if bound.holds else bad("broken"), cell(bound.value), bound.expected]
+                for bound in result.bounds]  # fmt: skip
+        yield Table(["bound", "", "found", "expected"], rows, numbers=["found"])
 
 
 def _notes(result: Attribution) -> Iterator[Block]:

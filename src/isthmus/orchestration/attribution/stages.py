@@ -9,12 +9,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from isthmus.distill.declaration import STAGES
 from isthmus.features.values.columns import Mask, Values
 from isthmus.orchestration.attribution.shapley import Numbers
 
-STALENESS, SKEW, DISTILLATION, PRECISION, RUNTIME = STAGES = (
-    "staleness", "skew", "distillation", "precision", "runtime",
-)  # fmt: skip
+STALENESS, SKEW, DISTILLATION, PRECISION, RUNTIME = STAGES
 MEANINGS: Mapping[str, str] = {
     STALENESS: "from the features that could be known to those that were served",
     SKEW: "from the features that were served to those that the model was fed",

@@ -95,7 +95,7 @@ def attribute(
 ) -> None:
     """Split what the package's answers differ by from the ideal ones: stale, skewed, distilled, rounded, run elsewhere.
 
-    By default of the rows of the test part.
+    By default of the rows of the test part. Exit code 1 if a bound of the distillation does not hold.
     """
     from isthmus.orchestration.attribution.attribute import attribute as run
     from isthmus.orchestration.attribution.attribute import day_range
@@ -106,8 +106,9 @@ def attribute(
             open_project(project), name, days=days, fed=fed, precision=precision, runtime=runtime, progress=bar
         )
     from isthmus.orchestration.attribution.page import screen
+    from isthmus.orchestration.attribution.report import require_bounds
 
-    present(result.as_dict(), partial(screen, result), as_json=as_json)
+    judge(result.as_dict(), partial(screen, result), partial(require_bounds, result), as_json=as_json)
 
 
 @verbs.command()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from isthmus.features.definition.spec import Snapshot as DeviceSnapshot
     from isthmus.orchestration.project import Project
 
-FORMAT = 3
+FORMAT = 4
 FILE = "outline.json"
 
 
@@ -76,6 +76,7 @@ class Model(msgspec.Struct, frozen=True):
         examples: code version of its training set.
         training: code version of the models that are trained on it.
         export: code version of its package and its deployment.
+        bounded: whether it has bounds on what may come between an ideal answer and that of its package.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Model(msgspec.Struct, frozen=True):
     examples: str
     training: str
     export: str
+    bounded: bool
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -275,6 +277,7 @@ def _model(project: "Project", declared: "Distillation") -> Model:
         contract.hash,
         _hash(training),
         _hash([training, list(project.runtimes(declared)), profiles.serving.identity(), *_owner(declared)]),
+        bool(declared.bounds),
     )
 
 
