@@ -143,8 +143,10 @@ def _largest(result: Attribution) -> Table:
 
 def _bounds(result: Attribution) -> Iterator[Block]:
     if result.bounds:
-        rows: list[Sequence[Text]] = [[bound.gate.metric, good("holds") if bound.holds else bad("broken"), cell(bound.value), bound.expected]
-                for bound in result.bounds]  # fmt: skip
+        rows: list[Sequence[Text]] = []
+        for bound in result.bounds:
+            outcome = good("holds") if bound.holds else bad("broken")
+            rows.append([bound.gate.metric, outcome, cell(bound.value), bound.expected])
         yield Table(["bound", "", "found", "expected"], rows, numbers=["found"])
 
 
