@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.distill.declaration import STAGES
-from isthmus.features.types import Float64, Int64, String
+from isthmus.features.types import Array, Float64, Int64, String
 from isthmus.features.values.columns import Values, from_python
 from isthmus.orchestration.attribution.shapley import Numbers
 from isthmus.orchestration.attribution.stages import (
@@ -19,6 +19,7 @@ from isthmus.orchestration.attribution.stages import (
     Features,
     Index,
     coalitions,
+    same,
     scored,
 )
 
@@ -92,3 +93,11 @@ def test_precision_and_runtime_are_nothing_to_a_teacher() -> None:
     assert {CELLS[coalition].model for coalition in range(32) if coalition & 0b00100} == {1, 2, 3, 4}
     assert CELLS[0] == (0, TEACHER)
     assert CELLS[31] == (3, AS_ANSWERED)
+
+
+def test_arrays_are_compared_whole() -> None:
+    rows = [None, [1.0, NAN], [1.0], [1.0]]
+    left, right = (from_python(side, Array(Float64)) for side in (rows, [None, [1.0, NAN], [2.0], None]))
+    assert same(left, right).tolist() == [True, True, False, False]
+    texts = [from_python(side, Array(String)) for side in ([["a"], ["b"]], [["a"], ["b", "c"]])]
+    assert same(*texts).tolist() == [True, False]

@@ -88,22 +88,27 @@ class Features(NamedTuple):
 
 def same(left: Values, right: Values) -> Mask:
     """The rows in which two columns hold the same; a null is the same as another, and so is a NaN."""
-    if left.data.dtype.kind == "O":
+    if left is right:
+        return np.ones(len(left.data), bool)
+    both: Mask = left.valid & right.valid
+    first = next(iter(left.data[both]), None) if left.data.dtype.kind == "O" else None
+    if isinstance(first, np.ndarray | list):
+        # NumPy would compare them by their elements.
         pairs = zip(left.data, right.data, strict=True)
         equal = np.fromiter((_equal(*pair) for pair in pairs), bool, len(left.data))
     else:
-        equal = left.data == right.data
-        if left.data.dtype.kind == "f":
-            equal |= np.isnan(left.data) & np.isnan(right.data)
-    mask: Mask = np.where(left.valid & right.valid, equal, left.valid == right.valid)
+        equal = np.asarray(left.data == right.data, bool)
+    if left.data.dtype.kind == "f":
+        equal |= np.isnan(left.data) & np.isnan(right.data)
+    mask: Mask = np.where(both, equal, left.valid == right.valid)
     return mask
 
 
 def _equal(left: Any, right: Any) -> bool:
-    """Of texts, or of arrays."""
+    """Of arrays, of which a null is none."""
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
         return np.array_equal(left, right, equal_nan=left.dtype.kind == "f")
-    return bool(left == right)
+    return bool(left == right) if type(left) is type(right) else False
 
 
 def _differing(ideal: Columns, form: Columns) -> Mask:
