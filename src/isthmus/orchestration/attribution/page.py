@@ -25,13 +25,16 @@ from isthmus.orchestration.attribution.stages import MEANINGS
 
 MIXED = 1e-9
 """Parts whose least and most are farther apart interact with others."""
+_BETTER = {"auc": 1, "log_loss": -1, "rmse": -1, "mae": -1}
+"""Whether more of a measure is better; a mean score is neither."""
 NUMBERS = ("part", "least", "most", "of the difference")
 _READING = """\
 Ideal is what the teacher says of the features that could be known at the moment of a row. Each part is a Shapley
 value: what a stage changes, on average over all orders in which stages could be swapped."""
 _STYLE = """\
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft) } svg .grid { stroke: var(--line) }
-svg .up { fill: var(--good) } svg .down { fill: var(--mark) } svg .end { fill: var(--base) }
+svg .better { fill: var(--good) } svg .worse { fill: var(--mark) } svg .moved { fill: var(--soft) }
+svg .end { fill: var(--base) } .plots figure { flex: 1 1 300px; max-width: 460px }
 svg .range { stroke: var(--soft); stroke-width: 1.5 }
 """
 _ROW, _LEFT, _WIDTH, _RIGHT = 24, 86, 420, 78
@@ -88,7 +91,8 @@ def waterfall(name: str, measure: Measure) -> Figure:
     height = _ROW * (len(bars) + 2) + 8
     lines = [_line(0, "ideal", _bar(x, 0, x.low, measure.ideal, "end"), cell(measure.ideal))]
     for n, (stage, begin, end, low, high) in enumerate(bars, 1):
-        drawn = _bar(x, n, begin, end, "up" if end >= begin else "down")
+        gain = (end - begin) * _BETTER.get(name, 0)
+        drawn = _bar(x, n, begin, end, "better" if gain > 0 else "worse" if gain < 0 else "moved")
         if high - low > MIXED:
             middle = _ROW * n + _ROW / 2
             drawn += f'<line class="range" x1="{x(low):.1f}" x2="{x(high):.1f}" y1="{middle:.1f}" y2="{middle:.1f}"/>'
