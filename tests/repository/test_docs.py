@@ -59,6 +59,7 @@ OTHER_OPTIONS = {
 # --- python
 
 BEFORE = {
+    "docs/attribution.md": "flights",
     "docs/features.md": "empty",
     "docs/distillation.md": "flights",
     "docs/search.md": "flights",

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from isthmus.distill.labels import Binary, Calibration, Label
+from isthmus.distill.labels import Binary, Calibration, Label, Number
 from isthmus.distill.language.causal import GAIN, REGRESSION, UNSHAPED, Causal
 from isthmus.distill.settings import TrainingSettings, failed_checks, mistyped
 from isthmus.features.definition.spec import OWNER, FeatureService, Spine, is_owner
@@ -28,6 +28,16 @@ TABLES = TrainingSettings(learning_rate=2e-3, weight_decay=1e-2)
 """The default settings of a student of tables."""
 
 ONNX_RUNTIME, EXECUTORCH, LITERT, COREML = RUNTIMES = ("onnxruntime", "executorch", "litert", "coreml")
+
+STAGES = ("staleness", "skew", "distillation", "precision", "runtime")
+"""Between an ideal answer and one that is given, in their order: `isthmus attribute` splits their difference."""
+EACH = "row"
+"""The measure of a stage that is how far it moves the score of a row, on average."""
+ATTRIBUTED: Mapping[type[Label], Sequence[str]] = {
+    Binary: ("score", "log_loss", "auc", EACH),
+    Number: ("score", "rmse", "mae", EACH),
+}
+"""The measures that are attributed, by the kind of label; of other kinds teacher and student have no common score."""
 
 
 class _Input(Protocol):
@@ -224,6 +234,12 @@ MEASURED = ("lift_kept", "age_cost")
 _PLAIN_VALUES = "numbers, truth values, texts, and tuples of them"
 
 
+def _bounded(gates: Sequence[Gate]) -> bool:
+    """Whether each has a bound, and all are finite."""
+    bounds = [[bound for bound in (gate.at_least, gate.at_most) if bound is not None] for gate in gates]
+    return all(own and all(map(_is_finite, own)) for own in bounds)
+
+
 def _is_finite(bound: object) -> bool:
     return isinstance(bound, Real) and math.isfinite(bound)
 
@@ -269,6 +285,8 @@ class Distillation:
             number, or another distillation's name, whose student reads no stored features. None: it refuses.
         description: for people.
         owner: who answers for the model, an email address or "team:NAME".
+        bounds: what a stage between the ideal answer and that of the package may change, for `isthmus attribute` and a
+            check in Dagster: gates on a stage and a measure, such as "staleness.auc" (docs/attribution.md).
     """
 
     name: str
@@ -288,6 +306,7 @@ class Distillation:
     stale: float | str | None = None
     description: str = ""
     owner: str = ""
+    bounds: Sequence[Gate] = ()
 
     @property
     def where(self) -> str:
@@ -327,8 +346,6 @@ class Distillation:
         built_in = isinstance(self.task, Tabular | Causal)
         named = re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", self.name)
         own_task = re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", str(self.task))
-        bounds = [[bound for bound in (gate.at_least, gate.at_most) if bound is not None] for gate in self.required]
-        bounded = all(own and all(map(_is_finite, own)) for own in bounds)
         label = self.label or Binary()
         fixed = "nothing: the layers of a Tabular are its `hidden`" if tabular else ""
         fixed = UNSHAPED if isinstance(self.task, Causal) and not self.task.shaped else fixed
@@ -355,7 +372,8 @@ class Distillation:
                 f"{label.gives}, or a distillation" if label.stands_for(0) else "a distillation",
             ),
             ("shape", not (self.shape and fixed) and _plain([*self.shape.values()]), fixed or _PLAIN_VALUES),
-            ("gates", bounded, "at_least or at_most in each, finite numbers"),
+            ("gates", _bounded(self.required), "at_least or at_most in each, finite numbers"),
+            ("bounds", _bounded(self.bounds), "at_least or at_most in each, finite numbers"),
             ("owner", is_owner(self.owner), OWNER),
             (
                 "runtimes",
@@ -368,7 +386,7 @@ class Distillation:
                 f'"{ONNX_RUNTIME}", alone or with "{EXECUTORCH}": no other one grows a cache',
             ),
         ]
-        problems = failed_checks(self, self.where, checks)
+        problems = [*failed_checks(self, self.where, checks), *self._misbound()]
         if isinstance(self.task, Tabular):
             problems += [*self.task.problems(self.where), *self.misnamed(MEASURED)]
             problems += self.task.unfit(self.where, self.spine)
@@ -386,6 +404,15 @@ class Distillation:
         names = [gate.metric for gate in self.required if "." not in gate.metric and gate.metric not in known]
         expected = f"{one_of(known)}, or a model and its figure, such as student.p99_us"
         return [Problem(f"{self.where}: gate", repr(name), expected) for name in names]
+
+    def _misbound(self) -> list[Problem]:
+        """Bounds on what is not attributed."""
+        measures = () if self.label is None else ATTRIBUTED.get(type(self.label), ())
+        known = [f"{stage}.{measure}" for stage in STAGES for measure in measures]
+        expected = f"one of {', '.join(STAGES)}, a point, and one of {', '.join(measures)}" if known else ""
+        expected = expected or "none: only a Tabular whose label is Binary or a Number is attributed"
+        names = [bound.metric for bound in self.bounds if bound.metric not in known]
+        return [Problem(f"{self.where}: bound", repr(name), expected) for name in names]
 
     def _misset(self, settings: TrainingSettings | None, where: str) -> list[Problem]:
         if settings is None:

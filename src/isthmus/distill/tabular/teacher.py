@@ -66,13 +66,14 @@ class Boosting(Teacher):
         }  # fmt: skip
 
     @cached_property
-    def _fitted(self) -> tuple[Any, Array]:
+    def _fitted(self) -> "_Fitted":
         data = self._data()
         words = vocabularies(data[self._train])
         numbers = data.numeric.shape[1]
         matrix = np.concatenate([data.numeric, _codes(data.categories, words)], axis=1)
         # The learner refuses columns without values and infinite values.
-        matrix[:, np.isnan(matrix[self._train]).all(axis=0)] = 0.0
+        empty = np.isnan(matrix[self._train]).all(axis=0)
+        matrix[:, empty] = 0.0
         np.clip(matrix, -_LARGEST, _LARGEST, out=matrix)
         model = self._learner.kind(
             max_iter=self._recipe["rounds"],
@@ -85,13 +86,21 @@ class Boosting(Teacher):
             **self._learner.options,
         )
         with threadpool_limits(self._threads):
-            return model.fit(matrix[self._train], self._labels[self._train]), matrix
+            return _Fitted(model.fit(matrix[self._train], self._labels[self._train]), matrix, words, empty)
 
     def _answer(self, batch: Index) -> Mapping[str, Any]:
-        model, matrix = self._fitted
+        return {self._learner.key: self._scores(self._fitted.matrix[batch])}
+
+    def answers(self, data: Tensors) -> Array:
+        """Its answers to rows that its table may not have, float32 (n,) or (n, classes)."""
+        matrix = np.concatenate([data.numeric, _codes(data.categories, self._fitted.words)], axis=1)
+        matrix[:, self._fitted.empty] = 0.0
+        return self._scores(np.clip(matrix, -_LARGEST, _LARGEST, out=matrix))
+
+    def _scores(self, matrix: Array) -> Array:
         # For a single row, threads take longer than the work.
-        with threadpool_limits(self._threads if len(batch) > 1 else 1):
-            return {self._learner.key: self._learner.answer(model, matrix[batch]).astype(np.float32)}
+        with threadpool_limits(self._threads if len(matrix) > 1 else 1):
+            return self._learner.answer(self._fitted.model, matrix).astype(np.float32)
 
     @property
     def runtime(self) -> str:
@@ -103,10 +112,19 @@ class Boosting(Teacher):
 
     def size(self) -> tuple[int, int]:
         """Parameters (a feature and a threshold per split, a value per leaf) and bytes of the trees' arrays."""
-        trees = [tree for step in self._fitted[0]._predictors for tree in step]  # scikit-learn has no view of them
+        trees = [tree for step in self._fitted.model._predictors for tree in step]  # scikit-learn has no view of them
         leaves = sum(int(tree.nodes["is_leaf"].sum()) for tree in trees)
         splits = sum(len(tree.nodes) for tree in trees) - leaves
         return 2 * splits + leaves, sum(tree.nodes.nbytes + tree.raw_left_cat_bitsets.nbytes for tree in trees)
+
+
+class _Fitted(NamedTuple):
+    """A learner that has learned, the matrix of its table, the known texts, and the columns without a known value."""
+
+    model: Any
+    matrix: Array
+    words: Sequence[Sequence[str]]
+    empty: Array
 
 
 def _codes(categories: Array, vocabularies: Sequence[Sequence[str]]) -> Array:

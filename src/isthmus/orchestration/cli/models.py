@@ -76,6 +76,42 @@ def ladder(name: NameArgument = None, project: ProjectOption = None, as_json: Js
 
 
 @verbs.command()
+def attribute(
+    name: NameArgument = None,
+    first: Annotated[
+        str | None, typer.Option("--from", help="Rows of the last training set from this day on, in UTC.")
+    ] = None,
+    end: Annotated[str | None, typer.Option("--to", help="Only before this day.")] = None,
+    fed: Annotated[
+        Path | None,
+        typer.Option(help="Parquet or Arrow with what the model was fed: join keys, event_timestamp, inputs."),
+    ] = None,
+    precision: Annotated[str | None, typer.Option(help="Of the file that answers; by default as it is served.")] = None,
+    runtime: Annotated[
+        str, typer.Option(help="That answers: ort, as the API does, web, executorch, litert or coreml.")
+    ] = "ort",
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Split what the package's answers differ by from the ideal ones: stale, skewed, distilled, rounded, run elsewhere.
+
+    By default of the rows of the test part. Exit code 1 if a bound of the distillation does not hold.
+    """
+    from isthmus.orchestration.attribution.attribute import attribute as run
+    from isthmus.orchestration.attribution.attribute import day_range
+
+    days = day_range(first, end)
+    with progress() as bar:
+        result = run(
+            open_project(project), name, days=days, fed=fed, precision=precision, runtime=runtime, progress=bar
+        )
+    from isthmus.orchestration.attribution.page import screen
+    from isthmus.orchestration.attribution.report import require_bounds
+
+    judge(result.as_dict(), partial(screen, result), partial(require_bounds, result), as_json=as_json)
+
+
+@verbs.command()
 def plan(
     name: Annotated[str | None, typer.Argument(help="Distillation; by default all.")] = None,
     rate: Annotated[

@@ -57,6 +57,8 @@ def build_definitions(
 def _ops(graph: Graph, name: str, step: Step) -> Iterator[tuple[str, list[str]]]:
     """Name and nodes of each op of a step: a single op for all views, or an op for each model."""
     op, nodes = step.op or name.replace("-", "_"), [graph.nodes[node] for node in graph.of(*step.kinds)]
+    if name == "attribute":
+        nodes = [node for node in nodes if node.model is not None and node.model.bounded]
     by_model: dict[str, list[str]] = {}
     for node in nodes:
         if node.model is not None:

@@ -88,6 +88,7 @@ class Model(msgspec.Struct, frozen=True):
         examples: code version of its training set.
         training: code version of the models that are trained on it.
         export: code version of its package and its deployment.
+        bounded: whether it has bounds on what may come between an ideal answer and that of its package.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Model(msgspec.Struct, frozen=True):
     examples: str
     training: str
     export: str
+    bounded: bool
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -292,6 +294,7 @@ def _model(project: "Project", declared: "Distillation") -> Model:
         contract.hash,
         _hash(training),
         _hash([training, list(project.runtimes(declared)), profiles.serving.identity(), *_owner(declared)]),
+        bool(declared.bounds),
     )
 
 

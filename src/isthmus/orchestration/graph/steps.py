@@ -294,6 +294,21 @@ def _verify(project: "Project", request: Request, progress: Progress) -> Iterato
         yield Checked(node, check, verdict.passed, message, metadata)
 
 
+def _attribute(project: "Project", request: Request, progress: Progress) -> Iterator[Checked]:
+    from isthmus.orchestration.attribution import page
+    from isthmus.orchestration.attribution.attribute import attribute
+    from isthmus.orchestration.attribution.report import page_file
+
+    for node, check in request.checks:
+        began = time.perf_counter()
+        found = attribute(project, _name(node), progress=progress)
+        metadata = reported(found.as_dict(), began)
+        metadata["attribution"] = plots(page.images(found))
+        metadata["page"] = {"raw_value": str(page_file(found.folder)), "type": "path"}
+        broken = "\n".join(f"{bound}, expected {bound.expected}" for bound in found.bounds if not bound.holds)
+        yield Checked(node, check, found.passed, broken, metadata, blocking=False)
+
+
 def _deploy(project: "Project", request: Request, _progress: Progress) -> Iterator[Materialized]:
     from isthmus.orchestration import status
     from isthmus.orchestration.models.release import deploy
@@ -329,6 +344,7 @@ _TABLE_CHECKS = {
 _DRIFT_CHECK = {DRIFT: "New rows are like those that the models learned from."}
 _EXAMPLES_CHECK = {"loses_no_row": "As many rows came out of the join as went in."}
 _QUALITY_CHECK = {"keeps_its_quality": "Every gate that the distillation declares holds."}
+_BOUNDS_CHECK = {"stays_close_to_its_ideal": "Nothing between the ideal answer and the package's exceeds its bound."}
 _VERDICT = {"verdict": "What is offline, served, computed on request and seen by the package agrees."}
 
 STEPS: Mapping[str, Step] = {
@@ -345,6 +361,7 @@ STEPS: Mapping[str, Step] = {
     "check-student": Step(_check_student, "train", ("student",), _QUALITY_CHECK),
     "export": Step(_export, "train", ("package",)),
     "verify": Step(_verify, "serve", ("package",), _VERDICT),
+    "attribute": Step(_attribute, "serve", ("package",), _BOUNDS_CHECK, blocking=False),
     "deploy": Step(_deploy, "serve", ("deployment",)),
 }
 

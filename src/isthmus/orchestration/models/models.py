@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from isthmus.distill.export.export import ExportReport
     from isthmus.distill.export.ladder import Ladder
     from isthmus.distill.export.parity import Parity
+    from isthmus.distill.restore import Restored
     from isthmus.distill.search.search import SearchReport
     from isthmus.distill.tasks.task import Material
     from isthmus.features.package.inspect import Runtime
@@ -247,6 +248,25 @@ def parity(project: Project, declared: Distillation, package: Package) -> "Itera
     keys = [name for name, _ in project.applied().spines[declared.spine.name]["keys"]]
     with project.importing():
         yield Parity(material, package, artifacts.last_model(), keys)
+
+
+@contextmanager
+def packaged(project: Project, declared: Distillation, package: Package) -> "Iterator[Restored]":
+    """The student of a package and its task, within the context, under whatever contract it learned.
+
+    Raises:
+        DataError: the student or its training set is gone.
+    """
+    with extra("distill"):
+        from isthmus.distill.restore import restored
+    artifacts = Artifacts(project, declared)
+    student = artifacts.models / package.manifest.model
+    if not student.exists():
+        raise DataError(str(student), "is gone, and the package has only what it became",
+                        remedy="run `isthmus distill` and `isthmus export`")  # fmt: skip
+    material = _material(artifacts, artifacts.training_set(package.manifest.training_set))
+    with project.importing():
+        yield restored(material, student)
 
 
 def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str, Callable[[], Runtime]]") -> "Ladder":

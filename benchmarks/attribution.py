@@ -1,0 +1,112 @@
+"""What it takes to split the difference between ideal and given answers over 100,000 rows of the flights.
+
+The hardest case: features as a device sees them differ from the ideal ones, the model was fed others still, and the
+file that answers is in INT8, so that all forms of the features are asked of all models. It is timed as a user would:
+the command, from its start to its page, with the teacher fitted anew.
+"""
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from result import Comparison, at_least, at_most, report
+
+from isthmus.features.days import DAY
+from isthmus.features.package.manifest import read_package
+from isthmus.features.values.arrow import micros
+from isthmus.orchestration.artifacts import Artifacts
+from isthmus.orchestration.project import Project
+
+FLIGHTS = Path(__file__).parents[1] / "examples" / "flights"
+ROWS, QUICK, SECONDS = 100_000, 10_000, 60.0
+_STAGES = ("staleness", "skew", "distillation", "precision", "runtime")
+
+
+def main() -> int:
+    """Measures, prints, and returns 1 if a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
+    parser.add_argument("--quick", action="store_true", help="fewer rows")
+    parser.add_argument("--project", type=Path, help="the flights after `isthmus demo`; by default it runs first")
+    asked = parser.parse_args()
+    with TemporaryDirectory(prefix="bench-") as name:
+        folder = asked.project
+        if folder is None:
+            folder = shutil.copytree(FLIGHTS, Path(name) / "flights", ignore=shutil.ignore_patterns(".*", "data"))
+            _isthmus(folder, "demo", "--json")
+        found = compared(folder, Path(name), QUICK if asked.quick else ROWS)
+    return report("attribution", found, as_json=asked.json, quick=asked.quick)
+
+
+def compared(folder: Path, scratch: Path, count: int) -> list[Comparison]:
+    """Seconds and sums of an attribution of at least so many rows."""
+    project = Project(folder)
+    artifacts = Artifacts.of(project)
+    table = artifacts.current_training_set().table()
+    first, fed = _days(table, count), scratch / "fed.parquet"
+    manifest = read_package(artifacts.last_package())
+    keys = [key for key, _ in project.applied().spines[artifacts.declared.spine.name]["keys"]]
+    pq.write_table(_fed(table, keys, [item.name for item in manifest.model_inputs]), fed)
+    began, spent = time.perf_counter(), _spent()
+    result = _isthmus(
+        folder, "attribute", "--from", first[0], "--to", first[1], "--fed", str(fed), "--precision", "int8", "--json"
+    )
+    seconds, work = time.perf_counter() - began, _spent() - spent
+    rows = pq.read_table(result["table"])
+    sums = np.sum([rows[stage].to_numpy() for stage in _STAGES], axis=0)
+    worst = float(np.abs(rows["answer"].to_numpy() - rows["ideal"].to_numpy() - sums).max())
+    return [
+        at_least("rows with all five stages", "rows", result["rows"], count),
+        at_most(f"attribution of {result['rows']:,} rows", "s", round(seconds, 1), SECONDS),
+        Comparison("the same, of all cores", "processor s", round(work, 1), None, None, None, None, None),
+        at_most("parts of a row, from their difference", "of the score", worst, 1e-12),
+    ]
+
+
+def _days(table: pa.Table, count: int) -> tuple[str, str]:
+    """The last days of a training set that have so many rows."""
+    times = np.sort(micros(table["event_timestamp"]))
+    # Somewhat more: rows of the same keys and time cannot be told apart in a file.
+    begin, end = int(times[-min(len(times), count + count // 20)]) // DAY, int(times[-1]) // DAY + 1
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    return f"{epoch + timedelta(days=begin):%Y-%m-%d}", f"{epoch + timedelta(days=end):%Y-%m-%d}"
+
+
+def _fed(table: pa.Table, keys: Sequence[str], inputs: Sequence[str]) -> pa.Table:
+    """Ideal inputs, one of them somewhat larger: other ones than a device has."""
+    names = list(dict.fromkeys([*keys, "event_timestamp", *inputs]))
+    changed = next(name for name in inputs if name not in keys and pa.types.is_floating(table.schema.field(name).type))
+    place, values = names.index(changed), table[changed].to_numpy() + 0.5
+    column = pa.array(values, table.schema.field(changed).type, from_pandas=True)
+    return table.select(names).set_column(place, changed, column)
+
+
+def _spent() -> float:
+    """Processor seconds of the processes that have ended: on a busy machine they say more than the clock."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _isthmus(folder: Path, *arguments: str) -> dict[str, Any]:
+    code = "from isthmus.orchestration.cli.cli import main; main()"
+    command = [sys.executable, "-c", code, *arguments, "--project", str(folder)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=os.environ)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

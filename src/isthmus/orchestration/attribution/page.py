@@ -1,0 +1,161 @@
+"""An attribution on the terminal, as one HTML page, and as images."""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from isthmus.distill.reports.plots import Axis, axis
+from isthmus.features.document.blocks import (
+    Block,
+    Bullets,
+    Figure,
+    Group,
+    Heading,
+    Paragraph,
+    Table,
+    Text,
+    bad,
+    cell,
+    code,
+    good,
+    strong,
+)
+from isthmus.features.document.html import image, to_html
+from isthmus.orchestration.attribution.report import SCORE, Attribution, Measure, page_file, rows_file
+from isthmus.orchestration.attribution.stages import MEANINGS
+
+MIXED = 1e-9
+"""Parts whose least and most are farther apart interact with others."""
+_BETTER = {"auc": 1, "log_loss": -1, "rmse": -1, "mae": -1}
+"""Whether more of a measure is better; a mean score is neither."""
+NUMBERS = ("part", "least", "most", "of the difference")
+_READING = """\
+Ideal is what the teacher says of the features that could be known at the moment of a row. Each part is a Shapley
+value: what a stage changes, on average over all orders in which stages could be swapped."""
+_STYLE = """\
+svg text { font: 11px system-ui, sans-serif; fill: var(--soft) } svg .grid { stroke: var(--line) }
+svg .better { fill: var(--good) } svg .worse { fill: var(--mark) } svg .moved { fill: var(--soft) }
+svg .end { fill: var(--base) } .plots figure { flex: 1 1 300px; max-width: 460px }
+svg .range { stroke: var(--soft); stroke-width: 1.5 }
+"""
+_ROW, _LEFT, _WIDTH, _RIGHT = 24, 86, 420, 78
+
+
+def page(result: Attribution) -> str:
+    """A self-contained HTML page."""
+    blocks: list[Block] = [
+        Heading(f"{result.name}: from the ideal answer to the one that was given", 1),
+        Paragraph(_origin(result)),
+        Paragraph(_READING),
+        *_bounds(result),
+        *_notes(result),
+        Group("plots", [waterfall(name, measure) for name, measure in result.measures.items()]),
+    ]
+    for name, measure in result.measures.items():
+        blocks += [Heading(_title(name, measure), 2), _parts(measure)]
+    blocks += [Heading("Rows"), _each(result), Heading("Farthest from the ideal", 3), _largest(result)]
+    blocks += [Heading("Stages"), Bullets([(strong(stage), f": {MEANINGS[stage]}") for stage in MEANINGS])]
+    return to_html(f"Attribution of {result.name}", blocks, _STYLE)
+
+
+def _origin(result: Attribution) -> Text:
+    package, examples = code(result.package[:12]), code(result.training_set)
+    answered = f" in {result.precision} and {result.runtime}, training set "
+    return (f"{result.rows:,} rows, package ", package, answered, examples)
+
+
+def screen(result: Attribution) -> Iterator[Block]:
+    """What the terminal shows."""
+    for name, measure in result.measures.items():
+        yield Heading(_title(name, measure))
+        yield _parts(measure)
+    yield _each(result)
+    yield from _bounds(result)
+    yield from _notes(result)
+    yield Paragraph(f"{result.rows:,} rows, with their parts: {rows_file(result.folder)}")
+    yield Paragraph(f"Page: {page_file(result.folder)}")
+
+
+def images(result: Attribution) -> dict[str, str]:
+    """A waterfall of each measure, as the address of an image."""
+    return {_name(name): image(waterfall(name, measure), _STYLE) for name, measure in result.measures.items()}
+
+
+def waterfall(name: str, measure: Measure) -> Figure:
+    """From the ideal, part by part, to the answer; a line is the range over the orders where parts interact."""
+    at, bars = measure.ideal, []
+    for stage, part in measure.parts.items():
+        bars.append((stage, at, at + part.value, at + part.low, at + part.high))
+        at += part.value
+    ends = [measure.ideal, measure.answer, *(end for bar in bars for end in bar[1:])]
+    x = axis(ends, _LEFT, _WIDTH - _RIGHT)
+    height = _ROW * (len(bars) + 2) + 8
+    lines = [_line(0, "ideal", _bar(x, 0, x.low, measure.ideal, "end"), cell(measure.ideal))]
+    for n, (stage, begin, end, low, high) in enumerate(bars, 1):
+        gain = (end - begin) * _BETTER.get(name, 0)
+        drawn = _bar(x, n, begin, end, "better" if gain > 0 else "worse" if gain < 0 else "moved")
+        if high - low > MIXED:
+            middle = _ROW * n + _ROW / 2
+            drawn += f'<line class="range" x1="{x(low):.1f}" x2="{x(high):.1f}" y1="{middle:.1f}" y2="{middle:.1f}"/>'
+        lines.append(_line(n, stage, drawn, f"{end - begin:+.4g}"))
+    last = len(bars) + 1
+    lines.append(_line(last, "answer", _bar(x, last, x.low, measure.answer, "end"), cell(measure.answer)))
+    return Figure("".join(lines), f"waterfall of {_name(name)}", _name(name), _WIDTH, height)
+
+
+def _line(n: int, name: str, content: str, number: str) -> str:
+    middle = _ROW * n + _ROW / 2 + 4
+    return (
+        f'<text x="6" y="{middle:.1f}">{escape(name)}</text>{content}'
+        f'<text x="{_WIDTH - _RIGHT + 6}" y="{middle:.1f}">{escape(number)}</text>'
+    )
+
+
+def _bar(x: Axis, n: int, begin: float, end: float, kind: str) -> str:
+    left, right = sorted((x(begin), x(end)))
+    width = max(right - left, 1.0)
+    return f'<rect class="{kind}" x="{left:.1f}" y="{_ROW * n + 5}" width="{width:.1f}" height="{_ROW - 10}"/>'
+
+
+def _name(measure: str) -> str:
+    return "mean score" if measure == SCORE else measure.replace("_", " ")
+
+
+def _title(name: str, measure: Measure) -> str:
+    return f"{_name(name)}: {measure.ideal:.4g} to {measure.answer:.4g}, {measure.difference:+.4g}"
+
+
+def _parts(measure: Measure) -> Table:
+    rows: list[Sequence[Text]] = []
+    for stage, part in measure.parts.items():
+        mixed = part.high - part.low > MIXED
+        share = f"{part.value / measure.difference:.1%}" if abs(measure.difference) > MIXED else ""
+        ends = (f"{part.low:+.4g}", f"{part.high:+.4g}") if mixed else ("", "")
+        rows.append([stage, f"{part.value:+.4g}", *ends, share])
+    return Table(["stage", *NUMBERS], rows, numbers=NUMBERS)
+
+
+def _each(result: Attribution) -> Table:
+    rows = [[stage, f"{value:.4g}"] for stage, value in result.each.items()]
+    column = "moves the score of a row by"
+    return Table(["stage", column], rows, numbers=[column])
+
+
+def _largest(result: Attribution) -> Table:
+    columns = list(result.largest[0]) if result.largest else []
+    return Table(columns, [[cell(value) for value in row.values()] for row in result.largest])
+
+
+def _bounds(result: Attribution) -> Iterator[Block]:
+    if result.bounds:
+        rows: list[Sequence[Text]] = []
+        for bound in result.bounds:
+            outcome = good("holds") if bound.holds else bad("broken")
+            rows.append([bound.gate.metric, outcome, cell(bound.value), bound.expected])
+        yield Table(["bound", "", "found", "expected"], rows, numbers=["found"])
+
+
+def _notes(result: Attribution) -> Iterator[Block]:
+    for stage, why in result.unknown.items():
+        yield Paragraph((strong(stage), f" has no part: {why}."))
+    for why, count in result.left_out.items():
+        yield Paragraph(f"{count:,} rows were left out: {why}.")

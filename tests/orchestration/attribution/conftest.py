@@ -1,0 +1,20 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.orchestration.attribution import machines
+from tests.orchestration.conftest import once
+
+
+@pytest.fixture
+def unserved(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Path:
+    """A project with a package of which nothing was ever materialized."""
+    return Path(shutil.copytree(once(tmp_path_factory, "machines", machines.made), tmp_path / "machines"))
+
+
+@pytest.fixture
+def served(unserved: Path) -> Path:
+    """The same, materialized as soon as each day had begun."""
+    machines.serve(unserved)
+    return unserved
