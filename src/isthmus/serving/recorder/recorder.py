@@ -1,0 +1,191 @@
+"""The recorder: answers become batches on the event loop, and are encoded and written in a thread.
+
+A request pays for a small object and a place in a list. What waits for the disk is bounded: whole batches are dropped
+beyond that, and counted.
+"""
+
+import asyncio
+import os
+import platform
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from isthmus.features.contract.contract import Contract
+from isthmus.features.online.plan import LookupPlan
+from isthmus.serving import log
+from isthmus.serving.recorder.batch import Batch, encoded
+from isthmus.serving.recorder.columns import Answer, Reader, grouped
+from isthmus.serving.recorder.options import MB, Recording
+from isthmus.serving.recorder.spool import Spool
+
+ANSWER = "isthmus.answer"
+"""The key in a request's scope for its answer, if it is to be recorded."""
+
+HEADER = b"isthmus-answer"
+
+ANSWERS = 128
+"""Of a batch: encoding it takes 0.1 ms, for which requests may wait."""
+BYTES = 1 << 20
+"""Of a batch."""
+SECONDS = 0.5
+"""How long an answer waits for others."""
+
+_LATE = 5.0
+"""Seconds that the end of a server waits for the disk."""
+
+
+class Recorder:
+    """The recorder of a server process. `dropped` and `written` are called with numbers of answers."""
+
+    def __init__(
+        self, options: Recording, folder: Path, secret: bytes, written: Callable[[int], None],
+        dropped: Callable[[str, int], None],
+    ) -> None:  # fmt: skip
+        self._options, self._secret = options, secret
+        self._spool = Spool(folder, int(options.spool_mb * MB), options.full)
+        self._run = self._spool.run.encode()
+        self._count_written, self._count_dropped = written, dropped
+        self._readers: dict[int, tuple[Any, Reader]] = {}
+        self._sequence = self._number = 0
+        # By where they were dropped: the event loop drops from memory alone, the thread never.
+        self._dropped: dict[str, int] = {"memory": 0, "disk": 0, "defect": 0}
+        self._pending: list[Answer] = []
+        self._size = 0
+        self._timer: asyncio.TimerHandle | None = None
+        # Each is changed on one side alone: no lock.
+        self._waiting: deque[tuple[int, list[Answer]]] = deque()
+        self._in, self._out = 0, 0
+        self._most = int(options.memory_mb * MB)
+        self._wake, self._ending = threading.Event(), False
+        self._failed = False
+        self._runtime = runtime()
+        self._thread = threading.Thread(target=self._write, name="recorder", daemon=True)
+        self._thread.start()
+
+    def answer(
+        self, route: str, reader: Any, contract: Contract, package: str, plan: LookupPlan, **more: Any
+    ) -> Answer | None:
+        """An answer to be recorded once it is complete; None if it is not one of the sample.
+
+        `reader` is what stands for all requests like this one; `more` are attributes of the answer.
+        """
+        options = self._options
+        if options.share < 1 and random.random() >= options.share:  # noqa: S311 - a sample
+            return None
+        known = self._readers.get(id(reader))
+        if known is None or known[0] is not reader:
+            if len(self._readers) > 1024:
+                self._readers.clear()
+            known = reader, Reader.of(route, contract, package, plan, options.private)
+            self._readers[id(reader)] = known
+        self._sequence += 1
+        return Answer(sequence=self._sequence, reader=known[1], **more)
+
+    def identity(self, answer: Answer) -> bytes:
+        """The id that the answer carries."""
+        return b"%s-%x" % (self._run, answer.sequence)
+
+    def add(self, answer: Answer) -> None:
+        """Has an answer written."""
+        pending = self._pending
+        pending.append(answer)
+        self._size += len(answer.body) + answer.rows * answer.reader.row
+        if len(pending) >= ANSWERS or self._size >= BYTES:
+            self._hand_over()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SECONDS, self._hand_over)
+
+    def _hand_over(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        batch, size = self._pending, self._size
+        if not batch:
+            return
+        self._pending, self._size = [], 0
+        if self._options.full == "oldest":
+            while self._in - self._out + size > self._most:
+                try:
+                    old, answers = self._waiting.popleft()
+                except IndexError:
+                    break
+                self._in -= old
+                self._drop("memory", len(answers))
+        if self._in - self._out + size > self._most:
+            self._drop("memory", len(batch))
+            return
+        self._in += size
+        self._waiting.append((size, batch))
+        self._wake.set()
+
+    def close(self) -> None:
+        """Writes what waits, for a while."""
+        self._hand_over()
+        self._ending = True
+        self._wake.set()
+        self._thread.join(_LATE)
+
+    def _drop(self, why: str, answers: int) -> None:
+        self._dropped[why] += answers
+        self._count_dropped(why, answers)
+
+    def _write(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                try:
+                    size, answers = self._waiting.popleft()
+                except IndexError:
+                    break
+                try:
+                    self._write_batch(answers)
+                finally:
+                    self._out += size
+            if self._ending and not self._waiting:
+                self._spool.close()
+                return
+
+    def _write_batch(self, answers: list[Answer]) -> None:
+        self._number += 1
+        callers: dict[str, int] = {}
+        try:
+            groups = tuple(grouped(answers, self._secret, callers))
+            now = time.time_ns() // 1000
+            batch = Batch(
+                self._spool.run, self._number, now, sum(self._dropped.values()), self._runtime, tuple(callers), groups
+            )
+            removed = self._spool.write(encoded(batch))
+        except Exception as error:  # noqa: BLE001 - whatever it is, requests go on
+            self._drop("disk" if isinstance(error, OSError) else "defect", len(answers))
+            if not self._failed:
+                problem = str(error) if isinstance(error, OSError) else type(error).__name__
+                log.warning("answers are not recorded", problem=problem, at=log.place(error))
+            self._failed = True
+            return
+        self._failed = False
+        self._count_written(len(answers))
+        if removed:
+            self._drop("disk", removed)
+
+
+def runtime() -> str:
+    """What computes predictions here, as a batch says it."""
+    names: Iterable[str] = ("isthmus", "onnxruntime", "numpy")
+    return " ".join([*(f"{name} {version(name)}" for name in names), _processor()])
+
+
+def _processor() -> str:
+    """The model of the processor: with others, the last bits of a model's answers may be others."""
+    try:
+        with open("/proc/cpuinfo") as file:  # noqa: PTH123 - a file of the kernel
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else f"{platform.machine()} {os.uname().sysname}"
