@@ -97,6 +97,25 @@ def collect(
 
 
 @verbs.command()
+def recorded(
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Again and again, every `[stores] history_seconds`, until it is ended.")
+    ] = False,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring what servers recorded of their answers into its table."""
+    from isthmus.orchestration.recording import collect as run
+
+    opened = open_project(project)
+    if follow:
+        run.follow(opened, say)
+    with progress() as bar:
+        collected = run.collect(opened, progress=bar)
+    present(asdict(collected), as_json=as_json)
+
+
+@verbs.command()
 def snapshot(
     service: Annotated[
         str | None, typer.Argument(help="A feature service with `device`; by default the only one.")

@@ -59,7 +59,7 @@ class Recorder:
         self._size = 0
         self._timer: asyncio.TimerHandle | None = None
         # Each is changed on one side alone: no lock.
-        self._waiting: deque[tuple[int, list[Answer]]] = deque()
+        self._waiting: deque[tuple[int, int, list[Answer]]] = deque()
         self._in, self._out = 0, 0
         self._most = int(options.memory_mb * MB)
         self._wake, self._ending = threading.Event(), False
@@ -108,11 +108,13 @@ class Recorder:
         batch, size = self._pending, self._size
         if not batch:
             return
+        # Whoever collects sees by its number that a batch is missing.
+        self._number += 1
         self._pending, self._size = [], 0
         if self._options.full == "oldest":
             while self._in - self._out + size > self._most:
                 try:
-                    old, answers = self._waiting.popleft()
+                    old, _, answers = self._waiting.popleft()
                 except IndexError:
                     break
                 self._in -= old
@@ -121,7 +123,7 @@ class Recorder:
             self._drop("memory", len(batch))
             return
         self._in += size
-        self._waiting.append((size, batch))
+        self._waiting.append((size, self._number, batch))
         self._wake.set()
 
     def close(self) -> None:
@@ -141,25 +143,24 @@ class Recorder:
             self._wake.clear()
             while self._waiting:
                 try:
-                    size, answers = self._waiting.popleft()
+                    size, number, answers = self._waiting.popleft()
                 except IndexError:
                     break
                 try:
-                    self._write_batch(answers)
+                    self._write_batch(number, answers)
                 finally:
                     self._out += size
             if self._ending and not self._waiting:
                 self._spool.close()
                 return
 
-    def _write_batch(self, answers: list[Answer]) -> None:
-        self._number += 1
+    def _write_batch(self, number: int, answers: list[Answer]) -> None:
         callers: dict[str, int] = {}
         try:
             groups = tuple(grouped(answers, self._secret, callers))
             now = time.time_ns() // 1000
             batch = Batch(
-                self._spool.run, self._number, now, sum(self._dropped.values()), self._runtime, tuple(callers), groups
+                self._spool.run, number, now, sum(self._dropped.values()), self._runtime, tuple(callers), groups
             )
             removed = self._spool.write(encoded(batch))
         except Exception as error:  # noqa: BLE001 - whatever it is, requests go on
