@@ -40,9 +40,9 @@ def group(first: int, count: int) -> Group:
     )
     lengths = [len(request) for request in requests]
     return Group(
-        "predict", "c0ffee", "d1", _packed(range(first, first + count)), _packed([5] * count), _packed([0] * count, 4),
-        _packed([0] * count, 4), _packed([2] * count, 4), _packed(lengths, 4), b"".join(requests), views,
-        _packed(rows, 4), 1, _packed(rows), ("k",),
+        "predict", "c0ffee", "d1", "int8/1", _packed(range(first, first + count)), _packed([5] * count),
+        _packed([0] * count, 4), _packed([0] * count, 4), _packed([2] * count, 4), _packed(lengths, 4),
+        b"".join(requests), views, _packed(rows, 4), 1, _packed(rows), ("k",),
     )  # fmt: skip
 
 

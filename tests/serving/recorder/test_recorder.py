@@ -148,7 +148,7 @@ def test_a_folder_that_cannot_be_made_costs_no_answer(tmp_path: Path, redis_url:
 
 def test_the_oldest_segments_make_room_if_that_is_the_policy(tmp_path: Path) -> None:
     def batch(number: int) -> bytes:
-        group = Group("lookup", "", "", b"", b"", b"", b"", bytes(4 * 10), b"", b"x" * 600, (), b"", 0, b"", ())
+        group = Group("lookup", "", "", "", b"", b"", b"", b"", bytes(4 * 10), b"", b"x" * 600, (), b"", 0, b"", ())
         return encoded(Batch("run", number, 0, 0, "", (), (group,)))
 
     former = Spool(tmp_path, 3000, "oldest")

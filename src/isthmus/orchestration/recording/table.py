@@ -39,6 +39,7 @@ SCHEMA = pa.schema(
         pa.field("seconds", pa.float32(), nullable=False),
         pa.field("contract", pa.string(), nullable=False),
         pa.field("package", pa.string(), nullable=False),
+        pa.field("variant", pa.string(), nullable=False),
         pa.field("runtime", pa.string(), nullable=False),
         pa.field("dropped", pa.int64(), nullable=False),
         pa.field("rows", pa.int32(), nullable=False),
@@ -191,6 +192,7 @@ def answers(batch: Batch, group: Group) -> pa.Table:
         "seconds": pa.array(np.frombuffer(group.seconds, np.float32)),
         "contract": same(group.contract),
         "package": same(group.package),
+        "variant": same(group.variant),
         "runtime": same(batch.runtime),
         "dropped": same(batch.dropped),
         "rows": pa.array(rows.astype(np.int32)),
@@ -221,9 +223,19 @@ def _by_answer(columns: Sequence[Any], rows: Ints) -> Any:
     """Columns of views, each with the rows of all answers, as one: of each answer the rows of all views in turn."""
     if not columns:
         return np.empty(0, np.int64)
-    starts, width = np.cumsum(rows) - rows, len(columns)
-    within = np.arange(rows.sum()) - np.repeat(starts, rows)
-    joined = np.empty(width * len(within), columns[0].dtype)
-    for number, column in enumerate(columns):
-        joined[np.repeat(width * starts + number * rows, rows) + within] = column
+    joined = np.empty(len(columns) * int(rows.sum()), columns[0].dtype)
+    for column, places in zip(columns, _places(rows, len(columns)), strict=True):
+        joined[places] = column
     return joined
+
+
+def by_view(joined: Any, rows: Ints, views: int) -> list[Any]:
+    """The columns of each view, from those of answers with so many rows; see `SCHEMA`."""
+    return [joined[places] for places in _places(rows, views)]
+
+
+def _places(rows: Ints, views: int) -> Iterator[Ints]:
+    starts = np.cumsum(rows) - rows
+    within = np.arange(rows.sum()) - np.repeat(starts, rows)
+    for number in range(views):
+        yield np.repeat(views * starts + number * rows, rows) + within

@@ -151,8 +151,8 @@ class Handlers:
             answer = await self._encoded(asked, check=True)
         if self._lookups is not None:
             request.scope[ANSWER] = self._lookups.answer(
-                "lookup", lookup, lookup.contract, "", lookup.plan, at=asked.at, body=body, keys=asked.inputs.keys,
-                answers=asked.answers, rows=asked.inputs.rows, inputs=asked.computed,
+                "lookup", lookup.plan, at=asked.at, body=body, keys=asked.inputs.keys, answers=asked.answers,
+                rows=asked.inputs.rows, inputs=asked.computed,
             )  # fmt: skip
         return reply(answer, state.contract.hash, answer_format.value)
 
@@ -201,9 +201,9 @@ class Handlers:
             granted(request).require("predict", state.deployed(wanted.model).deployment.model)
             answer, predictor, predicted = await self._predictions.answer(PredictCall(state, wanted, body))
             if self._predicted is not None:
-                stored = predicted.stored
+                stored, deployment = predicted.stored, predictor.model.deployment
                 request.scope[ANSWER] = self._predicted.answer(
-                    "predict", predictor, predictor.contract, predictor.model.deployment.digest, predictor.plan,
+                    "predict", predictor.plan, deployment.digest, f"{deployment.precision}/{deployment.threads}",
                     at=stored.at, body=body, keys=stored.keys, answers=stored.answers, rows=stored.rows,
                     outputs=predicted.outputs, inputs=predicted.inputs,
                 )  # fmt: skip

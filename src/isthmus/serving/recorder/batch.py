@@ -54,6 +54,7 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
         route: "lookup" or "predict".
         contract: hash of the contract that it was answered under.
         package: digest of the package; empty for a lookup.
+        variant: precision and threads with which it ran, `int8/1`; empty for a lookup.
         sequence: int64, the numbers of the answers in the process.
         at: int64 microseconds, the present of each answer.
         seconds: float32, from the request to the end of the answer.
@@ -70,6 +71,7 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
     route: str
     contract: str
     package: str
+    variant: str
     sequence: bytes
     at: bytes
     seconds: bytes

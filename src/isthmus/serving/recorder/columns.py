@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from isthmus.features.contract.contract import SEPARATOR, Column, Contract, ViewContract
+from isthmus.features.contract.contract import SEPARATOR, Column, ViewContract
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.values.columns import Values
 from isthmus.features.values.entitykey import encode_keys
@@ -31,18 +31,20 @@ class Reader(msgspec.Struct, frozen=True, gc=False):
     route: str
     contract: str
     package: str
+    variant: str
     views: tuple[ViewContract, ...]
     private: Mapping[str, Column]
     row: int
 
     @classmethod
-    def of(cls, route: str, contract: Contract, package: str, plan: LookupPlan, private: Iterable[str]) -> "Reader":
+    def of(cls, route: str, plan: LookupPlan, package: str, variant: str, private: Iterable[str]) -> "Reader":
         """The reader with this plan; `private` are views."""
+        contract = plan.contract
         keys = {
             column.name: column for name in private if name in contract.views for column in contract.views[name].keys
         }
         row = sum(codec.width + ROW_BYTES for codec in plan.codecs.values())
-        return cls(route, contract.hash, package, tuple(plan.views), keys, row)
+        return cls(route, contract.hash, package, variant, tuple(plan.views), keys, row)
 
 
 class Answer(msgspec.Struct, gc=False):
@@ -117,6 +119,7 @@ def _group(part: Sequence[Answer], secret: bytes, callers: dict[str, int]) -> Gr
         route=reader.route,
         contract=reader.contract,
         package=reader.package,
+        variant=reader.variant,
         sequence=np.array([answer.sequence for answer in part], np.int64).tobytes(),
         at=np.array([answer.at for answer in part], np.int64).tobytes(),
         seconds=np.array([answer.seconds for answer in part], np.float32).tobytes(),

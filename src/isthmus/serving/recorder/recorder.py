@@ -16,7 +16,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from isthmus.features.contract.contract import Contract
 from isthmus.features.online.plan import LookupPlan
 from isthmus.serving import log
 from isthmus.serving.recorder.batch import Batch, encoded
@@ -36,6 +35,9 @@ BYTES = 1 << 20
 SECONDS = 0.5
 """How long an answer waits for others."""
 
+READERS = 1024
+"""Plans whose readers are kept."""
+
 _LATE = 5.0
 """Seconds that the end of a server waits for the disk."""
 
@@ -51,7 +53,7 @@ class Recorder:
         self._spool = Spool(folder, int(options.spool_mb * MB), options.full)
         self._run = self._spool.run.encode()
         self._count_written, self._count_dropped = written, dropped
-        self._readers: dict[int, tuple[Any, Reader]] = {}
+        self._readers: dict[LookupPlan, Reader] = {}
         self._sequence = self._number = 0
         # By where they were dropped: the event loop drops from memory alone, the thread never.
         self._dropped: dict[str, int] = {"memory": 0, "disk": 0, "defect": 0}
@@ -68,24 +70,21 @@ class Recorder:
         self._thread = threading.Thread(target=self._write, name="recorder", daemon=True)
         self._thread.start()
 
-    def answer(
-        self, route: str, reader: Any, contract: Contract, package: str, plan: LookupPlan, **more: Any
-    ) -> Answer | None:
+    def answer(self, route: str, plan: LookupPlan, package: str = "", variant: str = "", **more: Any) -> Answer | None:
         """An answer to be recorded once it is complete; None if it is not one of the sample.
 
-        `reader` is what stands for all requests like this one; `more` are attributes of the answer.
+        The plan stands for all requests like this one; `more` are attributes of the answer.
         """
         options = self._options
         if options.share < 1 and random.random() >= options.share:  # noqa: S311 - a sample
             return None
-        known = self._readers.get(id(reader))
-        if known is None or known[0] is not reader:
-            if len(self._readers) > 1024:
+        known = self._readers.get(plan)
+        if known is None:
+            if len(self._readers) > READERS:
                 self._readers.clear()
-            known = reader, Reader.of(route, contract, package, plan, options.private)
-            self._readers[id(reader)] = known
+            known = self._readers[plan] = Reader.of(route, plan, package, variant, options.private)
         self._sequence += 1
-        return Answer(sequence=self._sequence, reader=known[1], **more)
+        return Answer(sequence=self._sequence, reader=known, **more)
 
     def identity(self, answer: Answer) -> bytes:
         """The id that the answer carries."""
