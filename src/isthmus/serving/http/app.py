@@ -37,6 +37,7 @@ from isthmus.serving.lookup.request import LookupInputs
 from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.model import Model
 from isthmus.serving.predict.predictor import Predictor
+from isthmus.serving.recorder.columns import Answer, stored_of
 from isthmus.serving.recorder.recorder import ANSWER, Recorder
 from isthmus.serving.redis.store import Store
 from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
@@ -149,11 +150,11 @@ class Handlers:
         except DamagedRowError:
             # Found while values were read: now each row is looked at, and the others are answered.
             answer = await self._encoded(asked, check=True)
-        if self._lookups is not None:
-            request.scope[ANSWER] = self._lookups.answer(
-                "lookup", lookup.plan, at=asked.at, body=body, keys=asked.inputs.keys, answers=asked.answers,
-                rows=asked.inputs.rows, inputs=asked.computed,
-            )  # fmt: skip
+        if self._lookups is not None and (reader := self._lookups.reader("lookup", lookup.plan)) is not None:
+            inputs = asked.inputs
+            request.scope[ANSWER] = Answer(
+                reader, asked.at, body, inputs.keys, stored_of(reader, asked.answers), inputs.rows, None, asked.computed
+            )
         return reply(answer, state.contract.hash, answer_format.value)
 
     async def _encoded(self, asked: "_Asked", *, check: bool = False) -> bytes:
@@ -202,11 +203,13 @@ class Handlers:
             answer, predictor, predicted = await self._predictions.answer(PredictCall(state, wanted, body))
             if self._predicted is not None:
                 stored, deployment = predicted.stored, predictor.model.deployment
-                request.scope[ANSWER] = self._predicted.answer(
-                    "predict", predictor.plan, deployment.digest, f"{deployment.precision}/{deployment.threads}",
-                    at=stored.at, body=body, keys=stored.keys, answers=stored.answers, rows=stored.rows,
-                    outputs=predicted.outputs, inputs=predicted.inputs,
-                )  # fmt: skip
+                variant = f"{deployment.precision}/{deployment.threads}"
+                reader = self._predicted.reader("predict", predictor.plan, deployment.digest, variant)
+                if reader is not None:
+                    request.scope[ANSWER] = Answer(
+                        reader, stored.at, body, stored.keys, stored_of(reader, stored.answers), stored.rows,
+                        predicted.outputs, predicted.inputs,
+                    )  # fmt: skip
             return reply(answer, predictor.contract.hash)
         except RequestError as error:
             with suppress(IsthmusError):

@@ -59,6 +59,9 @@ class Metrics:
         self._outcomes: dict[tuple[str, str, int], _Outcome] = {}
         self._views: dict[str, _View] = {}
         self._models: dict[str, _Runs] = {}
+        # A counter that begins at its first event hides that event from Prometheus.
+        for number in (self._series.recorded.number(), *map(self._series.unrecorded.number, ("memory", "disk"))):
+            number.value = 0.0
 
     async def share(self) -> None:
         """Shares the counts of this worker, until it is canceled."""

@@ -24,6 +24,7 @@ class Reader(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         route: "lookup" or "predict".
+        views: that it reads, each with the NumPy type of its packed rows.
         private: join keys that are written as keyed hashes.
         row: bytes of a row of an answer in memory, about.
     """
@@ -32,7 +33,7 @@ class Reader(msgspec.Struct, frozen=True, gc=False):
     contract: str
     package: str
     variant: str
-    views: tuple[ViewContract, ...]
+    views: tuple[tuple[ViewContract, Any], ...]
     private: Mapping[str, Column]
     row: int
 
@@ -43,32 +44,36 @@ class Reader(msgspec.Struct, frozen=True, gc=False):
         keys = {
             column.name: column for name in private if name in contract.views for column in contract.views[name].keys
         }
+        views = tuple((view, plan.codecs[view.name].nothing.dtype) for view in plan.views)
         row = sum(codec.width + ROW_BYTES for codec in plan.codecs.values())
-        return cls(route, contract.hash, package, variant, tuple(plan.views), keys, row)
+        return cls(route, contract.hash, package, variant, views, keys, row)
 
 
 class Answer(msgspec.Struct, gc=False):
     """An answer in memory.
 
     Attributes:
-        sequence: its number in the process.
         at: the present that it was answered for, microseconds since 1970 UTC.
         body: of its request.
         keys: the join keys of the request.
-        answers: of the views.
+        stored: of each view the packed rows, their times unless they are those in the rows, and their status unless all
+            are present. Whatever else an answer has would stay in memory, and that of the next one is cold then.
         outputs: of the model; None for a lookup.
         inputs: of the model, or the outputs of request transforms, by transform.
+        sequence: its number in the process.
+        seconds: from the request to the end of the answer.
+        caller: the name of its API key.
     """
 
-    sequence: int
     reader: Reader
     at: int
     body: bytes
     keys: Mapping[str, Sequence[Any]]
-    answers: Mapping[str, ViewAnswer]
+    stored: list[tuple[Any, Any, Any]]
     rows: int
     outputs: Any = None
     inputs: Any = msgspec.field(default_factory=dict)
+    sequence: int = 0
     seconds: float = 0.0
     caller: str = ""
 
@@ -127,7 +132,10 @@ def _group(part: Sequence[Answer], secret: bytes, callers: dict[str, int]) -> Gr
         rows=np.array([answer.rows for answer in part], np.int32).tobytes(),
         length=np.array([*map(len, requests)], np.int32).tobytes(),
         requests=b"".join(requests),
-        views=tuple(_view_rows(view, [answer.answers[view.name] for answer in part]) for view in reader.views),
+        views=tuple(
+            _view_rows(view, dtype, [answer.stored[n] for answer in part])
+            for n, (view, dtype) in enumerate(reader.views)
+        ),
         outputs=outputs,
         width=width,
         digest=digest,
@@ -140,20 +148,36 @@ def computed(outputs: Mapping[str, Mapping[str, Values]]) -> dict[str, Values]:
     return {f"{name}{SEPARATOR}{field}": values for name, own in outputs.items() for field, values in own.items()}
 
 
-def _view_rows(view: ViewContract, answers: Sequence[ViewAnswer]) -> ViewRows:
+def stored_of(reader: Reader, answers: Mapping[str, ViewAnswer]) -> list[tuple[Any, Any, Any]]:
+    """What `Answer.stored` has of the answers of a reader's views, in its order."""
+    stored: list[tuple[Any, Any, Any]] = []
+    for view, _ in reader.views:
+        answer = answers[view.name]
+        packed: Any = answer.columns.packed
+        event = answer.event
+        rows = packed.base if type(packed.base) is bytes else packed
+        times = None if event.base is packed else (event, answer.known)
+        stored.append((rows, times, None if answer.complete else answer.status))
+    return stored
+
+
+def _view_rows(view: ViewContract, dtype: Any, stored: Sequence[tuple[Any, Any, Any]]) -> ViewRows:
     # One call over all answers each: taken apart answer by answer, these would cost ten times as much. Bytes, because
     # NumPy takes 11 us for each array of records.
-    parts: list[Any] = [answer.columns.packed for answer in answers]
-    packed: Any = np.frombuffer(b"".join(parts), parts[0].dtype)
-    statuses: list[Any] = [answer.status for answer in answers]
+    packed: Any = np.frombuffer(b"".join([rows for rows, _, _ in stored]), dtype)
+    event, known, status = packed["event"], packed["known"], np.zeros(len(packed), np.uint8)
+    if any(times is not None or statuses is not None for _, times, statuses in stored):
+        event, known, place = event.copy(), known.copy(), 0
+        for rows, times, statuses in stored:
+            part = slice(place, place := place + memoryview(rows).nbytes // dtype.itemsize)
+            if times is not None:
+                event[part], known[part] = times
+            if statuses is not None:
+                status[part] = statuses
     return ViewRows(
-        view.name,
-        view.hash,
-        packed["content"].astype(np.int64).tobytes(),
-        np.concatenate([answer.event for answer in answers]).tobytes(),
-        np.concatenate([answer.known for answer in answers]).tobytes(),
-        b"".join(statuses),
-    )
+        view.name, view.hash, packed["content"].astype(np.int64).tobytes(), event.tobytes(), known.tobytes(),
+        status.tobytes(),
+    )  # fmt: skip
 
 
 def _together(parts: Sequence[Mapping[str, Values]]) -> dict[str, Values]:

@@ -19,6 +19,8 @@ SUFFIX = ".answers"
 SEGMENT_BYTES = 16 << 20
 SEGMENT_SECONDS = 60.0
 """After so many bytes or seconds, the next segment begins: this one can be removed."""
+LOOK_SECONDS = 0.5
+"""How often the sizes of all segments are looked at, as long as there is room: other processes write, too."""
 
 
 class Spool:
@@ -33,7 +35,8 @@ class Spool:
         self._folder, self._most, self._full = folder, most, full
         self._segment, self._path = -1, folder
         self._number = self._size = 0
-        self._began = 0.0
+        self._began = self._looked = 0.0
+        self._free = 0
 
     def write(self, batch: bytes) -> int:
         """Writes a batch; returns how many answers were removed to make room for it.
@@ -41,7 +44,9 @@ class Spool:
         Raises:
             OSError: there is no room for it, or it cannot be written. Nothing of it is there.
         """
-        removed = self._make_room(len(batch))
+        removed = 0
+        if len(batch) > self._free or time.monotonic() > self._looked + LOOK_SECONDS:
+            removed = self._make_room(len(batch))
         if self._segment >= 0 and (self._size > SEGMENT_BYTES or time.monotonic() - self._began > SEGMENT_SECONDS):
             self.close()
         if self._segment < 0:
@@ -57,6 +62,7 @@ class Spool:
                 os.lseek(self._segment, self._size, os.SEEK_SET)
             raise
         self._size += len(batch)
+        self._free -= len(batch)
         return removed
 
     def close(self) -> None:
@@ -88,6 +94,7 @@ class Spool:
             answers = remove(path)
             if answers is not None:
                 over, removed = over - size, removed + answers
+        self._free, self._looked = needed - over, time.monotonic()
         if over > 0:
             raise OSError(f"the spool has no room: {self._most / (1 << 20):g} MB at most")
         return removed
