@@ -21,7 +21,7 @@ from isthmus.features.pointintime.asserved import EVENT, served_history
 from isthmus.features.values.arrow import ARROW, from_arrow, to_arrow
 from isthmus.features.values.columns import Ints, from_python
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.recording.rows import StoredRows, from_history
+from isthmus.orchestration.recording.stored import StoredRows, from_history
 from isthmus.orchestration.recording.table import RecordedAnswers, by_view
 from isthmus.serving.recorder.recorder import runtime
 

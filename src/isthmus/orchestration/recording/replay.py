@@ -41,7 +41,7 @@ from isthmus.orchestration.recording.requests import (
     read_lookups,
     read_predictions,
 )
-from isthmus.orchestration.recording.rows import StoredRows, from_history
+from isthmus.orchestration.recording.stored import StoredRows, from_history
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.serving.deployment.cache import folder_of
 from isthmus.serving.deployment.deployment import unapproved
