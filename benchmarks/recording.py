@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from online import Case, answers, body, load, note
+from online import Case, body, load, note
 from online_data import our_project, write_tables
-from processes import family, free_port, redis_server, resident_mb, settle, started, wait
+from processes import answers, family, free_port, redis_server, resident_mb, settle, started, wait
 from result import Comparison, at_least, at_most, report
 
 from isthmus.features import clock

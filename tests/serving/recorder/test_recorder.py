@@ -1,11 +1,13 @@
 """What a server writes of its answers, and what it does where there is no room for that."""
 
+import asyncio
 import json
 import os
 import stat
+import threading
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,8 +17,9 @@ from isthmus.features.contract.contract import Column
 from isthmus.features.errors import ConfigurationError
 from isthmus.features.types import String
 from isthmus.serving.recorder.batch import Batch, Group, batches, count, encoded
-from isthmus.serving.recorder.columns import hashes
+from isthmus.serving.recorder.columns import Answer, Reader, hashes
 from isthmus.serving.recorder.options import Recording
+from isthmus.serving.recorder.recorder import ANSWERS, Recorder
 from isthmus.serving.recorder.spool import Spool, ended, segments
 from isthmus.serving.settings import ServerSettings
 from tests.serving.support import CONTRACT, HOUR, NOW, Server, make_package, serving, wait
@@ -192,3 +195,39 @@ def test_settings_that_record_nowhere_are_refused(tmp_path: Path) -> None:
         settings(record=Recording())
     with pytest.raises(ConfigurationError, match="spool_key"):
         settings(record=Recording(private=("v",)), spool=str(tmp_path))
+
+
+@pytest.mark.parametrize("full", ["newest", "oldest"])
+def test_a_slow_disk_drops_whole_batches_by_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: Literal["newest", "oldest"]
+) -> None:
+    began, goes_on, written, dropped = threading.Event(), threading.Event(), list[int](), list[tuple[str, int]]()
+    real = Spool.write
+
+    def slow(spool: Spool, batch: bytes) -> int:
+        began.set()
+        goes_on.wait()
+        return real(spool, batch)
+
+    monkeypatch.setattr(Spool, "write", slow)
+    reader = Reader("lookup", "c", "", "", (), {}, 0)
+
+    async def record() -> None:
+        # Room for a batch that is written and two that wait.
+        options = Recording(memory_mb=3.5 * ANSWERS * 100 / (1 << 20), full=full)
+        recorder = Recorder(options, tmp_path, b"", written.append, lambda where, n: dropped.append((where, n)))
+        for batch in range(6):
+            for _ in range(ANSWERS):
+                answer = Answer(reader, batch, b"x" * 100, {}, [], 1)
+                recorder.identity(answer)
+                recorder.add(answer)
+            if not batch:
+                await asyncio.to_thread(began.wait)
+        goes_on.set()
+        await asyncio.to_thread(recorder.close)
+
+    asyncio.run(record())
+    assert dropped == [("memory", ANSWERS)] * 3
+    assert sum(written) == 3 * ANSWERS
+    kept = [batch for path in segments(tmp_path) for batch in batches(path.read_bytes())]
+    assert [batch.number for batch in kept] == ([1, 2, 3] if full == "newest" else [1, 5, 6])
