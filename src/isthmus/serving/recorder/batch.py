@@ -14,7 +14,7 @@ All numbers are little-endian.
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -108,6 +108,8 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     groups: tuple[Group, ...]
 
 
+_COLUMNS = ("sequence", "at", "seconds", "caller", "rows", "length", "requests", "outputs", "digest")
+_VIEW_COLUMNS = ("content", "event", "known", "status")
 _DECODER = msgspec.msgpack.Decoder(Batch)
 
 
@@ -157,3 +159,25 @@ def batches(segment: bytes) -> Iterator[Batch]:
 def count(batch: Batch) -> int:
     """The number of answers in a batch."""
     return sum(len(group.rows) // 4 for group in batch.groups)
+
+
+def merged(groups: Sequence[Group]) -> list[Group]:
+    """The groups, those of the same reader as one: its columns are bytes."""
+    alike: dict[tuple[Any, ...], list[Group]] = {}
+    for group in groups:
+        views = tuple((view.view, view.hash) for view in group.views)
+        shared = group.route, group.contract, group.package, group.variant, group.width, group.hashed, views
+        # An answer that computes nothing has no digest.
+        alike.setdefault((*shared, not group.digest), []).append(group)
+    return [own[0] if len(own) == 1 else _merged(own) for own in alike.values()]
+
+
+def _merged(groups: Sequence[Group]) -> Group:
+    columns = {name: b"".join([getattr(group, name) for group in groups]) for name in _COLUMNS}
+    views = tuple(
+        msgspec.structs.replace(
+            own[0], **{name: b"".join([getattr(view, name) for view in own]) for name in _VIEW_COLUMNS}
+        )
+        for own in zip(*(group.views for group in groups), strict=True)
+    )
+    return msgspec.structs.replace(groups[0], **columns, views=views)

@@ -11,13 +11,13 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 from isthmus.features.online.plan import LookupPlan
 from isthmus.serving import log
-from isthmus.serving.recorder.batch import Batch, encoded
+from isthmus.serving.recorder.batch import Batch, Group, encoded, merged
 from isthmus.serving.recorder.columns import Answer, Reader, grouped
 from isthmus.serving.recorder.options import MB, Recording
 from isthmus.serving.recorder.spool import Spool
@@ -27,8 +27,10 @@ ANSWER = "isthmus.answer"
 
 HEADER = b"isthmus-answer"
 
-ANSWERS = 512
-"""Of a batch: encoding it takes half a millisecond, for which requests may wait, and the threads take turns once."""
+ANSWERS = 1024
+"""Of a batch."""
+PART = 32
+"""Lookups that the event loop encodes together, in some 30 us: a thread that needs the interpreter costs it more."""
 BYTES = 1 << 20
 """Of a batch."""
 SECONDS = 0.5
@@ -39,6 +41,20 @@ READERS = 1024
 
 _LATE = 5.0
 """Seconds that the end of a server waits for the disk."""
+
+
+class _Pending:
+    """A batch that grows: answers that are encoded, and those that are left to the thread."""
+
+    def __init__(self) -> None:
+        self.groups: list[Group] = []
+        self.left: list[Answer] = []
+        self.callers: dict[str, int] = {}
+        self.answers = self.size = 0
+
+    def encode(self, answers: Sequence[Answer], secret: bytes) -> None:
+        """Adds answers to the groups."""
+        self.groups += grouped(answers, secret, self.callers)
 
 
 class Recorder:
@@ -56,11 +72,11 @@ class Recorder:
         self._sequence = self._number = 0
         # By where they were dropped: the event loop drops from memory alone, the thread never.
         self._dropped: dict[str, int] = {"memory": 0, "disk": 0, "defect": 0}
-        self._pending: list[Answer] = []
-        self._size = 0
+        self._part: list[Answer] = []
+        self._pending = _Pending()
         self._timer: asyncio.TimerHandle | None = None
         # Each is changed on one side alone: no lock.
-        self._waiting: deque[tuple[int, int, list[Answer]]] = deque()
+        self._waiting: deque[tuple[int, _Pending]] = deque()
         self._in, self._out = 0, 0
         self._most = int(options.memory_mb * MB)
         self._wake, self._ending = threading.Event(), False
@@ -91,10 +107,18 @@ class Recorder:
 
     def add(self, answer: Answer) -> None:
         """Has an answer written."""
-        pending = self._pending
-        pending.append(answer)
-        self._size += len(answer.body) + answer.rows * answer.reader.row
-        if len(pending) >= ANSWERS or self._size >= BYTES:
+        pending, reader = self._pending, answer.reader
+        pending.answers += 1
+        pending.size += len(answer.body) + answer.rows * reader.row
+        if reader.route == "predict" or reader.private or answer.inputs:
+            # Digests and keyed hashes take longer.
+            pending.left.append(answer)
+        else:
+            self._part.append(answer)
+            if len(self._part) >= PART:
+                pending.encode(self._part, self._secret)
+                self._part = []
+        if pending.answers >= ANSWERS or pending.size >= BYTES:
             self._hand_over()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SECONDS, self._hand_over)
@@ -103,25 +127,26 @@ class Recorder:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        batch, size = self._pending, self._size
-        if not batch:
+        pending = self._pending
+        if not pending.answers:
             return
+        pending.left += self._part
         # Whoever collects sees by its number that a batch is missing.
         self._number += 1
-        self._pending, self._size = [], 0
+        self._pending, self._part = _Pending(), []
         if self._options.full == "oldest":
-            while self._in - self._out + size > self._most:
+            while self._in - self._out + pending.size > self._most:
                 try:
-                    old, _, answers = self._waiting.popleft()
+                    _, old = self._waiting.popleft()
                 except IndexError:
                     break
-                self._in -= old
-                self._drop("memory", len(answers))
-        if self._in - self._out + size > self._most:
-            self._drop("memory", len(batch))
+                self._in -= old.size
+                self._drop("memory", old.answers)
+        if self._in - self._out + pending.size > self._most:
+            self._drop("memory", pending.answers)
             return
-        self._in += size
-        self._waiting.append((size, self._number, batch))
+        self._in += pending.size
+        self._waiting.append((self._number, pending))
         self._wake.set()
 
     def close(self) -> None:
@@ -141,35 +166,35 @@ class Recorder:
             self._wake.clear()
             while self._waiting:
                 try:
-                    size, number, answers = self._waiting.popleft()
+                    number, pending = self._waiting.popleft()
                 except IndexError:
                     break
                 try:
-                    self._write_batch(number, answers)
+                    self._write_batch(number, pending)
                 finally:
-                    self._out += size
+                    self._out += pending.size
             if self._ending and not self._waiting:
                 self._spool.close()
                 return
 
-    def _write_batch(self, number: int, answers: list[Answer]) -> None:
-        callers: dict[str, int] = {}
+    def _write_batch(self, number: int, pending: "_Pending") -> None:
         try:
-            groups = tuple(grouped(answers, self._secret, callers))
+            pending.encode(pending.left, self._secret)
+            groups = tuple(merged(pending.groups))
             now = time.time_ns() // 1000
             batch = Batch(
-                self._spool.run, number, now, sum(self._dropped.values()), self._runtime, tuple(callers), groups
+                self._spool.run, number, now, sum(self._dropped.values()), self._runtime, tuple(pending.callers), groups
             )
             removed = self._spool.write(encoded(batch))
         except Exception as error:  # noqa: BLE001 - whatever it is, requests go on
-            self._drop("disk" if isinstance(error, OSError) else "defect", len(answers))
+            self._drop("disk" if isinstance(error, OSError) else "defect", pending.answers)
             if not self._failed:
                 problem = str(error) if isinstance(error, OSError) else type(error).__name__
                 log.warning("answers are not recorded", problem=problem, at=log.place(error))
             self._failed = True
             return
         self._failed = False
-        self._count_written(len(answers))
+        self._count_written(pending.answers)
         if removed:
             self._drop("disk", removed)
 
