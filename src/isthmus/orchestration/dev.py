@@ -88,17 +88,21 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
 
 @contextmanager
 def _collecting(project: Project) -> Iterator[None]:
-    """Brings pushed rows to their history in the meantime."""
+    """Brings pushed rows to their history in the meantime, and what is recorded of answers to its table."""
     from isthmus.orchestration.api.collect import follow
+    from isthmus.orchestration.recording.collect import follow as follow_answers
 
     stopped = threading.Event()
-    thread = threading.Thread(target=follow, args=(project, _say, stopped), daemon=True)
-    thread.start()
+    works = [follow] if project.settings.server.record is None else [follow, follow_answers]
+    threads = [threading.Thread(target=work, args=(project, _say, stopped), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         stopped.set()
-        thread.join(supervisor.GRACE_SECONDS)
+        for thread in threads:
+            thread.join(supervisor.GRACE_SECONDS)
 
 
 def _require_free(host: str, port: int, where: str) -> None:

@@ -45,6 +45,7 @@ from isthmus.features.errors import (
 )
 from isthmus.features.package.signature import PASSWORD, Signer, read_public_key
 from isthmus.orchestration.settings import FILE, ProjectSettings, find, load
+from isthmus.serving.recorder.options import Recording
 from isthmus.transforms.request.compute import compiled
 
 _WITHOUT_SESSION = "what PySpark makes without a session: udf(function, DoubleType()), not udf(function, 'double')"
@@ -75,6 +76,8 @@ class Project:
         storage_options: how object storage is reached, without credentials.
         snapshots: folder of the snapshots for devices, by service.
         latency_folder: where servers report their latency.
+        recorded: what servers have recorded of their answers.
+        spool: the part of it that waits to be collected.
         keys_file: the API keys, as hashes.
         fixed_now: where the project's clock stands, in microseconds since 1970 UTC; None for the wall clock.
 
@@ -94,6 +97,8 @@ class Project:
         self.deployment_file = self.state / "deployment.json"
         self.snapshots = self.state / "snapshots"
         self.latency_folder = self.state / "latency"
+        self.recorded = self.state / "recorded"
+        self.spool = self.recorded / "spool"
         self.keys_file = self.state / "keys.json"
         fixed = self.settings.project.now
         self.fixed_now = None if fixed is None else clock.micros(fixed)
@@ -268,9 +273,8 @@ class Project:
         """A lock by its name.
 
         `contract` to change contracts, `retirement` to forget them, `keys` to change API keys, `tables` to add pushed
-        rows to offline tables; builds, which may meet each other, share it. Whoever needs the contracts to stay, such
-        as a deployment, shares `retirement`: it does not wait for a
-        switch.
+        rows to offline tables; builds, which may meet each other, share it; `recorded` to collect answers. Whoever
+        needs the contracts to stay, such as a deployment, shares `retirement`: it does not wait for a switch.
         """
         self.state.mkdir(parents=True, exist_ok=True)
         with (self.state / f"{name}.lock").open("w") as lock:
@@ -300,6 +304,22 @@ class Project:
             if name not in views
         ]:
             raise ConfigurationError(str(self.root / FILE), problems)
+
+    def recording(self) -> Recording | None:
+        """What servers record of their answers.
+
+        Raises:
+            ConfigurationError: a private view is none, neither now nor in the contract that is to follow.
+        """
+        record = self.settings.server.record
+        with suppress(ContractMismatch):
+            generations = self.generations()
+            contracts = [contract for contract in (generations.current, generations.next) if contract]
+            known = {name for contract in contracts for name in contract.views}
+            if record is not None and contracts and (unknown := [name for name in record.private if name not in known]):
+                problems = [Problem("server.record.private", f"{name!r} is no view", one_of(known)) for name in unknown]
+                raise ConfigurationError(str(self.root / FILE), problems)
+        return record
 
     @contextmanager
     def _imported(self, name: str) -> Iterator[ModuleType]:

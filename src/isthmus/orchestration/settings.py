@@ -9,6 +9,7 @@ from dataclasses import fields as fields_of
 from dataclasses import is_dataclass, replace
 from datetime import date, datetime
 from pathlib import Path
+from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -26,6 +27,7 @@ from isthmus.features.package.signature import PASSWORD
 from isthmus.features.profiles import ServingProfile, TrainingProfile
 from isthmus.features.redis.address import SCHEMES
 from isthmus.serving.limits import Limits
+from isthmus.serving.recorder.options import Recording
 from isthmus.serving.settings import CHECK_SHARE
 
 FILE = "isthmus.toml"
@@ -194,6 +196,7 @@ class ServerTable(_Table):
             default that of `[profiles.serving]`, which also decides what is exported.
         freshness_objective_hours: view to the age that its newest row may have; no part of the contract.
         limits: of a single request, and of all requests together.
+        record: what is recorded of the answers; without this table nothing is.
     """
 
     host: str = "127.0.0.1"
@@ -205,6 +208,7 @@ class ServerTable(_Table):
     latency_objective_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     freshness_objective_hours: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {}
     limits: Limits = Limits()
+    record: Recording | None = None
 
 
 class DevTable(_Table):
@@ -362,6 +366,9 @@ def _type_of(place: tuple[str, ...]) -> Any:
         fields = get_type_hints(kind) if is_dataclass(kind) else getattr(kind, "model_fields", {})
         field = fields.get(key)
         kind = getattr(field, "annotation", field)
+        if isinstance(kind, UnionType):
+            # A table that may be missing.
+            kind = next((part for part in kind.__args__ if is_dataclass(part)), kind)
     return kind
 
 

@@ -11,6 +11,7 @@ from isthmus.features.profiles import BATCH_ROWS, OBJECTIVE_MS
 from isthmus.features.redis.address import SCHEMES, Address, without_credentials
 from isthmus.serving.keys import Keyring
 from isthmus.serving.limits import Limits
+from isthmus.serving.recorder.options import Recording
 
 VARIABLE = "ISTHMUS_SERVER"
 
@@ -43,6 +44,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         latency: folder where it writes its latency for a training beside it; None to write nothing.
         latency_objective_ms: the objective for the p99 of its answers.
         freshness_objective_seconds: view name to the age that its newest row may have.
+        record: what is recorded of its answers; None for nothing.
+        spool: folder of what is recorded, until it is collected.
+        spool_key: with which keys of private views are hashed, in hex.
         now: the present time in microseconds since 1970 UTC for projects that replay history; None for the clock.
     """
 
@@ -63,6 +67,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     latency: str | None = None
     latency_objective_ms: float = OBJECTIVE_MS
     freshness_objective_seconds: dict[str, float] = {}
+    record: Recording | None = None
+    spool: str | None = None
+    spool_key: str = ""
     now: int | None = None
 
     def __post_init__(self) -> None:
@@ -82,6 +89,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             problems.append(Problem("workers", str(self.workers), "1 or more"))
         if self.batch < 1:
             problems.append(Problem("batch", str(self.batch), "1 or more"))
+        if self.record is not None and self.spool is None:
+            problems.append(Problem("spool", "is missing", "the folder that `record` writes to"))
+        if self.record is not None and self.record.private and not 16 <= len(self.spool_key) // 2 <= 64:
+            problems.append(Problem("spool_key", f"has {len(self.spool_key)} digits", "32 to 128, for private views"))
         if problems:
             raise ConfigurationError("server", problems)
 

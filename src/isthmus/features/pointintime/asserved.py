@@ -29,7 +29,7 @@ from isthmus.features.values.arrow import ARROW, from_arrow
 from isthmus.features.values.columns import Ints
 from isthmus.features.verdict import compare
 
-_EVENT, _PRESENT = Column("_event", UnixTimestamp), Column("_present", Bool)
+EVENT, PRESENT = Column("_event", UnixTimestamp), Column("_present", Bool)
 """Columns of the history of readable rows, besides the features; no declared name begins with an underscore."""
 
 _IDEAL = Column("event_timestamp", UnixTimestamp)
@@ -106,8 +106,8 @@ class ServedJoin:
             result = rows
             for view, wanted, joins, comparison in self._views:
                 past, ideal = (pa.Table.from_batches(join.batches(rows.to_batches()), join.schema) for join in joins)
-                present = pc.fill_null(past[view.full_name(_PRESENT.name)], False)
-                event = past[view.full_name(_EVENT.name)]
+                present = pc.fill_null(past[view.full_name(PRESENT.name)], False)
+                event = past[view.full_name(EVENT.name)]
                 answers = by_ttl(view, rows["event_timestamp"], event, present, past)
                 comparison.add(ideal, past, answers)
                 names = [view.full_name(column.name) for column in wanted]
@@ -118,6 +118,18 @@ class ServedJoin:
     def report(self) -> dict[str, dict[str, ServedDifference]]:
         """View to feature to the difference from the ideal join, over the rows that were joined so far."""
         return {view.name: comparison.differences() for view, _, _, comparison in self._views}
+
+
+def served_history(offline: OfflineStore, view: ViewContract) -> ViewHistory:
+    """The rows of a view by when they became readable, with `EVENT` and `PRESENT` among its features.
+
+    Raises:
+        DataError: the view was never materialized under its contract, or a version that was is gone.
+    """
+    log = PushLog(offline.root, view.table)
+    version = log.version()
+    pushed = None if version is None else ServedPushes(view, log.rows(view, version=version))
+    return _readable(offline, view, None, pushed)[0]
 
 
 def _readable(
@@ -206,7 +218,7 @@ def _past_rows(view: ViewContract, readable: int | Ints, rows: pa.Table) -> pa.T
     moment = pa.array(np.broadcast_to(np.asarray(readable, np.int64), len(rows))).cast(_TIME)
     columns = {"content_hash": np.zeros(len(rows), np.int64)} | dict(zip(rows.column_names, rows.columns, strict=True))
     if "event_timestamp" in columns:
-        columns |= {_EVENT.name: columns["event_timestamp"], _PRESENT.name: np.ones(len(rows), bool)}
+        columns |= {EVENT.name: columns["event_timestamp"], PRESENT.name: np.ones(len(rows), bool)}
     columns |= {"event_timestamp": moment, "known_at": moment}
     schema = table_schema(_past(view))
     columns = {field.name: columns.get(field.name, pa.nulls(len(rows), field.type)) for field in schema}
@@ -215,7 +227,7 @@ def _past_rows(view: ViewContract, readable: int | Ints, rows: pa.Table) -> pa.T
 
 def _past(view: ViewContract) -> ViewContract:
     """A view of rows ordered by when they became readable. It has no ttl, which counts from the event time."""
-    return replace(view, fields=(*view.fields, _EVENT, _PRESENT), ttl=None)
+    return replace(view, fields=(*view.fields, EVENT, PRESENT), ttl=None)
 
 
 class _Comparison:
@@ -236,7 +248,7 @@ class _Comparison:
             self._differing[column.name] += compare([""] * len(ideal), left, right, column.dtype).differing
         valid = pc.is_in(answers[status_column(view)], pa.array([Status.PRESENT.label, Status.NULL.label]))
         newest, served = (
-            table[view.full_name(c.name)].cast(pa.int64()) for table, c in ((ideal, _IDEAL), (past, _EVENT))
+            table[view.full_name(c.name)].cast(pa.int64()) for table, c in ((ideal, _IDEAL), (past, EVENT))
         )
         lags = pc.drop_null(pc.subtract(newest, pc.if_else(valid, served, None))).to_numpy()
         self._lag, self._lagging = self._lag + float(lags.sum() / 1e6), self._lagging + len(lags)

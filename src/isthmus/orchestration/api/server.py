@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import IO
 
 from isthmus.features.files import write_atomically
+from isthmus.orchestration.api.secret import secret
 from isthmus.orchestration.project import Project
 from isthmus.serving.process import become, start
 from isthmus.serving.process import serve as run_server
@@ -73,6 +74,7 @@ def running(settings: ServerSettings, log: IO[bytes] | None = None) -> "Iterator
 def settings(project: Project, url: str, port: int | None = None, *, private: bool = False) -> ServerSettings:
     """The settings of a server of the project; a private server listens on this machine and asks for no key."""
     server, profiles = project.settings.server, project.settings.profiles
+    record = None if private else project.recording()
     return ServerSettings(
         contract=str(project.contract_file),
         deployment=str(project.deployment_file),
@@ -91,6 +93,9 @@ def settings(project: Project, url: str, port: int | None = None, *, private: bo
         latency=str(project.latency_folder) if profiles.training.give_way and not private else None,
         latency_objective_ms=project.settings.latency_objective_ms,
         freshness_objective_seconds={} if private else project.freshness_objectives(),
+        record=record,
+        spool=None if record is None else str(project.spool),
+        spool_key="" if record is None else secret(project).hex(),
         now=project.fixed_now,
     )
 

@@ -97,6 +97,47 @@ def collect(
 
 
 @verbs.command()
+def recorded(
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Again and again, every `[stores] history_seconds`, until it is ended.")
+    ] = False,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring what servers recorded of their answers into its table."""
+    from isthmus.orchestration.recording import collect as run
+
+    opened = open_project(project)
+    if follow:
+        run.follow(opened, say)
+    with progress() as bar:
+        collected = run.collect(opened, progress=bar)
+    present(asdict(collected), as_json=as_json)
+
+
+@verbs.command()
+def replay(
+    identity: Annotated[
+        str | None, typer.Argument(metavar="ID", help="Of an answer, from its `isthmus-answer`.")
+    ] = None,
+    between: Annotated[
+        tuple[datetime, datetime] | None,
+        typer.Option(help="All answers from the first moment on and before the second, in UTC."),
+    ] = None,
+    package: Annotated[Path | None, typer.Option(help="A package that answers instead of the one that did.")] = None,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compute recorded answers again, from the history and the packages. Exit code 1 if one differs."""
+    from isthmus.orchestration.cli.screens.replay import replay_blocks
+    from isthmus.orchestration.recording import replay as run
+
+    with progress() as bar:
+        report = run.replay(open_project(project), identity, between, package=package, progress=bar)
+    judge(report.as_dict(), partial(replay_blocks, report), partial(run.require_same, report), as_json=as_json)
+
+
+@verbs.command()
 def snapshot(
     service: Annotated[
         str | None, typer.Argument(help="A feature service with `device`; by default the only one.")

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ from isthmus.serving.lookup.request import LookupInputs
 from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.model import Model
 from isthmus.serving.predict.predictor import Predictor
+from isthmus.serving.recorder.columns import Answer, stored_of
+from isthmus.serving.recorder.recorder import ANSWER, Recorder
 from isthmus.serving.redis.store import Store
 from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 from isthmus.serving.state import State
@@ -82,6 +84,13 @@ class Handlers:
         self._predictions = Predictions(self._store, settings.limits, self.metrics, self._at)
         self.inference = Inference(lambda: self._watch.state, self._predictions, self._store, self._limits)
         self.generations = Generations(lambda: self._watch.state, self._predictions, self._limits)
+        record, spool = settings.record, settings.spool
+        self.recorder = None if record is None or spool is None else Recorder(
+            record, Path(spool), bytes.fromhex(settings.spool_key), self.metrics.count_recorded,
+            self.metrics.count_unrecorded,
+        )  # fmt: skip
+        self._lookups = self.recorder if record is not None and record.lookups else None
+        self._predicted = self.recorder if record is not None and record.predictions else None
         self._document = orjson.dumps(openapi.document())
 
     @asynccontextmanager
@@ -103,6 +112,8 @@ class Handlers:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
+            if self.recorder:
+                await asyncio.to_thread(self.recorder.close)
             self.metrics.close()
             if self._latency:
                 self._latency.close()
@@ -139,19 +150,25 @@ class Handlers:
         except DamagedRowError:
             # Found while values were read: now each row is looked at, and the others are answered.
             answer = await self._encoded(asked, check=True)
+        if self._lookups is not None and (reader := self._lookups.reader("lookup", lookup.plan)) is not None:
+            inputs = asked.inputs
+            request.scope[ANSWER] = Answer(
+                reader, asked.at, body, inputs.keys, stored_of(reader, asked.answers), inputs.rows, None, asked.computed
+            )
         return reply(answer, state.contract.hash, answer_format.value)
 
     async def _encoded(self, asked: "_Asked", *, check: bool = False) -> bytes:
         """The body of the answer to a lookup; `check` looks at the content of every row."""
         lookup, keys, rows = asked.lookup, asked.inputs.keys, asked.inputs.rows
+        asked.at = self._at()
         answers: Mapping[str, ViewAnswer] = {}
         if lookup.plan.views:
-            answers = await self._store.read(lookup.plan, keys, rows, self._at(), check=check)
+            answers = asked.answers = await self._store.read(lookup.plan, keys, rows, asked.at, check=check)
             self.metrics.read(answers, lookup.bits)
         large = rows * len(lookup.names) > VALUES
         computed: TransformOutputs = {}
         if lookup.computes:
-            computed = await offload(large, lookup.compute, asked.inputs.request, answers)
+            computed = asked.computed = await offload(large, lookup.compute, asked.inputs.request, answers)
         match asked.format:
             case Format.JSON:
                 return await offload(large, lookup.encode, keys, rows, answers, computed)
@@ -183,13 +200,23 @@ class Handlers:
         try:
             wanted = message_of(body, _PREDICT)
             granted(request).require("predict", state.deployed(wanted.model).deployment.model)
-            return reply(*await self._predictions.answer(PredictCall(state, wanted, body)))
+            answer, predictor, predicted = await self._predictions.answer(PredictCall(state, wanted, body))
+            if self._predicted is not None:
+                stored, deployment = predicted.stored, predictor.model.deployment
+                variant = f"{deployment.precision}/{deployment.threads}"
+                reader = self._predicted.reader("predict", predictor.plan, deployment.digest, variant)
+                if reader is not None:
+                    request.scope[ANSWER] = Answer(
+                        reader, stored.at, body, stored.keys, stored_of(reader, stored.answers), stored.rows,
+                        predicted.outputs, predicted.inputs,
+                    )  # fmt: skip
+            return reply(answer, predictor.contract.hash)
         except RequestError as error:
             with suppress(IsthmusError):
                 # Only whoever may ask the model learns what it reads.
                 granted(request).require("predict", state.deployed(None).deployment.model)
-                if isinstance(predictor := state.predictor(), Predictor):
-                    error.example = predictor.example
+                if isinstance(deployed := state.predictor(), Predictor):
+                    error.example = deployed.example
             raise
 
     async def snapshot(self, request: Request) -> Response:
@@ -276,17 +303,20 @@ def create(settings: ServerSettings) -> ASGIApp:
     keys = None if settings.keys is None else Path(settings.keys)
     unguarded = settings.loopback and not settings.require_keys
     guarded = Guarded(limited, keys, unguarded=unguarded, hosts=settings.hosts, rate=rate)
-    return Observed(guarded, handlers.metrics, routes)
+    return Observed(guarded, handlers.metrics, routes, handlers.recorder)
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A lookup whose request has been read."""
+    """A lookup whose request has been read; then its present, and what it rests on."""
 
     lookup: Lookup
     inputs: LookupInputs
     join_keys: Mapping[str, Column]
     format: Format
+    at: int = 0
+    answers: Mapping[str, ViewAnswer] = field(default_factory=dict)
+    computed: TransformOutputs = field(default_factory=dict)
 
 
 class _Direct:

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from isthmus.serving import log
 from isthmus.serving.metrics.metrics import Metrics
+from isthmus.serving.recorder.recorder import ANSWER, HEADER, Recorder
 from isthmus.serving.waits import REFUSAL
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
@@ -19,9 +20,12 @@ _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
 class Observed:
     """An ASGI application with a request id, an access log, metrics and no stack traces."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, routes: Iterable[Route]) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, routes: Iterable[Route], recorder: Recorder | None = None
+    ) -> None:
         self._app = app
         self._metrics = metrics
+        self._recorder = recorder
         self._routes = tuple(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -32,13 +36,15 @@ class Observed:
         start = time.perf_counter()
         self._metrics.begin()
         request_id = _request_id(scope)
-        status = 0
+        recorder, status = self._recorder, 0
 
         async def observed(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"].append((b"x-request-id", request_id))
+                if recorder is not None and (answer := scope.get(ANSWER)) is not None:
+                    message["headers"].append((HEADER, recorder.identity(answer)))
             await send(message)
 
         details: dict[str, str] = {}
@@ -50,10 +56,13 @@ class Observed:
             details["found"] = "the client left before its request was complete"
         except Exception as error:  # noqa: BLE001 - a defect of ours: it has been answered, the log names the place
             details = {"exception": type(error).__name__, "at": log.place(error)}
-        if not left and (refusal := scope.get(REFUSAL)) is not None:
-            details["error"] = refusal
         if (grants := scope.get("state", {}).get("grants")) and grants.name:
             details["key"] = grants.name
+        if recorder is not None and status == 200 and not left and (answer := scope.get(ANSWER)) is not None:
+            answer.seconds, answer.caller = time.perf_counter() - start, details.get("key", "")
+            recorder.add(answer)
+        if not left and (refusal := scope.get(REFUSAL)) is not None:
+            details["error"] = refusal
         seconds = time.perf_counter() - start
         # What a client no longer reads is no answer.
         # One that was refused on the way to its route has none yet.

@@ -63,21 +63,33 @@ class PredictCall:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """The request fields or tensors, the answers of the views, and the number of rows."""
+    """Join keys, request fields or tensors, the answers of the views, the number of rows, and the present."""
 
+    keys: Mapping[str, Sequence[Any]]
     fields: Any
     answers: Mapping[str, ViewAnswer]
     rows: int
+    at: int
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Outputs as their predictor has them, the answers of the views, rows, and how many seconds the model ran."""
+    """Outputs as their predictor has them, what it was asked with and read, and how many seconds the model ran."""
 
     outputs: Any
-    answers: Mapping[str, ViewAnswer]
-    rows: int
+    stored: _Stored
+    inputs: Any
     seconds: float
+
+    @property
+    def answers(self) -> Mapping[str, ViewAnswer]:
+        """The answers of the views."""
+        return self.stored.answers
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return self.stored.rows
 
     @property
     def numbers(self) -> Outputs:
@@ -92,13 +104,13 @@ class Predictions:
         self._store, self._limits, self._metrics, self._now = store, limits, metrics, now
         self.shadow = Shadow(metrics)
 
-    async def answer(self, request: PredictCall) -> tuple[bytes, str]:
-        """The JSON answer to a request for rows, and the hash of the contract it is under."""
+    async def answer(self, request: PredictCall) -> tuple[bytes, Predictor, Predicted]:
+        """The JSON answer to a request for rows, whose it is, and what it rests on."""
         predictor, predicted = await self.predict(request)
         assert isinstance(predictor, Predictor)  # noqa: S101 - another one refuses such a request
         outputs = predicted.outputs
         body = await offload(len(outputs) > VALUES, predictor.encode, outputs, predicted.answers)
-        return body, predictor.contract.hash
+        return body, predictor, predicted
 
     async def predict(self, request: PredictCall) -> tuple[AnyPredictor, Predicted]:
         """The outputs for a request, and whose they are. No request fails because of a trial."""
@@ -217,15 +229,18 @@ class Predictions:
     async def _stored(self, predictor: AnyPredictor, inputs: _Inputs, *, counted: bool = True) -> _Stored:
         """What a request and the store have for a model; `counted` in the metrics of views, as most of it is."""
         keys, fields, rows = inputs
-        return _Stored(fields, await self.stored(predictor, keys, rows, counted=counted), rows)
+        at = self._now()
+        answers = await self.stored(predictor, keys, rows, counted=counted, at=at)
+        return _Stored(keys, fields, answers, rows, at)
 
     async def stored(
-        self, reader: Reader, keys: Mapping[str, Sequence[Any]], rows: int, *, counted: bool = True
-    ) -> Mapping[str, ViewAnswer]:
+        self, reader: Reader, keys: Mapping[str, Sequence[Any]], rows: int, *, counted: bool = True,
+        at: int | None = None,
+    ) -> Mapping[str, ViewAnswer]:  # fmt: skip
         """What the store has of the views of a model or a lookup; a DataError if a row is damaged."""
         if not reader.plan.views:
             return {}
-        answers = await self._store.read(reader.plan, keys, rows, self._now())
+        answers = await self._store.read(reader.plan, keys, rows, self._now() if at is None else at)
         if counted:
             self._metrics.read(answers, reader.bits)
         if problems := damage(answers):
@@ -243,7 +258,7 @@ class Predictions:
             outputs = await predictor.batches.predict(columns, stored.rows)
         seconds = time.perf_counter() - began
         predictor.require(outputs, columns)
-        return Predicted(outputs, stored.answers, stored.rows, seconds)
+        return Predicted(outputs, stored, columns, seconds)
 
     async def _predicted(self, predictor: AnyPredictor, request: PredictCall) -> Predicted:
         return await self._run(predictor, await self._stored(predictor, await self._read(predictor, request)))
@@ -305,7 +320,7 @@ class Predictions:
             outputs = await predictor.batches.beside(columns, in_thread=in_thread)
         seconds = time.perf_counter() - began
         predictor.require(outputs, columns)
-        return Predicted(outputs, stored.answers, stored.rows, seconds)
+        return Predicted(outputs, stored, columns, seconds)
 
     def _answered(self, run: Trial, role: str, seconds: float) -> None:
         self._metrics.count_trial(run, role, "answered")

@@ -59,6 +59,9 @@ class Metrics:
         self._outcomes: dict[tuple[str, str, int], _Outcome] = {}
         self._views: dict[str, _View] = {}
         self._models: dict[str, _Runs] = {}
+        # A counter that begins at its first event hides that event from Prometheus.
+        for number in (self._series.recorded.number(), *map(self._series.unrecorded.number, ("memory", "disk"))):
+            number.value = 0.0
 
     async def share(self) -> None:
         """Shares the counts of this worker, until it is canceled."""
@@ -131,6 +134,14 @@ class Metrics:
         """Counts a run of a model of a trial over the rows of a request."""
         self._series.trial_seconds.seconds(trial.deployment.model, role).observe(seconds)
 
+    def count_recorded(self, answers: int) -> None:
+        """Counts answers that were recorded."""
+        self._series.recorded.number().value += answers
+
+    def count_unrecorded(self, why: str, answers: int) -> None:
+        """Counts answers whose record was dropped, by where."""
+        self._series.unrecorded.number(why).value += answers
+
     def latency(self) -> dict[str, LatencyState]:
         """The durations of requests, whatever their status, by route, and of runs, by model."""
         measured = self._tally.quantiles("isthmus_request_duration_seconds", "route", 0.5, 0.99)
@@ -195,6 +206,10 @@ class _Series:
         )
         self.model_rows = tally.counter("isthmus_model_rows_total", "Rows that a model was run over.", "model")
         self.failures = tally.counter("isthmus_prediction_failures_total", "Runs of a model that failed.", "model")
+        self.recorded = tally.counter("isthmus_recorded_answers_total", "Answers that were recorded.")
+        self.unrecorded = tally.counter(
+            "isthmus_dropped_answers_total", "Answers whose record was dropped, by where there was no room.", "where"
+        )
         self.trial_requests = tally.counter(
             "isthmus_trial_predictions_total",
             "Requests to a model on trial (canary, shadow, deployed on probation), and to the model beside it.",

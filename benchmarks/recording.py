@@ -1,0 +1,132 @@
+"""What recording answers costs lookups, and how long replaying them takes.
+
+Two servers stand over the same Redis, one records. wrk asks them in turn, several times, and the ratio of each pair
+counts: its median. Then the answers are collected, and a hundred thousand of them replayed.
+
+Needs `redis-server` and `wrk`. Run it on a machine that does nothing else.
+"""
+
+import argparse
+import contextlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from online import Case, body, load, note
+from online_data import our_project, write_tables
+from processes import answers, family, free_port, redis_server, resident_mb, settle, started, wait
+from result import Comparison, at_least, at_most, report
+
+from isthmus.features import clock
+from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.build.build import build
+from isthmus.orchestration.build.materialize import materialize
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.collect import collect
+from isthmus.orchestration.recording.replay import replay
+from isthmus.orchestration.recording.table import RecordedAnswers
+
+CASES = [Case("stats", 1, 0), Case("stats", 100, 0)]
+RATE, P99 = 0.95, 1.10
+"""Of the same server without recording."""
+ANSWERS, SECONDS = 100_000, 60.0
+
+
+def main() -> int:
+    """Measures, prints, and returns 1 if a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
+    parser.add_argument("--quick", action="store_true", help="few short rounds")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=int, default=5, help="length of each load")
+    asked = parser.parse_args()
+    if asked.quick:
+        asked.rounds, asked.seconds = 3, 2
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        found = measured(Path(name), asked.rounds, asked.seconds)
+    return report("recording", found, as_json=asked.json, quick=asked.quick)
+
+
+def measured(folder: Path, rounds: int, seconds: int) -> list[Comparison]:
+    """All comparisons."""
+    tables = write_tables(folder, {"stats": 100_000, "wide": 1})
+    with redis_server(folder) as client, contextlib.ExitStack() as stack:
+        redis = f"127.0.0.1:{client.connection_pool.connection_kwargs['port']}"
+        project = Project(our_project(folder / "ours", folder, redis, free_port()))
+        apply(project)
+        build(project)
+        materialize(project)
+        servers = {}
+        for recording in (False, True):
+            port, log = free_port(), folder / f"server{recording}.log"
+            isthmus = str(Path(sys.executable).with_name("isthmus"))
+            command = [isthmus, "serve", "--project", str(project.root), "--port", str(port)]
+            process = stack.enter_context(started(command, log, {"ISTHMUS_SERVER__RECORD": "{}"} if recording else {}))
+            url = f"http://127.0.0.1:{port}/get-online-features"
+            wait(lambda url=url: answers(url, body("stats", 1)), process, log)  # type: ignore[misc]
+            servers[recording] = url, process
+        ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for turn in range(rounds):
+            for case in CASES:
+                figures = {}
+                # Either is first as often.
+                for recording in (False, True) if turn % 2 else (True, False):
+                    url, process = servers[recording]
+                    load(url, case, len(tables["stats"]), 1)  # to warm up
+                    before = processor_seconds(process)
+                    figures[recording] = load(url, case, len(tables["stats"]), seconds)
+                    settle(process)
+                    spent = processor_seconds(process) - before
+                    figures[recording]["processor_us"] = round(spent / figures[recording]["requests"] * 1e6, 1)
+                note(f"{case.name}: {figures}")
+                for metric in ("requests_per_s", "p99_ms", "processor_us"):
+                    ratios[case.name, metric].append(figures[True][metric] / figures[False][metric])
+        resident = {recording: resident_mb(process, "isthmus.serving") for recording, (_, process) in servers.items()}
+    note(f"resident memory: {resident}")
+    found = []
+    for case in CASES:
+        rate, p99, processor = (
+            statistics.median(ratios[case.name, metric]) for metric in ("requests_per_s", "p99_ms", "processor_us")
+        )
+        found.append(at_least(f"lookups, {case.name}: recording to not", "of the rate", round(rate, 3), RATE))
+        found.append(at_most(f"lookups, {case.name}: recording to not", "of the p99", round(p99, 3), P99))
+        # What else the machine does changes that least.
+        found.append(at_most(f"lookups, {case.name}: recording to not", "of the processor time", round(processor, 3),
+                             1 / RATE))  # fmt: skip
+    more = resident[True] - resident[False]
+    return [*found, at_most("resident memory, more", "MB", round(more, 1), 40.0), *replayed(project)]
+
+
+def processor_seconds(process: "subprocess.Popen[bytes]") -> float:
+    """What a server and its children have had."""
+    return sum(sum(member.cpu_times()[:2]) for member in family(process.pid))
+
+
+def replayed(project: Project) -> list[Comparison]:
+    """The answers of one key are replayed, and what differs is counted."""
+    began = time.perf_counter()
+    counts = collect(project)
+    taken = time.perf_counter() - began
+    note(f"{counts} in {taken:.1f} s")
+    moments = RecordedAnswers(project.offline).read(ds.field("rows") == 1, ["run", "sequence", "at"])["at"]
+    at = pc.sort_indices(moments)
+    last = moments[at[min(ANSWERS, len(moments) - 1)].as_py()].as_py()
+    began = time.perf_counter()
+    outcome = replay(project, between=(clock.moment(0), last))
+    seconds = time.perf_counter() - began
+    note(f"{outcome} in {seconds:.1f} s")
+    return [
+        at_least("collected from the spool", "answers/s", round(counts.answers / taken), 1.0),
+        at_most(f"replay of {ANSWERS:,} answers", "s", round(seconds * ANSWERS / outcome.answers, 1), SECONDS),
+        at_most("answers that differ", "", outcome.answers - outcome.same, 0),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

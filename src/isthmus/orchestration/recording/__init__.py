@@ -1,0 +1,1 @@
+"""What servers recorded of their answers: collected, and replayed from the history."""

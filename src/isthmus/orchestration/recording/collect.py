@@ -1,0 +1,193 @@
+"""`recorded`: brings what servers recorded of their answers from their spool into the table.
+
+In this order, a lot at a time: the table gets the answers together with the number of each process' last batch, then
+the segments go that have their end. A run that was killed at any moment is finished by the next one.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+
+from isthmus.features import clock
+from isthmus.features.contract.contract import Contract
+from isthmus.features.errors import DataError, IsthmusError
+from isthmus.features.files import write_atomically
+from isthmus.features.package.manifest import open_package, read_contract
+from isthmus.features.progress import Progress, silent
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.table import RecordedAnswers
+from isthmus.serving.deployment.cache import folder_of
+from isthmus.serving.recorder.batch import Batch, DamagedBatchError, OtherVersionError, batches, count
+from isthmus.serving.recorder.options import Recording
+from isthmus.serving.recorder.spool import ended, segments
+
+LOT = 1 << 16
+"""Answers of a commit, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The counts of a run.
+
+    Attributes:
+        answers: that the table has more than before.
+        missing: batches that were dropped, or lost, between those that are in the table.
+        problems: what could not be collected, in sentences.
+    """
+
+    answers: int = 0
+    missing: int = 0
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Lot:
+    """Batches of a commit, and the segments that go, or are put aside, once they are in the table."""
+
+    batches: list[Batch] = field(default_factory=list)
+    over: list[Path] = field(default_factory=list)
+    damaged: list[Path] = field(default_factory=list)
+    answers: int = 0
+
+
+@dataclass(slots=True)
+class _Problems:
+    """What could not be read: sentences, and the segments they are about."""
+
+    sentences: list[str] = field(default_factory=list)
+    damaged: set[Path] = field(default_factory=set)
+    other: set[Path] = field(default_factory=set)
+
+
+def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) -> Collected:
+    """Brings all answers that are in the spool by now into the table, each once.
+
+    Raises:
+        DataError: the table cannot be read or written. What was recorded stays in the spool.
+    """
+    table = RecordedAnswers(project.offline)
+    answers, missing, problems = 0, 0, _Problems()
+    with project.locked("recorded"):
+        found = segments(project.spool)
+        last = table.last(list(dict.fromkeys(_run(path) for path in found)))
+        waiting = _Lot()
+        for number, path in enumerate(found):
+            progress("collecting recorded answers", number / len(found))
+            # Before it is read: what comes behind that is for the next run.
+            over = ended(path)
+            for batch in _whole(path, problems, over=over):
+                before = last.setdefault(batch.run, 0)
+                if batch.number <= before:
+                    continue
+                missing += batch.number - before - 1
+                last[batch.run] = batch.number
+                waiting.batches.append(batch)
+                waiting.answers += count(batch)
+                if waiting.answers >= lot:
+                    answers += _commit(project, table, waiting)
+                    waiting = _Lot()
+            if path in problems.damaged:
+                waiting.damaged.append(path)
+            elif over and path not in problems.other:
+                waiting.over.append(path)
+        answers += _commit(project, table, waiting)
+        keep = (project.settings.server.record or Recording()).keep_days
+        if keep is not None:
+            table.keep(keep, clock.now())
+    progress("all recorded answers are in the table", 1.0)
+    return Collected(answers, missing, tuple(problems.sentences))
+
+
+def follow(project: Project, say: Callable[[str], None], stopped: Event | None = None) -> None:
+    """Collects every `history_seconds` until it is stopped. An error is said, once in a row: the next turn may do."""
+    stopped, before = stopped or Event(), ""
+    while not stopped.is_set():
+        began, problem = time.monotonic(), ""
+        try:
+            problem = "\n".join(collect(project).problems)
+        except IsthmusError as error:
+            problem = str(error)
+        if problem and problem != before:
+            say(problem)
+        before = problem
+        stopped.wait(max(0.0, project.settings.stores.history_seconds - (time.monotonic() - began)))
+
+
+def _commit(project: Project, table: RecordedAnswers, lot: _Lot) -> int:
+    added = 0
+    if lot.batches:
+        keep_contracts(project, {group.contract for batch in lot.batches for group in batch.groups})
+        added = table.append(lot.batches)
+    for path in lot.over:
+        path.unlink(missing_ok=True)
+    for path in lot.damaged:
+        aside = damaged_folder(project)
+        aside.mkdir(exist_ok=True, mode=0o700)
+        path.rename(aside / path.name)
+    return added
+
+
+def damaged_folder(project: Project) -> Path:
+    """The segments of which only a part could be read."""
+    return project.recorded / "damaged"
+
+
+def _run(path: Path) -> str:
+    return path.name.partition("-")[0]
+
+
+def _whole(path: Path, problems: _Problems, *, over: bool) -> Iterator[Batch]:
+    """The whole batches of a segment; `over` is whether it has its end."""
+    try:
+        segment = path.read_bytes()
+    except FileNotFoundError:  # removed to make room
+        return
+    try:
+        yield from batches(segment)
+    except OtherVersionError as error:
+        problems.other.add(path)
+        problems.sentences.append(f"{path.name} {error}: collect it with the version of Isthmus that wrote it")
+    except DamagedBatchError as error:
+        # Else it is being written.
+        if over:
+            problems.damaged.add(path)
+            problems.sentences.append(f"{path.name} {error}: what was whole is in the table")
+
+
+def contracts_folder(project: Project) -> Path:
+    """The contracts of recorded answers, by hash: they outlast those of the project."""
+    return project.recorded / "contracts"
+
+
+def keep_contracts(project: Project, hashes: set[str]) -> None:
+    """Keeps the contracts of answers, where the project or a deployed package still has them."""
+    folder = contracts_folder(project)
+    missing = {known for known in hashes if not (folder / f"{known}.json").exists()}
+    if not missing:
+        return
+    for contract in _known(project):
+        if contract.hash in missing:
+            write_atomically(folder / f"{contract.hash}.json", contract.dumps())
+            missing.discard(contract.hash)
+
+
+def _known(project: Project) -> Iterator[Contract]:
+    generations = project.generations()
+    yield from (*generations.every(), *generations.forgotten)
+    for package in sorted(folder_of(project.deployment_file).glob("*")):
+        with suppress(IsthmusError):
+            yield read_contract(open_package(package))
+
+
+def contract_of(project: Project, known: str) -> Contract | None:
+    """The contract of recorded answers; None if nobody has it any more."""
+    file = contracts_folder(project) / f"{known}.json"
+    try:
+        return Contract.loads(file.read_bytes(), str(file))
+    except FileNotFoundError:
+        return next((contract for contract in _known(project) if contract.hash == known), None)
+    except IsthmusError as error:
+        raise DataError(str(file), "is no contract", remedy="remove it") from error

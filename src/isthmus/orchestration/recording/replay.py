@@ -1,0 +1,398 @@
+"""`replay`: what recorded answers rest on, computed again from the history and the packages, to the bit.
+
+The rows of each answer are joined from the offline tables at its moment, its request transforms and its model are run
+over them, and whatever is not as it was recorded has a cause.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from isthmus.features import clock
+from isthmus.features.contract.contract import Contract, ViewContract
+from isthmus.features.errors import DataError, GateFailed, IsthmusError, RequestError
+from isthmus.features.offline.history import ViewHistory
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.online.plan import ViewAnswer
+from isthmus.features.package.manifest import open_package
+from isthmus.features.profiles import ServingProfile
+from isthmus.features.progress import Progress, silent
+from isthmus.features.request.graph import RowGraph
+from isthmus.features.values.columns import Mask, Values
+from isthmus.orchestration.api.secret import secret
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.causes import Cause, Causes, Recorded
+from isthmus.orchestration.recording.collect import contract_of
+from isthmus.orchestration.recording.requests import (
+    Keys,
+    Requests,
+    features_of,
+    lookup_of,
+    read_lookups,
+    read_predictions,
+)
+from isthmus.orchestration.recording.stored import StoredRows, from_history
+from isthmus.orchestration.recording.table import RecordedAnswers
+from isthmus.serving.deployment.cache import folder_of
+from isthmus.serving.deployment.deployment import unapproved
+from isthmus.serving.lookup.lookup import Lookup
+from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.predictor import Predictor
+from isthmus.serving.recorder.columns import computed
+from isthmus.serving.recorder.digest import digests
+
+EXAMPLES = 10
+"""Answers that a report names, of each cause."""
+_ROWS = 1 << 14
+"""Rows that a model predicts at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An answer that is not as it was recorded, or that nobody can compute again.
+
+    Attributes:
+        id: of the answer.
+        at: its moment.
+        cause: one of `Cause`.
+        found: what differs, and why, in a sentence.
+    """
+
+    id: str
+    at: str
+    cause: str
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The outcome.
+
+    Attributes:
+        answers: that were computed again.
+        rows: of their requests.
+        same: answers that are the same to the bit.
+        causes: of the others, how many by cause.
+        differences: the first of each cause.
+    """
+
+    answers: int = 0
+    rows: int = 0
+    same: int = 0
+    causes: Mapping[str, int] = field(default_factory=dict)
+    differences: Sequence[Difference] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def replay(
+    project: Project, identity: str | None = None, between: tuple[datetime, datetime] | None = None, *,
+    package: Path | None = None, progress: Progress = silent,
+) -> Replay:  # fmt: skip
+    """Computes answers again: that with an id, or those of a time, the first moment included and the last not.
+
+    With a package, it answers instead of that which did.
+
+    Raises:
+        RequestError: there is no such answer, or neither or both are asked for.
+        DataError: the table cannot be read.
+    """
+    if (identity is None) == (between is None):
+        raise RequestError("replay", "takes the id of an answer, or a time", expected="ID, or --between A B")
+    condition = ds.field("id") == identity
+    if between is not None:
+        first, end = (
+            pa.scalar(clock.micros(_zoned(moment)), pa.int64()).cast(pa.timestamp("us", tz="UTC")) for moment in between
+        )
+        condition = (ds.field("at") >= first) & (ds.field("at") < end)
+    progress("reading recorded answers", 0.0)
+    answers = RecordedAnswers(project.offline).read(condition)
+    if not len(answers):
+        where = f"answer {identity}" if identity else "recorded answers"
+        remedy = "run `isthmus recorded`; it may also have been dropped, or be older than `keep_days`"
+        raise RequestError(where, "there is none in the table", remedy=remedy)
+    return _Replay(project, answers, package, progress).run()
+
+
+def require_same(report: Replay) -> None:
+    """Raises a GateFailed if an answer differs."""
+    if report.causes:
+        named = ", ".join(f"{count:,} by {cause}" for cause, count in report.causes.items())
+        raise GateFailed("replay", f"{report.answers - report.same:,} of {report.answers:,} answers differ: {named}",
+                         expected="all the same")  # fmt: skip
+
+
+def _zoned(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+@dataclass(slots=True)
+class _Found:
+    """The cause of each answer of a group that differs, the first one found."""
+
+    causes: dict[int, tuple[Cause, str]] = field(default_factory=dict)
+
+    def add(self, places: Iterable[int], cause: Cause, found: str) -> None:
+        for place in places:
+            self.causes.setdefault(int(place), (cause, found))
+
+
+class _Replay:
+    def __init__(self, project: Project, answers: pa.Table, package: Path | None, progress: Progress) -> None:
+        self._project, self._answers, self._package, self._progress = project, answers, package, progress
+        self._offline = OfflineStore(project.offline)
+        self._contract = lru_cache(None)(lambda known: contract_of(project, known))
+        self._causes = Causes(project, self._offline)
+        self._histories: dict[str, ViewHistory | IsthmusError] = {}
+        self._models: dict[tuple[str, str], Model | IsthmusError] = {}
+
+    def run(self) -> Replay:
+        counts, shown = Counter[Cause](), dict[Cause, list[Difference]]()
+        rows = 0
+        groups = list(_groups(self._answers))
+        for number, part in enumerate(groups):
+            self._progress("computing answers again", number / len(groups))
+            found = _Found()
+            self._group(part, found)
+            rows += int(pc.sum(part["rows"]).as_py())
+            ids, at = part["id"], part["at"]
+            for place, (cause, why) in sorted(found.causes.items()):
+                counts[cause] += 1
+                if len(examples := shown.setdefault(cause, [])) < EXAMPLES:
+                    moment = at[place].as_py().isoformat().replace("+00:00", "Z")
+                    examples.append(Difference(ids[place].as_py(), moment, cause.value, why))
+        self._progress("all answers are computed again", 1.0)
+        differing = [difference for examples in shown.values() for difference in examples]
+        total = len(self._answers)
+        return Replay(total, rows, total - counts.total(), {c.value: n for c, n in counts.most_common()}, differing)
+
+    def _group(self, part: pa.Table, found: _Found) -> None:
+        """Computes answers of one kind again, by the same contract, package and features."""
+        one = part.slice(0, 1).to_pylist()[0]
+        everything = range(len(part))
+        contract = self._contract(one["contract"])
+        if contract is None:
+            found.add(
+                everything,
+                Cause.CONTRACT,
+                f"contract {one['contract'][:12]} is gone: neither the project nor a package has it",
+            )
+            return
+        graphs = lru_cache(None)(lambda name: RowGraph(contract.transforms[name]))
+        try:
+            reader: Lookup | Predictor
+            if one["route"] == "predict":
+                reader = Predictor(contract, self._model(one["package"], one["variant"]), graphs)
+            else:
+                reader = lookup_of(contract, one["request"].encode(), graphs)
+        except IsthmusError as error:
+            cause = Cause.PACKAGE if one["route"] == "predict" else Cause.CONTRACT
+            found.add(everything, cause, str(error))
+            return
+        histories = {}
+        for name, known in zip(one["views"], one["hashes"], strict=True):
+            history = self._history(contract.views[name])
+            if isinstance(history, IsthmusError) or contract.views[name].hash != known:
+                found.add(everything, Cause.HISTORY, str(history))
+                return
+            histories[name] = history
+        bodies = self._bodies(part, contract, one["hashed"], histories)
+        if isinstance(reader, Predictor):
+            requests = read_predictions(reader, bodies)
+        else:
+            requests = read_lookups(reader, contract, bodies)
+        for place, why in requests.unread.items():
+            found.add([place], Cause.KEY, why)
+        recorded = Recorded.of(part, requests.rows)
+        stored = self._stored(contract, histories, requests, recorded, found)
+        if isinstance(reader, Predictor):
+            self._predictions(reader, requests, stored, recorded, found)
+        elif reader.computes:
+            self._computed(reader, requests, stored, recorded, found)
+
+    def _bodies(
+        self, part: pa.Table, contract: Contract, hashed: Sequence[str], histories: Mapping[str, ViewHistory]
+    ) -> list[bytes | LookupError]:
+        texts = part["request"].to_pylist()
+        if not hashed:
+            return [text.encode() for text in texts]
+
+        def values(name: str) -> Iterable[Any]:
+            distinct: set[Any] = set()
+            for view in contract.views.values():
+                if name in [column.name for column in view.keys]:
+                    history = histories.get(view.name) or self._history(view)
+                    if isinstance(history, ViewHistory):
+                        column = (
+                            history.data.select([name])
+                            if isinstance(history.data, pa.Table)
+                            else history.data.to_table([name])
+                        )
+                        distinct.update(_plain(pc.unique(column[name])))
+            return distinct
+
+        columns = {column.name: column for view in contract.views.values() for column in view.keys}
+        keys = Keys(secret(self._project), values)
+        bodies: list[bytes | LookupError] = []
+        for text in texts:
+            try:
+                bodies.append(keys.found(text, [columns[name] for name in hashed]))
+            except LookupError as error:
+                bodies.append(error)
+        return bodies
+
+    def _stored(
+        self, contract: Contract, histories: Mapping[str, ViewHistory], requests: Requests, recorded: Recorded,
+        found: _Found,
+    ) -> dict[str, StoredRows]:  # fmt: skip
+        """What the history has of each view, compared with what Redis had."""
+        stored = {}
+        for name, history in histories.items():
+            view = contract.views[name]
+            now = from_history(history, view, requests.keys, recorded.at)
+            then = recorded.views[name]
+            differing = np.flatnonzero(~now.same(then))
+            if len(differing):
+                keys = {key.name: [requests.keys[key.name][n] for n in differing.tolist()] for key in view.keys}
+                causes = self._causes.of(view, history, keys, recorded, differing, now, then)
+                for row, (cause, why) in zip(differing.tolist(), causes, strict=True):
+                    found.add([int(recorded.answer[row])], cause, why)
+            stored[name] = now
+        return stored
+
+    def _predictions(
+        self, predictor: Predictor, requests: Requests, stored: Mapping[str, StoredRows], recorded: Recorded,
+        found: _Found,
+    ) -> None:  # fmt: skip
+        inputs = predictor.inputs(requests.fields, _answers(stored))
+        same_inputs = digests(inputs) == recorded.digest.view(np.uint64)
+        outputs, count = _predicted(predictor.model, inputs), len(same_inputs)
+        equal = _equal(outputs.reshape(count, -1), recorded.outputs.reshape(count, -1))
+        for place in np.unique(recorded.answer[~(equal & same_inputs)]).tolist():
+            rows = slice(int(recorded.starts[place]), int(recorded.starts[place] + recorded.rows[place]))
+            own = {name: values.take(rows) for name, values in inputs.items()}
+            # As it was asked for: in others' company, the last bits of a float may be others.
+            again = predictor.model.predict(own)
+            then = recorded.outputs.reshape(count, -1)[rows]
+            if _equal(again.reshape(len(then), -1), then).all() and same_inputs[rows].all():
+                continue
+            said, was = (part.ravel()[:3].tolist() for part in (again, then))
+            model = predictor.model.deployment
+            if self._package is not None:
+                found.add(
+                    [place],
+                    Cause.PACKAGE,
+                    f"package {model.digest[:12]} says {said}, {recorded.package[:12]} said {was}",
+                )
+            elif not same_inputs[rows].all():
+                found.add(
+                    [place],
+                    Cause.ENGINE,
+                    f"its inputs are others, from the same rows and fields: {self._causes.runtime(recorded, place)}",
+                )
+            else:
+                found.add(
+                    [place], Cause.ENGINE, f"the model says {said}, then {was}: {self._causes.runtime(recorded, place)}"
+                )
+
+    def _computed(
+        self, lookup: Lookup, requests: Requests, stored: Mapping[str, StoredRows], recorded: Recorded, found: _Found
+    ) -> None:
+        values = computed(lookup.compute(requests.fields, _answers(stored)))
+        same = digests(values) == recorded.digest.view(np.uint64)
+        for place in np.unique(recorded.answer[~same]).tolist():
+            found.add(
+                [place], Cause.ENGINE, f"request transforms compute otherwise: {self._causes.runtime(recorded, place)}"
+            )
+
+    def _history(self, view: ViewContract) -> ViewHistory | IsthmusError:
+        if view.hash not in self._histories:
+            try:
+                self._histories[view.hash] = self._offline.history(view)
+            except IsthmusError as error:
+                self._histories[view.hash] = error
+        return self._histories[view.hash]
+
+    def _model(self, digest: str, variant: str) -> Model:
+        known = self._models.get((digest, variant))
+        if known is None:
+            try:
+                known = self._opened(digest, variant)
+            except IsthmusError as error:
+                known = error
+            self._models[digest, variant] = known
+        if isinstance(known, IsthmusError):
+            raise known.with_traceback(None)
+        return known
+
+    def _opened(self, digest: str, variant: str) -> Model:
+        precision, _, threads = variant.partition("/")
+        folder = self._package or folder_of(self._project.deployment_file) / digest
+        if self._package is None and not folder.is_dir():
+            raise DataError(
+                f"package {digest[:12]}",
+                "is gone",
+                remedy="put it back into .isthmus/deployments, or name another with --package",
+            )
+        profile = msgspec.convert({"precision": precision, "threads": int(threads)}, ServingProfile)
+        package = open_package(folder)
+        if self._package is None and package.files.digest != digest:
+            raise DataError(
+                f"package {digest[:12]}", f"is another now, {package.files.digest[:12]}: its files were changed"
+            )
+        return Model(unapproved(package, profile, 0, None))
+
+
+def _groups(answers: pa.Table) -> Iterator[pa.Table]:
+    """Answers that are computed together: the order within each is that of the table."""
+    pairs = zip(answers["route"].to_pylist(), answers["request"].to_pylist(), strict=True)
+    asked = [features_of(text) if route == "lookup" else "" for route, text in pairs]
+    parts = [answers[name] for name in ("route", "contract", "package", "variant")]
+    parts += [pc.binary_join(answers[name], ",") for name in ("views", "hashes", "hashed")]
+    joined = pc.binary_join_element_wise(*parts, pa.array(asked, pa.string()), "\n")
+    for group in pc.unique(joined):
+        yield answers.filter(pc.equal(joined, group)).combine_chunks()
+
+
+def _answers(stored: Mapping[str, StoredRows]) -> dict[str, ViewAnswer]:
+    answers: dict[str, ViewAnswer] = {}
+    for name, rows in stored.items():
+        columns: Any = rows.columns
+        answers[name] = ViewAnswer(columns, rows.status.astype(np.uint8), rows.event, rows.known)
+    return answers
+
+
+def _predicted(model: Model, inputs: Mapping[str, Values]) -> np.ndarray[Any, Any]:
+    rows = len(next(iter(inputs.values())).valid)
+    parts = [
+        model.predict({name: values.take(slice(start, start + _ROWS)) for name, values in inputs.items()})
+        for start in range(0, max(rows, 1), _ROWS)
+    ]
+    return np.concatenate(parts)
+
+
+def _equal(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> Mask:
+    if left.shape != right.shape:
+        return np.zeros(len(right), bool)
+    left, right = (np.ascontiguousarray(side, np.float32) for side in (left, right))
+    same: Mask = ((left.view(np.uint32) == right.view(np.uint32)) | (np.isnan(left) & np.isnan(right))).all(axis=1)
+    return same
+
+
+def _plain(values: pa.Array) -> list[Any]:
+    if pa.types.is_timestamp(values.type):
+        values = values.cast(pa.int64())
+    plain: list[Any] = values.to_pylist()
+    return plain

@@ -1,0 +1,134 @@
+"""The requests of recorded answers, read again, with private join keys found by their hashes."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from isthmus.features.contract.contract import Column, Contract
+from isthmus.features.errors import IsthmusError
+from isthmus.features.request.graph import RowGraph
+from isthmus.features.values.columns import Ints, Values
+from isthmus.serving.limits import Limits
+from isthmus.serving.lookup.lookup import Lookup, resolve, service_features
+from isthmus.serving.lookup.request import LookupInputs
+from isthmus.serving.predict.predictor import Predictor
+from isthmus.serving.recorder.columns import hashes
+from isthmus.serving.wire import decode
+from isthmus.serving.wire.messages import LookupRequest, PredictRequest
+
+_LOOKUP = msgspec.json.Decoder(LookupRequest)
+_PREDICT = msgspec.json.Decoder(PredictRequest)
+_MOST = 1 << 62
+_LIMITS = Limits(rows=_MOST, values=_MOST)
+
+
+@dataclass(frozen=True)
+class Requests:
+    """The rows of several requests, one behind the other.
+
+    Attributes:
+        keys: join key to its values.
+        fields: request field to its values.
+        rows: of each request, shape (n,).
+        unread: places of requests that cannot be read any more, with why; they have no rows.
+    """
+
+    keys: Mapping[str, list[Any]]
+    fields: Mapping[str, Values]
+    rows: Ints
+    unread: Mapping[int, str]
+
+
+class Keys:
+    """Private join keys by their hashes, out of what the history has."""
+
+    def __init__(self, secret: bytes, values: Callable[[str], Iterable[Any]]) -> None:
+        self._secret, self._values = secret, values
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def found(self, body: str, columns: Iterable[Column]) -> bytes:
+        """The body of a request with its keys.
+
+        Raises:
+            LookupError: the history has no such key.
+        """
+        request = orjson.loads(body)
+        for column in columns:
+            for part in ("entities", "request"):
+                hashed = request.get(part, {}).get(column.name)
+                if hashed is not None:
+                    known = self._of(column)
+                    request[part][column.name] = [known[item] if item else None for item in hashed]
+        return msgspec.json.encode(request)
+
+    def _of(self, column: Column) -> dict[str, Any]:
+        if column.name not in self._known:
+            values = list(self._values(column.name))
+            self._known[column.name] = dict(zip(hashes(self._secret, column, values), values, strict=True))
+        return self._known[column.name]
+
+
+def lookup_of(contract: Contract, body: bytes, graphs: Callable[[str], RowGraph]) -> Lookup:
+    """The compiled lookup of a request."""
+    wanted = _LOOKUP.decode(body)
+    if wanted.feature_service is not None:
+        features = service_features(contract, wanted.feature_service)
+    else:
+        features = resolve(contract, wanted.features or ())
+    return Lookup(contract, features, full_names=True, graphs=graphs)
+
+
+def features_of(body: str) -> str:
+    """What a lookup asks for, as a text that is the same for the same features."""
+    wanted = _LOOKUP.decode(body)
+    return wanted.feature_service or ",".join(["", *(wanted.features or ())])
+
+
+def read_lookups(lookup: Lookup, contract: Contract, bodies: Sequence[bytes | LookupError]) -> Requests:
+    """The rows of lookups for the same features."""
+    join_keys = {column.name: column for view in contract.views.values() for column in view.keys}
+
+    def read(body: bytes) -> tuple[Mapping[str, Sequence[Any]], Mapping[str, Values], int]:
+        wanted = _LOOKUP.decode(body)
+        keys, fields = decode.entities(wanted.entities, join_keys, lookup.request, lookup.optional)
+        inputs = LookupInputs.of(lookup, keys, fields, _LIMITS)
+        return inputs.keys, inputs.request, inputs.rows
+
+    return _joined(bodies, read, list(lookup.plan.keys))
+
+
+def read_predictions(predictor: Predictor, bodies: Sequence[bytes | LookupError]) -> Requests:
+    """The rows of requests for predictions of a model."""
+    return _joined(bodies, lambda body: predictor.read(_PREDICT.decode(body), _LIMITS), list(predictor.plan.keys))
+
+
+def _joined(
+    bodies: Sequence[bytes | LookupError],
+    read: Callable[[bytes], tuple[Mapping[str, Sequence[Any]], Mapping[str, Values], int]],
+    names: Sequence[str],
+) -> Requests:
+    keys: dict[str, list[Any]] = {name: [] for name in names}
+    fields: dict[str, list[Values]] = {}
+    rows, unread = np.zeros(len(bodies), np.int64), dict[int, str]()
+    for place, body in enumerate(bodies):
+        if isinstance(body, LookupError):
+            unread[place] = "the history has no key with the hash in its request"
+            continue
+        try:
+            own_keys, own_fields, rows[place] = read(body)
+        except (IsthmusError, msgspec.MsgspecError) as error:
+            unread[place] = f"its request cannot be read any more: {error}"
+            continue
+        for name, values in keys.items():
+            values.extend(own_keys[name])
+        for name, column in own_fields.items():
+            fields.setdefault(name, []).append(column)
+    joined = {
+        name: Values(np.concatenate([part.data for part in parts]), np.concatenate([part.valid for part in parts]))
+        for name, parts in fields.items()
+    }
+    return Requests(keys, joined, rows, unread)

@@ -1,0 +1,95 @@
+"""The stored rows behind recorded answers, and the same from the history."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from isthmus.features.clock import Status
+from isthmus.features.contract.contract import Column, ViewContract
+from isthmus.features.offline.history import ViewHistory
+from isthmus.features.pointintime.join import Join
+from isthmus.features.types import Int64, UnixTimestamp
+from isthmus.features.values.arrow import ARROW, from_arrow, to_arrow
+from isthmus.features.values.columns import Ints, Mask, Values, from_python
+
+_EVENT, _KNOWN = Column("event_timestamp", UnixTimestamp), Column("known_at", UnixTimestamp)
+_CONTENT = Column("content_hash", Int64)
+"""Columns of an offline table besides the features."""
+
+_TIME = ARROW[UnixTimestamp.name]
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """The rows of a view for n keys, each at its own moment; shape (n,) each.
+
+    Attributes:
+        event: microseconds since 1970 UTC, 0 where there is no row.
+        known: likewise.
+        content: the content hashes; 0 where there is no value.
+        status: codes of `Status`.
+        columns: the features; null where the status is not PRESENT.
+    """
+
+    event: Ints
+    known: Ints
+    content: Ints
+    status: Ints
+    columns: Mapping[str, Values]
+
+    def same(self, other: "StoredRows") -> Mask:
+        """Where both are the same row with the same status."""
+        there = (self.status <= Status.EXPIRED) & (other.status <= Status.EXPIRED)
+        times = (self.event == other.event) & (self.known == other.known)
+        # A row that is not there may have times: it is not there yet.
+        same: Mask = (self.status == other.status) & (
+            np.where(there, times, True) & (np.where(self.status <= Status.NULL, self.content == other.content, True))
+        )
+        return same
+
+
+def from_history(
+    history: ViewHistory, view: ViewContract, keys: Mapping[str, Sequence[Any]], at: Ints, *,
+    times: tuple[Column, Column] = (_EVENT, _KNOWN),
+) -> StoredRows:  # fmt: skip
+    """What the history has for keys at moments, by the time rules of the view.
+
+    `times` are the columns with the event and known times of a row, if they are others than those it is ordered by.
+    """
+    extra = tuple(dict.fromkeys((*times, _CONTENT)))
+    whole = replace(history.view, fields=(*view.fields, *extra), ttl=None)
+    columns = {"event_timestamp": pa.array(at).cast(_TIME)}
+    for column in view.keys:
+        values = to_arrow(from_python(keys[column.name], column.dtype), column.dtype)
+        columns[column.name] = values.cast(ARROW[column.dtype.name])
+    spine = pa.table(columns)
+    join = Join(spine.schema, [replace(history, view=whole)], status=False)
+    joined = pa.Table.from_batches(join.batches(spine.to_batches()), join.schema)
+
+    def read(column: Column) -> Values:
+        return from_arrow(joined[whole.full_name(column.name)], column.dtype)
+
+    event, known = map(read, times)
+    content = read(_CONTENT)
+    there = event.valid
+    expired = there & (at - event.data > view.ttl) if view.ttl is not None else np.zeros(len(at), bool)
+    valid = there & ~expired
+    features = {column.name: read(column) for column in view.fields}
+    filled = np.logical_or.reduce([np.zeros(len(at), bool), *(values.valid for values in features.values())])
+    status = np.where(valid, np.where(filled, Status.PRESENT, Status.NULL), Status.NOT_FOUND)
+    status = np.where(expired, Status.EXPIRED, status).astype(np.int64)
+    return StoredRows(
+        event.data, known.data, np.where(valid, content.data, 0), status,
+        {name: _where(values, valid) for name, values in features.items()},
+    )  # fmt: skip
+
+
+def _where(values: Values, there: Mask) -> Values:
+    if there.all():
+        return values
+    data = values.data.copy()
+    data[~there] = None if data.dtype == object else 0
+    return Values(data, values.valid & there)

@@ -1,0 +1,241 @@
+"""The table of recorded answers: Delta, by the day on which they were written, beside the offline tables."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from isthmus.features.days import DAY
+from isthmus.features.errors import DataError, first_line
+from isthmus.features.values.arrow import ARROW
+from isthmus.serving.recorder.batch import Batch, Group
+
+FOLDER = "_recorded"
+"""No view has this name: a declared name begins with a letter."""
+FILES = 64
+"""Files that a day may have before they are joined."""
+HOURS = 24
+"""How long the files of days that are over their time stay readable for whoever reads them now."""
+
+_TIME = ARROW["UnixTimestamp"]
+_APPLICATION = "isthmus.recorded."
+
+SCHEMA = pa.schema(
+    [
+        pa.field("day", pa.date32(), nullable=False),
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("run", pa.string(), nullable=False),
+        pa.field("batch", pa.int64(), nullable=False),
+        pa.field("sequence", pa.int64(), nullable=False),
+        pa.field("written", _TIME, nullable=False),
+        pa.field("at", _TIME, nullable=False),
+        pa.field("route", pa.string(), nullable=False),
+        pa.field("caller", pa.string(), nullable=False),
+        pa.field("seconds", pa.float32(), nullable=False),
+        pa.field("contract", pa.string(), nullable=False),
+        pa.field("package", pa.string(), nullable=False),
+        pa.field("variant", pa.string(), nullable=False),
+        pa.field("runtime", pa.string(), nullable=False),
+        pa.field("dropped", pa.int64(), nullable=False),
+        pa.field("rows", pa.int32(), nullable=False),
+        pa.field("request", pa.string(), nullable=False),
+        pa.field("hashed", pa.list_(pa.string())),
+        pa.field("views", pa.list_(pa.string())),
+        pa.field("hashes", pa.list_(pa.string())),
+        pa.field("content", pa.list_(pa.int64())),
+        pa.field("event", pa.list_(pa.int64())),
+        pa.field("known", pa.list_(pa.int64())),
+        pa.field("status", pa.list_(pa.int8())),
+        pa.field("outputs", pa.list_(pa.float32())),
+        pa.field("digest", pa.list_(pa.int64())),
+    ]
+)
+"""An answer a row. `content`, `event`, `known` and `status` have the rows of the first view, then those of the next."""
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class RecordedAnswers:
+    """The table in an offline store at `root`."""
+
+    def __init__(self, root: str) -> None:
+        self.path = f"{root.rstrip('/')}/{FOLDER}"
+
+    def last(self, runs: Sequence[str]) -> dict[str, int]:
+        """Of each run the last batch that is here; 0 if there is none."""
+        with self._reading():
+            table = self._open()
+            found = {run: None if table is None else table.transaction_version(_APPLICATION + run) for run in runs}
+        return {run: version or 0 for run, version in found.items()}
+
+    def append(self, batches: Sequence[Batch]) -> int:
+        """Adds the answers of batches, all or none, and notes the last batch of each run; returns their number.
+
+        Raises:
+            DataError: the table cannot be written, or another process has written to it meanwhile.
+        """
+        parts = [answers(batch, group) for batch in batches for group in batch.groups]
+        rows = pa.concat_tables(parts) if parts else SCHEMA.empty_table()
+        last: dict[str, int] = {}
+        for batch in batches:
+            last[batch.run] = max(last.get(batch.run, 0), batch.number)
+        noted = [Transaction(_APPLICATION + run, number) for run, number in last.items()]
+        properties = CommitProperties(app_transactions=noted, max_commit_retries=0)
+        with self._writing():
+            write_deltalake(self.path, rows, partition_by=["day"], mode="append", commit_properties=properties)
+        return len(rows)
+
+    def keep(self, days: float, now: int) -> None:
+        """Drops the answers that are more than so many days old, and joins the files of days that have many."""
+        with self._writing():
+            table = self._open()
+            if table is None:
+                return
+            first = pa.scalar(int(now // DAY - days), pa.date32()).as_py()
+            stored = [file["partition_values"]["day"] for file in _files(table)]
+            if any(str(day) < str(first) for day in stored):
+                table.delete(f"day < '{first}'")
+                table.vacuum(retention_hours=HOURS, enforce_retention_duration=False, dry_run=False)
+            for day in {str(day) for day in stored if stored.count(day) > FILES and str(day) >= str(first)}:
+                table.optimize.compact(partition_filters=[("day", "=", day)])
+
+    def read(self, condition: ds.Expression, columns: Sequence[str] | None = None) -> pa.Table:
+        """The answers that meet a condition, in the order in which each process gave them."""
+        with self._reading():
+            table = self._open()
+            if table is None:
+                return SCHEMA.empty_table()
+            rows = table.to_pyarrow_dataset().to_table(
+                filter=condition, columns=None if columns is None else [*columns]
+            )
+        return rows.sort_by([("run", "ascending"), ("sequence", "ascending")])
+
+    def _open(self) -> DeltaTable | None:
+        try:
+            return DeltaTable(self.path)
+        except TableNotFoundError:
+            return None
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (DeltaError, OSError, pa.ArrowException, ValueError) as error:
+            raise DataError(
+                "recorded answers", f"{self.path} cannot be read ({first_line(error)})",
+                remedy="it is damaged: restore that folder, or remove it, and what was recorded is not known any more",
+            ) from error  # fmt: skip
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (DeltaError, OSError, pa.ArrowException, ValueError) as error:
+            if isinstance(error, CommitFailedError):
+                raise DataError("recorded answers", "another process wrote to them at the same moment",
+                                remedy="nothing is lost: run `isthmus recorded` again") from error  # fmt: skip
+            raise DataError(
+                "recorded answers", f"{self.path} cannot be written ({first_line(error)})",
+                remedy="they are as they were, and new ones wait: mend that, then run `isthmus recorded`",
+            ) from error  # fmt: skip
+
+
+def _files(table: DeltaTable) -> list[Mapping[str, Any]]:
+    actions = pa.table(table.get_add_actions(flatten=False))
+    found: list[Mapping[str, Any]] = [
+        {"partition_values": partition} for partition in actions.column("partition").to_pylist()
+    ]
+    return found
+
+
+def answers(batch: Batch, group: Group) -> pa.Table:
+    """The answers of a group, a row each.
+
+    Raises:
+        ValueError: its columns do not fit together.
+    """
+    sequence, at = np.frombuffer(group.sequence, np.int64), np.frombuffer(group.at, np.int64)
+    rows, length = (np.frombuffer(part, np.int32).astype(np.int64) for part in (group.rows, group.length))
+    count = len(sequence)
+    if not len(at) == len(rows) == len(length) == count or length.sum() != len(group.requests):
+        raise ValueError(f"batch {batch.number} of {batch.run} has columns of different lengths")
+    caller = np.frombuffer(group.caller, np.int32)
+    ends = np.concatenate([[0], np.cumsum(length)])
+    width = len(group.views)
+
+    def same(value: Any) -> pa.Array:
+        return pa.repeat(pa.scalar(value), count)
+
+    def listed(values: Sequence[str]) -> pa.Array:
+        return pa.repeat(pa.scalar(list(values), pa.list_(pa.string())), count)
+
+    def of_views(name: str, dtype: Any) -> pa.Array:
+        columns = [np.frombuffer(getattr(view, name), dtype) for view in group.views]
+        return _lists(_by_answer(columns, rows), rows * width)
+
+    outputs, digest = np.frombuffer(group.outputs, "<f4"), np.frombuffer(group.digest, np.int64)
+    columns = {
+        "day": pa.repeat(pa.scalar(batch.written // DAY, pa.int32()).cast(pa.date32()), count),
+        "id": pa.array([f"{batch.run}-{number:x}" for number in sequence.tolist()]),
+        "run": same(batch.run),
+        "batch": same(batch.number),
+        "sequence": pa.array(sequence),
+        "written": same(batch.written).cast(_TIME),
+        "at": pa.array(at).cast(_TIME),
+        "route": same(group.route),
+        "caller": pa.array([batch.callers[place] for place in caller.tolist()], pa.string()),
+        "seconds": pa.array(np.frombuffer(group.seconds, np.float32)),
+        "contract": same(group.contract),
+        "package": same(group.package),
+        "variant": same(group.variant),
+        "runtime": same(batch.runtime),
+        "dropped": same(batch.dropped),
+        "rows": pa.array(rows.astype(np.int32)),
+        "request": pa.StringArray.from_buffers(
+            count, pa.py_buffer(ends.astype(np.int32).tobytes()), pa.py_buffer(group.requests)
+        ),
+        "hashed": listed(group.hashed),
+        "views": listed([view.view for view in group.views]),
+        "hashes": listed([view.hash for view in group.views]),
+        "content": of_views("content", np.int64),
+        "event": of_views("event", np.int64),
+        "known": of_views("known", np.int64),
+        "status": of_views("status", np.int8),
+        "outputs": _lists(outputs, rows * group.width),
+        "digest": _lists(digest, rows if len(digest) else rows * 0),
+    }
+    return pa.table([columns[field.name].cast(field.type) for field in SCHEMA], SCHEMA)
+
+
+def _lists(values: Any, sizes: Ints) -> pa.ListArray:
+    ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    if ends[-1] != len(values):
+        raise ValueError(f"{len(values)} values for {ends[-1]} places")
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(values))
+
+
+def _by_answer(columns: Sequence[Any], rows: Ints) -> Any:
+    """Columns of views, each with the rows of all answers, as one: of each answer the rows of all views in turn."""
+    if not columns:
+        return np.empty(0, np.int64)
+    joined = np.empty(len(columns) * int(rows.sum()), columns[0].dtype)
+    for column, places in zip(columns, _places(rows, len(columns)), strict=True):
+        joined[places] = column
+    return joined
+
+
+def by_view(joined: Any, rows: Ints, views: int) -> list[Any]:
+    """The columns of each view, from those of answers with so many rows; see `SCHEMA`."""
+    return [joined[places] for places in _places(rows, views)]
+
+
+def _places(rows: Ints, views: int) -> Iterator[Ints]:
+    starts = np.cumsum(rows) - rows
+    within = np.arange(rows.sum()) - np.repeat(starts, rows)
+    for number in range(views):
+        yield np.repeat(views * starts + number * rows, rows) + within

@@ -1,0 +1,183 @@
+"""A batch of recorded answers: columns of bytes, with a length and a checksum before them.
+
+A segment is a file of batches of one server process, one behind the other. The process may be killed while it writes:
+what is not whole at the end of a segment is no batch.
+
+    magic     4 bytes   ISRB
+    version   1 byte
+    length    4 bytes   of the payload
+    checksum  4 bytes   CRC-32 of the payload
+    payload             MessagePack of `Batch`
+
+All numbers are little-endian.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+MAGIC = b"ISRB"
+VERSION = 1
+HEAD = struct.Struct("<4sBII")
+
+Array = np.ndarray[Any, Any]
+
+
+class ViewRows(msgspec.Struct, frozen=True, array_like=True):
+    """The stored rows of a view behind the answers of a group, each row of a request in order.
+
+    Attributes:
+        view: its name.
+        hash: of its contract.
+        content: int64, the content hash of each row; 0 where the answer has no value of it.
+        event: int64 microseconds, 0 where Redis had no row.
+        known: likewise.
+        status: uint8, codes of `Status`.
+    """
+
+    view: str
+    hash: str
+    content: bytes
+    event: bytes
+    known: bytes
+    status: bytes
+
+
+class Group(msgspec.Struct, frozen=True, array_like=True):
+    """Answers of one kind by the same reader: a service, a list of features, or a model.
+
+    Attributes:
+        route: "lookup" or "predict".
+        contract: hash of the contract that it was answered under.
+        package: digest of the package; empty for a lookup.
+        variant: precision and threads with which it ran, `int8/1`; empty for a lookup.
+        sequence: int64, the numbers of the answers in the process.
+        at: int64 microseconds, the present of each answer.
+        seconds: float32, from the request to the end of the answer.
+        caller: int32, places in `Batch.callers`.
+        rows: int32, rows of each request.
+        length: int32, bytes of each request.
+        requests: their bodies, JSON.
+        views: the stored rows behind them.
+        outputs: float32, what the model said, `width` numbers a row.
+        digest: uint64, of each row's inputs of the model, or of what request transforms computed of it; else empty.
+        hashed: join keys whose values in the requests are keyed hashes.
+    """
+
+    route: str
+    contract: str
+    package: str
+    variant: str
+    sequence: bytes
+    at: bytes
+    seconds: bytes
+    caller: bytes
+    rows: bytes
+    length: bytes
+    requests: bytes
+    views: tuple[ViewRows, ...]
+    outputs: bytes
+    width: int
+    digest: bytes
+    hashed: tuple[str, ...]
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """Answers that were written together.
+
+    Attributes:
+        run: of the server process, in hex.
+        number: of the batch in the run; those of dropped batches are missing.
+        written: microseconds since 1970 UTC by the clock of the machine.
+        dropped: answers that the run has dropped before.
+        runtime: what computed the predictions: the versions of its libraries, and the processor.
+        callers: names of API keys; the empty one is that of a request without a key.
+        groups: the answers.
+    """
+
+    run: str
+    number: int
+    written: int
+    dropped: int
+    runtime: str
+    callers: tuple[str, ...]
+    groups: tuple[Group, ...]
+
+
+_COLUMNS = ("sequence", "at", "seconds", "caller", "rows", "length", "requests", "outputs", "digest")
+_VIEW_COLUMNS = ("content", "event", "known", "status")
+_DECODER = msgspec.msgpack.Decoder(Batch)
+
+
+class DamagedBatchError(ValueError):
+    """What is no batch, where one should begin."""
+
+
+class OtherVersionError(ValueError):
+    """A batch of another version of Isthmus."""
+
+
+def encoded(batch: Batch) -> bytes:
+    """A batch as it stands in a segment."""
+    payload = msgspec.msgpack.encode(batch)
+    return HEAD.pack(MAGIC, VERSION, len(payload), zlib.crc32(payload)) + payload
+
+
+def batches(segment: bytes) -> Iterator[Batch]:
+    """The batches of a segment.
+
+    Raises:
+        DamagedBatchError: what comes next is no whole batch. Those before it have been given.
+        OtherVersionError: it is of another version.
+    """
+    place = 0
+    while place < len(segment):
+        if len(segment) - place < HEAD.size:
+            raise DamagedBatchError(f"ends {len(segment) - place} bytes into the head of a batch")
+        magic, version, length, checksum = HEAD.unpack_from(segment, place)
+        if magic != MAGIC:
+            raise DamagedBatchError(f"has no batch at byte {place:,}")
+        if version != VERSION:
+            raise OtherVersionError(f"has a batch of version {version} at byte {place:,}")
+        place += HEAD.size
+        payload = memoryview(segment)[place : place + length]
+        if len(payload) < length:
+            raise DamagedBatchError(f"ends {len(payload):,} bytes into a batch of {length:,}")
+        if zlib.crc32(payload) != checksum:
+            raise DamagedBatchError(f"has a batch at byte {place:,} that is not what was written")
+        try:
+            yield _DECODER.decode(payload)
+        except msgspec.MsgspecError as error:
+            raise DamagedBatchError(f"has a batch at byte {place:,} that cannot be read ({error})") from error
+        place += length
+
+
+def count(batch: Batch) -> int:
+    """The number of answers in a batch."""
+    return sum(len(group.rows) // 4 for group in batch.groups)
+
+
+def merged(groups: Sequence[Group]) -> list[Group]:
+    """The groups, those of the same reader as one: its columns are bytes."""
+    alike: dict[tuple[Any, ...], list[Group]] = {}
+    for group in groups:
+        views = tuple((view.view, view.hash) for view in group.views)
+        shared = group.route, group.contract, group.package, group.variant, group.width, group.hashed, views
+        # An answer that computes nothing has no digest.
+        alike.setdefault((*shared, not group.digest), []).append(group)
+    return [own[0] if len(own) == 1 else _merged(own) for own in alike.values()]
+
+
+def _merged(groups: Sequence[Group]) -> Group:
+    columns = {name: b"".join([getattr(group, name) for group in groups]) for name in _COLUMNS}
+    views = tuple(
+        msgspec.structs.replace(
+            own[0], **{name: b"".join([getattr(view, name) for view in own]) for name in _VIEW_COLUMNS}
+        )
+        for own in zip(*(group.views for group in groups), strict=True)
+    )
+    return msgspec.structs.replace(groups[0], **columns, views=views)

@@ -1,0 +1,49 @@
+"""The digest of values: 64 bits a row, the same for rows that are equal to the bit."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from isthmus.features.values.columns import Values
+from isthmus.features.values.rows import mix
+
+Digests = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+def digests(columns: Mapping[str, Values]) -> Digests:
+    """A digest for each row of some columns, shape (n,). Null is no value, and one NaN is like another."""
+    state: Digests = np.zeros(len(next(iter(columns.values())).valid) if columns else 0, np.uint64)
+    for name in sorted(columns):
+        values = columns[name]
+        words = _words(values.data)
+        words[~values.valid] = 0
+        state = mix(mix(state ^ words) ^ values.valid.astype(np.uint64))
+    return state
+
+
+def _hash(text: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def _words(data: np.ndarray[Any, Any]) -> Digests:
+    if data.dtype == object:
+        return np.fromiter(map(_word, data), np.uint64, len(data))
+    if data.dtype.kind == "f":
+        data = np.where(np.isnan(data), np.array(np.nan, data.dtype), data)
+    return np.ascontiguousarray(data).view(f"<u{data.dtype.itemsize}").astype(np.uint64)
+
+
+def _word(value: Any) -> int:
+    """Of a text, bytes, or an array."""
+    match value:
+        case None:
+            return 0
+        case str():
+            return _hash(b"s" + value.encode("utf-8", "surrogatepass"))
+        case bytes():
+            return _hash(b"b" + value)
+        case np.ndarray():
+            return _hash(b"a" + _words(value).tobytes())
+    return _hash(b"l" + b"".join(_word(item).to_bytes(8, "little") for item in value))

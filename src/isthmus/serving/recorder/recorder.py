@@ -1,0 +1,215 @@
+"""The recorder: answers become batches on the event loop, and are encoded and written in a thread.
+
+A request pays for a small object and a place in a list. What waits for the disk is bounded: whole batches are dropped
+beyond that, and counted.
+"""
+
+import asyncio
+import os
+import platform
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from isthmus.features.online.plan import LookupPlan
+from isthmus.serving import log
+from isthmus.serving.recorder.batch import Batch, Group, encoded, merged
+from isthmus.serving.recorder.columns import Answer, Reader, grouped
+from isthmus.serving.recorder.options import MB, Recording
+from isthmus.serving.recorder.spool import Spool
+
+ANSWER = "isthmus.answer"
+"""The key in a request's scope for its answer, if it is to be recorded."""
+
+HEADER = b"isthmus-answer"
+
+ANSWERS = 1024
+"""Of a batch."""
+PART = 32
+"""Lookups that the event loop encodes together, in some 30 us: a thread that needs the interpreter costs it more."""
+BYTES = 1 << 20
+"""Of a batch."""
+SECONDS = 0.5
+"""How long an answer waits for others."""
+
+READERS = 1024
+"""Plans whose readers are kept."""
+
+_LATE = 5.0
+"""Seconds that the end of a server waits for the disk."""
+
+
+class _Pending:
+    """A batch that grows: answers that are encoded, and those that are left to the thread."""
+
+    def __init__(self) -> None:
+        self.groups: list[Group] = []
+        self.left: list[Answer] = []
+        self.callers: dict[str, int] = {}
+        self.answers = self.size = 0
+
+    def encode(self, answers: Sequence[Answer], secret: bytes) -> None:
+        """Adds answers to the groups."""
+        self.groups += grouped(answers, secret, self.callers)
+
+
+class Recorder:
+    """The recorder of a server process. `dropped` and `written` are called with numbers of answers."""
+
+    def __init__(
+        self, options: Recording, folder: Path, secret: bytes, written: Callable[[int], None],
+        dropped: Callable[[str, int], None],
+    ) -> None:  # fmt: skip
+        self._options, self._secret = options, secret
+        self._spool = Spool(folder, int(options.spool_mb * MB), options.full)
+        self._run = self._spool.run.encode()
+        self._count_written, self._count_dropped = written, dropped
+        self._readers: dict[LookupPlan, Reader] = {}
+        self._sequence = self._number = 0
+        # By where they were dropped: the event loop drops from memory alone, the thread never.
+        self._dropped: dict[str, int] = {"memory": 0, "disk": 0, "defect": 0}
+        self._part: list[Answer] = []
+        self._pending = _Pending()
+        self._timer: asyncio.TimerHandle | None = None
+        # Each is changed on one side alone: no lock.
+        self._waiting: deque[tuple[int, _Pending]] = deque()
+        self._in, self._out = 0, 0
+        self._most = int(options.memory_mb * MB)
+        self._wake, self._ending = threading.Event(), False
+        self._failed = False
+        self._runtime = runtime()
+        self._thread = threading.Thread(target=self._write, name="recorder", daemon=True)
+        self._thread.start()
+
+    def reader(self, route: str, plan: LookupPlan, package: str = "", variant: str = "") -> Reader | None:
+        """The reader of an answer that is to be recorded; None if it is not one of the sample.
+
+        The plan stands for all requests like this one.
+        """
+        options = self._options
+        if options.share < 1 and random.random() >= options.share:  # noqa: S311 - a sample
+            return None
+        known = self._readers.get(plan)
+        if known is None:
+            if len(self._readers) > READERS:
+                self._readers.clear()
+            known = self._readers[plan] = Reader.of(route, plan, package, variant, options.private)
+        return known
+
+    def identity(self, answer: Answer) -> bytes:
+        """The id that the answer carries."""
+        self._sequence = answer.sequence = self._sequence + 1
+        return b"%s-%x" % (self._run, answer.sequence)
+
+    def add(self, answer: Answer) -> None:
+        """Has an answer written."""
+        pending, reader = self._pending, answer.reader
+        pending.answers += 1
+        pending.size += len(answer.body) + answer.rows * reader.row
+        if reader.route == "predict" or reader.private or answer.inputs:
+            # Digests and keyed hashes take longer.
+            pending.left.append(answer)
+        else:
+            self._part.append(answer)
+            if len(self._part) >= PART:
+                pending.encode(self._part, self._secret)
+                self._part = []
+        if pending.answers >= ANSWERS or pending.size >= BYTES:
+            self._hand_over()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SECONDS, self._hand_over)
+
+    def _hand_over(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        pending = self._pending
+        if not pending.answers:
+            return
+        pending.left += self._part
+        # Whoever collects sees by its number that a batch is missing.
+        self._number += 1
+        self._pending, self._part = _Pending(), []
+        if self._options.full == "oldest":
+            while self._in - self._out + pending.size > self._most:
+                try:
+                    _, old = self._waiting.popleft()
+                except IndexError:
+                    break
+                self._in -= old.size
+                self._drop("memory", old.answers)
+        if self._in - self._out + pending.size > self._most:
+            self._drop("memory", pending.answers)
+            return
+        self._in += pending.size
+        self._waiting.append((self._number, pending))
+        self._wake.set()
+
+    def close(self) -> None:
+        """Writes what waits, for a while."""
+        self._hand_over()
+        self._ending = True
+        self._wake.set()
+        self._thread.join(_LATE)
+
+    def _drop(self, why: str, answers: int) -> None:
+        self._dropped[why] += answers
+        self._count_dropped(why, answers)
+
+    def _write(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                try:
+                    number, pending = self._waiting.popleft()
+                except IndexError:
+                    break
+                try:
+                    self._write_batch(number, pending)
+                finally:
+                    self._out += pending.size
+            if self._ending and not self._waiting:
+                self._spool.close()
+                return
+
+    def _write_batch(self, number: int, pending: "_Pending") -> None:
+        try:
+            pending.encode(pending.left, self._secret)
+            groups = tuple(merged(pending.groups))
+            now = time.time_ns() // 1000
+            batch = Batch(
+                self._spool.run, number, now, sum(self._dropped.values()), self._runtime, tuple(pending.callers), groups
+            )
+            removed = self._spool.write(encoded(batch))
+        except Exception as error:  # noqa: BLE001 - whatever it is, requests go on
+            self._drop("disk" if isinstance(error, OSError) else "defect", pending.answers)
+            if not self._failed:
+                problem = str(error) if isinstance(error, OSError) else type(error).__name__
+                log.warning("answers are not recorded", problem=problem, at=log.place(error))
+            self._failed = True
+            return
+        self._failed = False
+        self._count_written(pending.answers)
+        if removed:
+            self._drop("disk", removed)
+
+
+def runtime() -> str:
+    """What computes predictions here, as a batch says it."""
+    names: Iterable[str] = ("isthmus", "onnxruntime", "numpy")
+    return " ".join([*(f"{name} {version(name)}" for name in names), _processor()])
+
+
+def _processor() -> str:
+    """The model of the processor: with others, the last bits of a model's answers may be others."""
+    try:
+        with open("/proc/cpuinfo") as file:  # noqa: PTH123 - a file of the kernel
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else f"{platform.machine()} {os.uname().sysname}"

@@ -1,0 +1,135 @@
+"""The folder of recorded answers that wait to be collected: segments, each written by one process.
+
+A process holds a lock on the segment that it writes to, and loses it with its life: a segment that can be locked has
+its end. `isthmus recorded` removes such a segment once its answers are in the table.
+"""
+
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from isthmus.serving.recorder.batch import DamagedBatchError, OtherVersionError, batches, count
+
+SUFFIX = ".answers"
+SEGMENT_BYTES = 16 << 20
+SEGMENT_SECONDS = 60.0
+"""After so many bytes or seconds, the next segment begins: this one can be removed."""
+LOOK_SECONDS = 0.5
+"""How often the sizes of all segments are looked at, as long as there is room: other processes write, too."""
+
+
+class Spool:
+    """The segments of one process in a folder; `run` is its name there.
+
+    `most` are the bytes of all segments in the folder, of whatever process. Where a batch has no room, it is dropped
+    (`full` is "newest"), or the segments are that have waited longest.
+    """
+
+    def __init__(self, folder: Path, most: int, full: Literal["newest", "oldest"]) -> None:
+        self.run = secrets.token_hex(6)
+        self._folder, self._most, self._full = folder, most, full
+        self._segment, self._path = -1, folder
+        self._number = self._size = 0
+        self._began = self._looked = 0.0
+        self._free = 0
+
+    def write(self, batch: bytes) -> int:
+        """Writes a batch; returns how many answers were removed to make room for it.
+
+        Raises:
+            OSError: there is no room for it, or it cannot be written. Nothing of it is there.
+        """
+        removed = 0
+        if len(batch) > self._free or time.monotonic() > self._looked + LOOK_SECONDS:
+            removed = self._make_room(len(batch))
+        if self._segment >= 0 and (self._size > SEGMENT_BYTES or time.monotonic() - self._began > SEGMENT_SECONDS):
+            self.close()
+        if self._segment < 0:
+            self._open()
+        try:
+            written = 0
+            while written < len(batch):
+                written += os.write(self._segment, memoryview(batch)[written:])
+        except OSError:
+            with suppress(OSError):
+                # Half a batch would hide those that come behind it.
+                os.ftruncate(self._segment, self._size)
+                os.lseek(self._segment, self._size, os.SEEK_SET)
+            raise
+        self._size += len(batch)
+        self._free -= len(batch)
+        return removed
+
+    def close(self) -> None:
+        """Ends the segment, which is on disk then."""
+        if self._segment >= 0:
+            with suppress(OSError):
+                os.fsync(self._segment)
+            os.close(self._segment)
+            self._segment = -1
+
+    def _open(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._path = self._folder / f"{self.run}-{self._number:08d}{SUFFIX}"
+        # Keys of people may be in it.
+        self._segment = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._segment, fcntl.LOCK_EX)
+        self._number += 1
+        self._size, self._began = 0, time.monotonic()
+
+    def _make_room(self, needed: int) -> int:
+        sizes = sorted((stat.st_mtime, path, stat.st_size) for path, stat in _segments(self._folder))
+        over = sum(size for *_, size in sizes) + needed - self._most
+        removed = 0
+        for _, path, size in sizes if self._full == "oldest" else ():
+            if over <= 0:
+                break
+            if path == self._path:
+                self.close()
+            answers = remove(path)
+            if answers is not None:
+                over, removed = over - size, removed + answers
+        self._free, self._looked = needed - over, time.monotonic()
+        if over > 0:
+            raise OSError(f"the spool has no room: {self._most / (1 << 20):g} MB at most")
+        return removed
+
+
+def segments(folder: Path) -> list[Path]:
+    """The segments in a folder, those of each run in order."""
+    return sorted(path for path, _ in _segments(folder))
+
+
+def ended(path: Path) -> bool:
+    """Whether nobody writes to a segment any more."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def remove(path: Path) -> int | None:
+    """Removes a segment that nobody writes to; returns how many answers it had, or None if somebody does."""
+    if not ended(path):
+        return None
+    answers = 0
+    with suppress(FileNotFoundError, DamagedBatchError, OtherVersionError):
+        for batch in batches(path.read_bytes()):
+            answers += count(batch)
+    path.unlink(missing_ok=True)
+    return answers
+
+
+def _segments(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    with suppress(FileNotFoundError):
+        for entry in os.scandir(folder):
+            if entry.name.endswith(SUFFIX):
+                with suppress(FileNotFoundError):
+                    yield Path(entry.path), entry.stat()

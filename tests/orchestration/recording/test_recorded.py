@@ -1,0 +1,234 @@
+"""From the spool of servers to the table: every answer once, whatever is killed, cut or of another version."""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+
+import pyarrow.dataset as ds
+import pytest
+from deltalake import DeltaTable
+
+from isthmus.features.clock import now
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording import collect as collecting
+from isthmus.orchestration.recording.collect import Collected, collect, damaged_folder, follow
+from isthmus.orchestration.recording.table import RecordedAnswers
+from isthmus.serving.recorder.batch import Batch, Group, ViewRows, encoded
+from isthmus.serving.recorder.spool import Spool, segments
+from tests.orchestration.api.served import served
+from tests.orchestration.shop import Open, Shop
+
+DAY = 86_400_000_000
+KILLS = int(os.environ.get("TEST_KILLS", "3"))
+EVERYTHING = ds.scalar(True)
+
+
+def _packed(values: Iterable[int], size: int = 8) -> bytes:
+    return b"".join(value.to_bytes(size, "little", signed=True) for value in values)
+
+
+def group(first: int, count: int) -> Group:
+    """Answers of two rows each, over two views, and a prediction for each row."""
+    requests = [b'{"n": %d}' % n for n in range(first, first + count)]
+    rows = [8 * first + n for n in range(2 * count)]
+    views = tuple(
+        ViewRows(name, "h" + name, _packed(rows), _packed(rows), _packed(rows), bytes(2 * count)) for name in ("a", "b")
+    )
+    lengths = [len(request) for request in requests]
+    return Group(
+        "predict", "c0ffee", "d1", "int8/1", _packed(range(first, first + count)), _packed([5] * count),
+        _packed([0] * count, 4), _packed([0] * count, 4), _packed([2] * count, 4), _packed(lengths, 4),
+        b"".join(requests), views, _packed(rows, 4), 1, _packed(rows), ("k",),
+    )  # fmt: skip
+
+
+def batch(run: str, number: int, count: int = 3, written: int | None = None) -> Batch:
+    at = now() if written is None else written
+    return Batch(run, number, at, 0, "isthmus 1", ("", "backend"), (group(number * 100, count),))
+
+
+def spooled(project: Project, numbers: list[int], written: int | None = None) -> Spool:
+    spool = Spool(project.spool, 1 << 30, "newest")
+    for number in numbers:
+        spool.write(encoded(batch(spool.run, number, written=written)))
+    return spool
+
+
+@pytest.fixture
+def opened(shop: Shop, project: Open) -> Project:
+    return project(shop)
+
+
+def _ids(project: Project) -> list[str]:
+    ids: list[str] = RecordedAnswers(project.offline).read(EVERYTHING)["id"].to_pylist()
+    return ids
+
+
+def test_answers_are_in_the_table_as_they_were_given(built: Shop, project: Open) -> None:
+    built.append("\n[server.record]\n", "isthmus.toml")
+    opened = project(built)
+    with served(opened) as http:
+        asked = {"features": ["customer_orders:orders_7d", "customer_facts:city"], "entities": {"customer": [0, 1, -5]}}
+        answer = http.post("/get-online-features", json=asked)
+        identity = answer.headers["isthmus-answer"]
+        deadline = time.monotonic() + 20
+        while not collect(opened).answers:
+            assert time.monotonic() < deadline, "the answer never came"
+            time.sleep(0.1)
+        assert collect(opened) == Collected()
+    (row,) = RecordedAnswers(opened.offline).read(ds.field("id") == identity).to_pylist()
+    assert row["views"] == ["customer_orders", "customer_facts"]
+    assert (row["rows"], len(row["status"]), len(row["content"])) == (3, 6, 6)
+    assert [bool(content) for content in row["content"]][2::3] == [False, False]
+    assert row["contract"] == opened.applied().hash
+    assert (opened.recorded / "contracts" / f"{row['contract']}.json").exists()
+    assert collect(opened) == Collected()
+    assert segments(opened.spool) == [], "the server has ended, and all of it is in the table"
+
+
+def test_columns_of_several_views_are_put_together_by_answer(opened: Project) -> None:
+    spooled(opened, [1]).close()
+    assert collect(opened) == Collected(answers=3)
+    rows = RecordedAnswers(opened.offline).read(EVERYTHING).to_pylist()
+    assert [row["request"] for row in rows] == ['{"n": 100}', '{"n": 101}', '{"n": 102}']
+    assert [row["content"] for row in rows] == [[800 + n, 801 + n, 800 + n, 801 + n] for n in (0, 2, 4)]
+    assert [row["digest"] for row in rows] == [[800 + n, 801 + n] for n in (0, 2, 4)]
+    assert rows[0]["hashed"] == ["k"]
+
+
+def test_a_segment_stays_as_long_as_its_server_writes_and_is_read_again(opened: Project) -> None:
+    spool = spooled(opened, [1, 2])
+    assert collect(opened) == Collected(answers=6)
+    assert len(segments(opened.spool)) == 1
+    spool.write(encoded(batch(spool.run, 3)))
+    assert collect(opened) == Collected(answers=3)
+    spool.close()
+    assert collect(opened) == Collected()
+    assert segments(opened.spool) == []
+    assert len(set(_ids(opened))) == len(_ids(opened)) == 9
+
+
+def test_dropped_batches_are_missing_and_counted(opened: Project) -> None:
+    spooled(opened, [1, 2, 5, 9]).close()
+    assert collect(opened) == Collected(answers=12, missing=5)
+
+
+def test_a_batch_cut_in_half_is_put_aside_after_those_before_it(opened: Project) -> None:
+    spooled(opened, [1, 2]).close()
+    (segment,) = segments(opened.spool)
+    os.truncate(segment, segment.stat().st_size - 20)
+    counts = collect(opened)
+    assert (counts.answers, len(counts.problems)) == (3, 1)
+    assert "bytes into a batch of" in counts.problems[0]
+    assert [path.name for path in damaged_folder(opened).iterdir()] == [segment.name]
+    assert collect(opened) == Collected()
+
+
+def test_the_batch_that_is_being_written_waits_for_the_next_run(opened: Project) -> None:
+    spool = spooled(opened, [1, 2])
+    (segment,) = segments(opened.spool)
+    whole = segment.read_bytes()
+    os.truncate(segment, len(whole) - 20)
+    assert collect(opened) == Collected(answers=3)
+    segment.write_bytes(whole)
+    assert collect(opened) == Collected(answers=3)
+    spool.close()
+
+
+def test_a_batch_of_another_version_is_left_for_that_version(opened: Project) -> None:
+    spooled(opened, [1, 2]).close()
+    (segment,) = segments(opened.spool)
+    content = bytearray(segment.read_bytes())
+    content[content.index(b"ISRB", 5) + 4] = 7
+    segment.write_bytes(content)
+    counts = collect(opened)
+    assert counts.answers == 3
+    assert "version 7" in counts.problems[0]
+    assert segments(opened.spool) == [segment]
+    assert collect(opened).answers == 0
+
+
+def test_answers_of_a_server_whose_clock_went_back_are_all_there(opened: Project) -> None:
+    spool = Spool(opened.spool, 1 << 30, "newest")
+    for number, written in ((1, now()), (2, now() - 2 * DAY), (3, now() - DAY)):
+        spool.write(encoded(batch(spool.run, number, written=written)))
+    spool.close()
+    assert collect(opened) == Collected(answers=9)
+    assert len(set(_ids(opened))) == 9
+
+
+def test_answers_stay_as_long_as_the_settings_say(opened: Project, shop: Shop, project: Open) -> None:
+    spooled(opened, [1], written=now() - 5 * DAY).close()
+    spooled(opened, [1]).close()
+    shop.append("\n[server.record]\nkeep_days = 2\n", "isthmus.toml")
+    kept = project(shop)
+    assert collect(kept) == Collected(answers=6)
+    assert len(_ids(kept)) == 3
+    assert collect(kept) == Collected()
+
+
+def test_days_with_many_files_are_joined(opened: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isthmus.orchestration.recording.table.FILES", 4)
+    spool = Spool(opened.spool, 1 << 30, "newest")
+    at = now()
+    for number in range(1, 7):
+        spool.write(encoded(batch(spool.run, number, written=at)))
+        assert collect(opened) == Collected(answers=3)
+    spool.close()
+    assert len(DeltaTable(RecordedAnswers(opened.offline).path).file_uris()) < 6
+    assert len(set(_ids(opened))) == len(_ids(opened)) == 18
+    assert collect(opened) == Collected(), "the last batch of the server is known all the same"
+
+
+def test_following_says_a_problem_once(opened: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped, said, turns = threading.Event(), list[str](), iter(range(3))
+
+    def collected(_: Project) -> Collected:
+        if next(turns) == 2:
+            stopped.set()
+        return Collected(problems=("half a batch",))
+
+    monkeypatch.setattr(collecting, "collect", collected)
+    monkeypatch.setattr(type(opened.settings.stores), "history_seconds", 0.01, raising=False)
+    follow(opened, said.append, stopped)
+    assert said == ["half a batch"]
+
+
+RUN = """
+import sys
+from pathlib import Path
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.collect import collect
+project = Project(Path(sys.argv[1]))
+sys.stdout.write("ready\\n")
+sys.stdout.flush()
+collect(project, lot=6)
+"""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.thorough
+def test_killed_at_any_moment(opened: Project) -> None:
+    chance = random.Random(3)
+    expected, number = 0, 0
+    spool = Spool(opened.spool, 1 << 30, "newest")
+    for kill in range(KILLS):
+        for _ in range(8):
+            number += 1
+            spool.write(encoded(batch(spool.run, number)))
+            expected += 3
+        if kill % 2:
+            spool.close()
+        with subprocess.Popen([sys.executable, "-c", RUN, str(opened.root)], stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"ready\n"
+            time.sleep(chance.uniform(0, 0.25))
+            child.kill()
+    spool.close()
+    assert collect(opened).missing == 0
+    assert len(set(_ids(opened))) == len(_ids(opened)) == expected
+    assert segments(opened.spool) == []

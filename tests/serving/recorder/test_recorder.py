@@ -1,0 +1,233 @@
+"""What a server writes of its answers, and what it does where there is no room for that."""
+
+import asyncio
+import json
+import os
+import stat
+import threading
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from isthmus.features.clock import Status
+from isthmus.features.contract.contract import Column
+from isthmus.features.errors import ConfigurationError
+from isthmus.features.types import String
+from isthmus.serving.recorder.batch import Batch, Group, batches, count, encoded
+from isthmus.serving.recorder.columns import Answer, Reader, hashes
+from isthmus.serving.recorder.options import Recording
+from isthmus.serving.recorder.recorder import ANSWERS, Recorder
+from isthmus.serving.recorder.spool import Spool, ended, segments
+from isthmus.serving.settings import ServerSettings
+from tests.serving.support import CONTRACT, HOUR, NOW, Server, make_package, serving, wait
+
+SECRET = b"0123456789abcdef"
+FEATURES = ["punctuality:late_rate", "punctuality:flights"]
+
+
+def _recording(folder: Path, redis: str, workers: int = 1, **options: Any) -> AbstractContextManager[Server]:
+    return serving(
+        folder, redis, record=Recording(**options), spool=str(folder / "spool"),
+        spool_key=SECRET.hex(), workers=workers,
+    )  # fmt: skip
+
+
+def _batches(folder: Path) -> list[Batch]:
+    return [batch for path in segments(folder / "spool") for batch in batches(path.read_bytes())]
+
+
+def _answers(folder: Path) -> int:
+    return sum(map(count, _batches(folder)))
+
+
+def test_an_answer_is_recorded_with_what_it_rested_on(tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    package = make_package(tmp_path / "package")
+    with _recording(tmp_path, redis_url) as server:
+        server.deploy(package)
+        wait(lambda: server.http.get("/readyz").json().get("model") == "late", "the model")
+        looked_up = server.lookup(features=FEATURES, entities={"carrier": ["UA", "??", "OO"]})
+        predicted = server.predict(entities={"carrier": ["UA"]}, request={"distance": [0.5]})
+        refused = server.lookup(features=["punctuality:nothing"], entities={"carrier": ["UA"]})
+        assert refused.status_code == 404
+        assert "isthmus-answer" not in refused.headers
+    first, second = (answer.headers["isthmus-answer"].split("-") for answer in (looked_up, predicted))
+    assert first[0] == second[0]
+    found = {group.route: (batch, group) for batch in _batches(tmp_path) for group in batch.groups}
+    batch, group = found["lookup"]
+    assert batch.run == first[0]
+    assert np.frombuffer(group.sequence, np.int64).tolist() == [int(first[1], 16)]
+    assert (group.contract, group.package) == (CONTRACT.hash, "")
+    assert np.frombuffer(group.at, np.int64).tolist() == [NOW]
+    assert 0 < np.frombuffer(group.seconds, np.float32)[0] < 5
+    assert json.loads(group.requests)["entities"] == {"carrier": ["UA", "??", "OO"]}
+    (view,) = group.views
+    assert np.frombuffer(view.status, np.uint8).tolist() == [Status.PRESENT, Status.NOT_FOUND, Status.EXPIRED]
+    assert np.frombuffer(view.event, np.int64).tolist() == [NOW - HOUR, 0, NOW - 24 * HOUR - 1]
+    content = np.frombuffer(view.content, np.int64).tolist()
+    assert content[0]
+    assert content[1:] == [0, 0]
+    batch, group = found["predict"]
+    assert group.package == predicted.json()["package"]
+    assert np.frombuffer(group.outputs, "<f4").tolist() == predicted.json()["predictions"]
+    assert len(group.digest) == 8
+    assert "onnxruntime " in batch.runtime
+
+
+def test_spool_files_are_for_their_owner_alone(tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with _recording(tmp_path, redis_url) as server:
+        server.lookup(features=FEATURES, entities={"carrier": ["UA"]})
+    for path in segments(tmp_path / "spool"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "spool").stat().st_mode) == 0o700
+
+
+def test_keys_of_private_views_are_hashed_wherever_they_stand(tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    package = make_package(tmp_path / "package")
+    with _recording(tmp_path, redis_url, private=("punctuality",)) as server:
+        server.deploy(package)
+        wait(lambda: server.http.get("/readyz").json().get("model") == "late", "the model")
+        server.lookup(features=FEATURES, entities={"carrier": ["Zaphod", "UA"]}).raise_for_status()
+        server.predict(request={"carrier": ["Zaphod"], "distance": [0.5]}).raise_for_status()
+        server.predict(entities={"carrier": ["Zaphod"]}, request={"distance": [0.5]}).raise_for_status()
+    assert not any(b"Zaphod" in path.read_bytes() for path in segments(tmp_path / "spool"))
+    expected = hashes(SECRET, Column("carrier", String), ["Zaphod", "UA"])
+    (lookup,) = (group for batch in _batches(tmp_path) for group in batch.groups if group.route == "lookup")
+    assert json.loads(lookup.requests)["entities"]["carrier"] == expected
+    assert lookup.hashed == ("carrier",)
+    assert expected != hashes(SECRET + b"!", Column("carrier", String), ["Zaphod", "UA"])
+
+
+def test_several_workers_write_segments_of_their_own(tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    ids = set[str]()
+    with _recording(tmp_path, redis_url, workers=2) as server:
+        for _ in range(300):
+            # A connection each, so that both get some.
+            answer = server.http.post(
+                "/get-online-features", json={"features": FEATURES, "entities": {"carrier": ["UA"]}},
+                headers={"connection": "close"},
+            )  # fmt: skip
+            ids.add(answer.headers["isthmus-answer"])
+    assert len(ids) == _answers(tmp_path) == 300
+    assert {batch.run for batch in _batches(tmp_path)} == {identity.partition("-")[0] for identity in ids}
+
+
+def test_a_share_of_the_answers_is_recorded_and_only_those_have_an_id(tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with _recording(tmp_path, redis_url, share=0.5) as server:
+        answers = [server.lookup(features=FEATURES, entities={"carrier": ["UA"]}) for _ in range(200)]
+    assert 60 < sum("isthmus-answer" in answer.headers for answer in answers) == _answers(tmp_path) < 140
+
+
+def _counted(server: Server, where: str) -> float:
+    lines = server.http.get("/metrics").text.splitlines()
+    name = f'isthmus_dropped_answers_total{{where="{where}"}}' if where else "isthmus_recorded_answers_total"
+    return next((float(line.split()[-1]) for line in lines if line.startswith(f"{name} ")), 0.0)
+
+
+def test_without_room_answers_go_on_and_dropped_batches_are_counted(tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with _recording(tmp_path, redis_url, spool_mb=0.05) as server:
+        for _ in range(640):
+            server.lookup(features=FEATURES, entities={"carrier": ["UA"]}).raise_for_status()
+        wait(lambda: _counted(server, "") + _counted(server, "disk") == 640, "all batches")
+        assert _counted(server, "disk") == 640 - _answers(tmp_path) > 0
+        assert any(line["event"] == "answers are not recorded" for line in server.lines())
+
+
+def test_a_folder_that_cannot_be_made_costs_no_answer(tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    (tmp_path / "spool").write_bytes(b"a file")
+    with _recording(tmp_path, redis_url) as server:
+        server.lookup(features=FEATURES, entities={"carrier": ["UA"]}).raise_for_status()
+        wait(lambda: _counted(server, "disk") == 1, "the batch to be dropped")
+
+
+def test_the_oldest_segments_make_room_if_that_is_the_policy(tmp_path: Path) -> None:
+    def batch(number: int) -> bytes:
+        group = Group("lookup", "", "", "", b"", b"", b"", b"", bytes(4 * 10), b"", b"x" * 600, (), b"", 0, b"", ())
+        return encoded(Batch("run", number, 0, 0, "", (), (group,)))
+
+    former = Spool(tmp_path, 3000, "oldest")
+    for number in range(3):
+        assert former.write(batch(number)) == 0
+    spool = Spool(tmp_path, 3000, "oldest")
+    # Somebody still writes to the oldest segment: this process' own has to go.
+    assert [spool.write(batch(number)) for number in range(3)] == [0, 10, 10]
+    former.close()
+    assert spool.write(batch(9)) == 30
+    newest = Spool(tmp_path, 1000, "newest")
+    with pytest.raises(OSError, match="no room"):
+        newest.write(batch(0))
+    assert newest.run not in {path.name.partition("-")[0] for path in segments(tmp_path) if ended(path)}
+
+
+def test_a_write_that_fails_half_way_leaves_no_half_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = Spool(tmp_path, 1 << 20, "newest")
+    spool.write(encoded(Batch("run", 1, 0, 0, "", (), ())))
+    real, full = os.write, OSError(28, "No space left on device")
+
+    def half(descriptor: int, data: memoryview) -> int:
+        if len(data) < 9:
+            raise full
+        return real(descriptor, data[: len(data) - 8])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", half)
+        with pytest.raises(OSError, match="No space"):
+            spool.write(encoded(Batch("run", 2, 0, 0, "", (), ())))
+    spool.write(encoded(Batch("run", 3, 0, 0, "", (), ())))
+    (segment,) = segments(tmp_path)
+    assert [batch.number for batch in batches(segment.read_bytes())] == [1, 3]
+
+
+def test_settings_that_record_nowhere_are_refused(tmp_path: Path) -> None:
+    def settings(**more: Any) -> ServerSettings:
+        return ServerSettings(contract="c", deployment="d", redis="redis://localhost", **more)
+
+    with pytest.raises(ConfigurationError, match="spool: is missing"):
+        settings(record=Recording())
+    with pytest.raises(ConfigurationError, match="spool_key"):
+        settings(record=Recording(private=("v",)), spool=str(tmp_path))
+
+
+@pytest.mark.parametrize("full", ["newest", "oldest"])
+def test_a_slow_disk_drops_whole_batches_by_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: Literal["newest", "oldest"]
+) -> None:
+    began, goes_on, written, dropped = threading.Event(), threading.Event(), list[int](), list[tuple[str, int]]()
+    real = Spool.write
+
+    def slow(spool: Spool, batch: bytes) -> int:
+        began.set()
+        goes_on.wait()
+        return real(spool, batch)
+
+    monkeypatch.setattr(Spool, "write", slow)
+    reader = Reader("lookup", "c", "", "", (), {}, 0)
+
+    async def record() -> None:
+        # Room for a batch that is written and two that wait.
+        options = Recording(memory_mb=3.5 * ANSWERS * 100 / (1 << 20), full=full)
+        recorder = Recorder(options, tmp_path, b"", written.append, lambda where, n: dropped.append((where, n)))
+        for batch in range(6):
+            for _ in range(ANSWERS):
+                answer = Answer(reader, batch, b"x" * 100, {}, [], 1)
+                recorder.identity(answer)
+                recorder.add(answer)
+            if not batch:
+                await asyncio.to_thread(began.wait)
+        goes_on.set()
+        await asyncio.to_thread(recorder.close)
+
+    asyncio.run(record())
+    assert dropped == [("memory", ANSWERS)] * 3
+    assert sum(written) == 3 * ANSWERS
+    kept = [batch for path in segments(tmp_path) for batch in batches(path.read_bytes())]
+    assert [batch.number for batch in kept] == ([1, 2, 3] if full == "newest" else [1, 5, 6])
