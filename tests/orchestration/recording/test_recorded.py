@@ -193,9 +193,11 @@ def test_following_says_a_problem_once(opened: Project, monkeypatch: pytest.Monk
         return Collected(problems=("half a batch",))
 
     monkeypatch.setattr(collecting, "collect", collected)
-    monkeypatch.setattr(type(opened.settings.stores), "history_seconds", 0.01, raising=False)
+    waits: list[float] = []
+    monkeypatch.setattr(stopped, "wait", waits.append)
     follow(opened, said.append, stopped)
     assert said == ["half a batch"]
+    assert [round(wait) for wait in waits] == [60, 60, 60]
 
 
 RUN = """
