@@ -44,22 +44,35 @@ def collect(project: Project, *, progress: Progress = silent) -> dict[str, Colle
 
 
 def follow(project: Project, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Collects every `history_seconds` until it is stopped. An error is said, once in a row: the next turn may do."""
+    """Collects every `history_seconds` until it is stopped."""
+
+    def turn() -> str:
+        for table, counts in collect(project).items():
+            if counts.lost_after is not None:
+                say(_lost(table, counts.lost_after))
+            if counts.rows:
+                say(f"pushed rows of {table} that are in the history now: {counts.rows:,}")
+        return ""
+
+    repeat(turn, project.settings.stores.history_seconds, say, stopped)
+
+
+def repeat(turn: Callable[[], str], seconds: float, say: Callable[[str], None], stopped: Event | None = None) -> None:
+    """Takes a turn every so many seconds until it is stopped.
+
+    The problem that a turn returns or raises is said, once in a row: the next turn may do.
+    """
     stopped, before = stopped or Event(), ""
     while not stopped.is_set():
-        began, problem = time.monotonic(), ""
+        began = time.monotonic()
         try:
-            for table, counts in collect(project).items():
-                if counts.lost_after is not None:
-                    say(_lost(table, counts.lost_after))
-                if counts.rows:
-                    say(f"pushed rows of {table} that are in the history now: {counts.rows:,}")
+            problem = turn()
         except IsthmusError as error:
             problem = str(error)
         if problem and problem != before:
             say(problem)
         before = problem
-        stopped.wait(max(0.0, project.settings.stores.history_seconds - (time.monotonic() - began)))
+        stopped.wait(max(0.0, seconds - (time.monotonic() - began)))
 
 
 def _lost(table: str, moment: int) -> str:

@@ -4,7 +4,6 @@ In this order, a lot at a time: the table gets the answers together with the num
 the segments go that have their end. A run that was killed at any moment is finished by the next one.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.files import write_atomically
 from isthmus.features.package.manifest import open_package, read_contract
 from isthmus.features.progress import Progress, silent
+from isthmus.orchestration.api.collect import repeat
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.serving.deployment.cache import folder_of
@@ -102,18 +102,8 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
 
 
 def follow(project: Project, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Collects every `history_seconds` until it is stopped. An error is said, once in a row: the next turn may do."""
-    stopped, before = stopped or Event(), ""
-    while not stopped.is_set():
-        began, problem = time.monotonic(), ""
-        try:
-            problem = "\n".join(collect(project).problems)
-        except IsthmusError as error:
-            problem = str(error)
-        if problem and problem != before:
-            say(problem)
-        before = problem
-        stopped.wait(max(0.0, project.settings.stores.history_seconds - (time.monotonic() - began)))
+    """Collects every `history_seconds` until it is stopped."""
+    repeat(lambda: "\n".join(collect(project).problems), project.settings.stores.history_seconds, say, stopped)
 
 
 def _commit(project: Project, table: RecordedAnswers, lot: _Lot) -> int:
