@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from isthmus.features import clock
 from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.generations import Generations
 from isthmus.features.errors import GateFailed, PackageError, one_of
@@ -197,21 +196,34 @@ def rollback(
     return rollout
 
 
-def undo(file: Path, deployment: Deployment, why: str, *, at: int) -> bool:
+def undo(
+    file: Path,
+    deployment: Deployment,
+    why: str,
+    *,
+    at: int,
+    generations: Generations | None = None,
+    public_key: str | None = None,
+) -> bool:
     """Puts the deployment before a deployment on probation in force again; whether it was still to be done.
 
     Of several workers the first does it. The reason is in the file that puts it in force, so that a kill at any point
-    leaves the failed deployment without a decision, or the decision with its reason.
+    leaves the failed deployment without a decision, or the decision with its reason. `generations` are those of the
+    project where the package is to be verified anew: a server has its model loaded, others do not.
 
     Raises:
         DependencyError: another deployment is under way, or the disk is full.
         DataError: the history cannot be read.
-        PackageError: the deployment cannot be read.
+        PackageError: the deployment cannot be read; or the package before it is gone, damaged, or not signed by whom it
+            must be.
+        ContractMismatch: what the model before it reads has changed since.
     """
     with _changing(file) as (history, _):
         current = _read(file)
         if current is None or current.probation is None or current.alone != deployment.alone:
             return False
+        if generations is not None:
+            _verified(Rollout(), current.probation.before, generations, at, public_key)
         undone = Undone(digest=current.digest, why=f"{current.digest[:12]} was undone: {why}")
         restored = msgspec.structs.replace(current.probation.before, deployed_at=at, undone=undone)
         write_atomically(file, restored.dumps(file))
@@ -288,8 +300,9 @@ def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
         yield history, events
         last = [event.deployment.digest for event in history.read()[-CACHED:]]
         current = in_force(file)
-        loaded = [] if current is None else current.loaded(clock.now())
-        cache.prune(cache.folder_of(file), {*last, *(deployment.digest for deployment in loaded)})
+        # As at its first moment: the way back for its production quality stays open after probation.
+        named = [] if current is None else current.loaded(current.deployed_at)
+        cache.prune(cache.folder_of(file), {*last, *(deployment.digest for deployment in named)})
 
 
 def happened(file: Path) -> list[Event]:
