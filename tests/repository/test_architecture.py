@@ -1,5 +1,6 @@
 """Who imports whom, and what a command or a server loads."""
 
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -30,6 +31,12 @@ def test_a_room_is_small_and_on_the_map() -> None:
     for room in rooms:
         owner, *inner = room.relative_to(package).parts
         assert not inner or f"`{inner[0]}`" in packages[owner], room
+
+
+def test_the_drawing_has_the_rooms_that_are_there() -> None:
+    script = ROOT / "docs" / "plots" / "rooms.py"
+    drawn = runpy.run_path(str(script))["drawing"]()
+    assert script.with_suffix(".svg").read_text() == drawn, f"run `python {script.relative_to(ROOT)}`"
 
 
 @pytest.mark.parametrize(
