@@ -15,7 +15,7 @@ import pytest
 from isthmus.features import clock
 from isthmus.features.contract.contract import Column
 from isthmus.features.contract.generations import Generations
-from isthmus.features.errors import GateFailed
+from isthmus.features.errors import ContractMismatch, GateFailed, PackageError
 from isthmus.features.files import write_atomically
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
@@ -138,6 +138,31 @@ def test_the_cache_has_the_package_before_however_old_it_is(packages: list[Path]
     assert Path(first.package).is_dir()
     assert undo(file, Deployment.loads(file.read_bytes(), str(file)), "it failed", at=now + 99)
     assert Deployment.loads(file.read_bytes(), str(file)).digest == first.digest
+
+
+def test_after_probation_the_way_back_is_kept_and_verified(packages: list[Path], file: Path) -> None:
+    then = clock.now() - 1_000_000
+    put(packages[0], file, then)
+    second = put(packages[1], file, then + 1, seconds=1e-6)
+    for n in range(CACHED):
+        put(packages[2], file, then + 2 + n, share=0.0)
+    third = promote(file, Generations(CONTRACT), at=then + 99, probation_seconds=1e-6).deployment
+    assert third.probation is not None
+    assert third.probation.until < clock.now()
+    assert Path(second.package).is_dir()
+    changed = Generations(contract_of(PUNCTUALITY, EVERYTHING, request=(Column("distance", Float64),)))
+    with pytest.raises(ContractMismatch, match="carrier"):
+        undo(file, third, "it lost", at=then + 100, generations=changed)
+    model = Path(second.package) / "golden.json"
+    whole = model.read_bytes()
+    model.write_bytes(whole[:-1])
+    with pytest.raises(PackageError):
+        undo(file, third, "it lost", at=then + 100, generations=Generations(CONTRACT))
+    assert Deployment.loads(file.read_bytes(), str(file)) == third
+    model.write_bytes(whole)
+    assert undo(file, third, "it lost", at=then + 100, generations=Generations(CONTRACT))
+    restored = Deployment.loads(file.read_bytes(), str(file))
+    assert (restored.digest, restored.probation) == (second.digest, None)
 
 
 def test_a_deployment_is_undone_once_with_its_reason(packages: list[Path], file: Path) -> None:
