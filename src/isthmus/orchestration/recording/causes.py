@@ -178,7 +178,8 @@ class Causes:
     def _ahead(self, recorded: Recorded) -> dict[int, int]:
         """Of answers whose server has a later answer with an earlier moment: the earliest such moment."""
         runs = pc.unique(recorded.part["run"])
-        whole = RecordedAnswers(self._project.offline).read(ds.field("run").isin(runs), ["run", "sequence", "at"])
+        table = RecordedAnswers(self._project.offline, self._project.storage_options)
+        whole = table.read(ds.field("run").isin(runs), ["run", "sequence", "at"])
         earliest: dict[tuple[str, int], int] = {}
         sequence, at = whole["sequence"].to_pylist(), whole["at"].cast(pa.int64()).to_pylist()
         run, least = None, 0

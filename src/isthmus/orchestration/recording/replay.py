@@ -118,7 +118,7 @@ def replay(
         )
         condition = (ds.field("at") >= first) & (ds.field("at") < end)
     progress("reading recorded answers", 0.0)
-    answers = RecordedAnswers(project.offline).read(condition)
+    answers = RecordedAnswers(project.offline, project.storage_options).read(condition)
     if not len(answers):
         where = f"answer {identity}" if identity else "recorded answers"
         remedy = "run `isthmus recorded`; it may also have been dropped, or be older than `keep_days`"
@@ -152,7 +152,7 @@ class _Found:
 class _Replay:
     def __init__(self, project: Project, answers: pa.Table, package: Path | None, progress: Progress) -> None:
         self._project, self._answers, self._package, self._progress = project, answers, package, progress
-        self._offline = OfflineStore(project.offline)
+        self._offline = OfflineStore(project.offline, project.storage_options)
         self._contract = lru_cache(None)(lambda known: contract_of(project, known))
         self._causes = Causes(project, self._offline)
         self._histories: dict[str, ViewHistory | IsthmusError] = {}
