@@ -1,6 +1,7 @@
 """What a server writes of its answers, and what it does where there is no room for that."""
 
 import asyncio
+import fcntl
 import json
 import os
 import stat
@@ -185,6 +186,23 @@ def test_a_write_that_fails_half_way_leaves_no_half_batch(tmp_path: Path, monkey
     spool.write(encoded(Batch("run", 3, 0, 0, "", (), ())))
     (segment,) = segments(tmp_path)
     assert [batch.number for batch in batches(segment.read_bytes())] == [1, 3]
+
+
+def test_no_segment_is_seen_before_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, seen = fcntl.flock, list[bool]()
+
+    def flock(file: Any, operation: int) -> None:
+        if operation == fcntl.LOCK_EX:
+            # A collector looks at this moment: what it takes for a segment with its end, it removes.
+            seen.extend(map(ended, segments(tmp_path)))
+        real(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    spool = Spool(tmp_path, 1 << 20, "newest")
+    spool.write(encoded(Batch("run", 1, 0, 0, "", (), ())))
+    assert seen == []
+    assert [ended(path) for path in segments(tmp_path)] == [False]
+    spool.close()
 
 
 def test_settings_that_record_nowhere_are_refused(tmp_path: Path) -> None:
