@@ -101,13 +101,15 @@ class RecordedAnswers:
             table = self._open()
             if table is None:
                 return
-            first = pa.scalar(int(now // DAY - days), pa.date32()).as_py()
+            # Before 1970 nothing was recorded, and a date has an end: so many days may be without one.
+            first = pa.scalar(int(max(now // DAY - days, 0)), pa.date32()).as_py()
             stored = [file["partition_values"]["day"] for file in _files(table)]
             if any(str(day) < str(first) for day in stored):
                 table.delete(f"day < '{first}'")
-                table.vacuum(retention_hours=HOURS, enforce_retention_duration=False, dry_run=False)
             for day in {str(day) for day in stored if stored.count(day) > FILES and str(day) >= str(first)}:
                 table.optimize.compact(partition_filters=[("day", "=", day)])
+            # Also where nothing was dropped now: the files of what was dropped before may be due.
+            table.vacuum(retention_hours=HOURS, enforce_retention_duration=False, dry_run=False)
 
     def read(self, condition: ds.Expression, columns: Sequence[str] | None = None) -> pa.Table:
         """The answers that meet a condition, in the order in which each process gave them."""
