@@ -276,6 +276,14 @@ def deployed(exported: Shop, project: Open) -> Shop:
     return exported
 
 
+def test_a_prediction_of_a_key_that_nobody_has_is_named(deployed: Shop, project: Open) -> None:
+    deployed.append('private = ["customer_orders", "customer_facts", "shelf_demand"]\n', "isthmus.toml")
+    opened = project(deployed)
+    with recording(opened, model=True) as http:
+        predicted(http, [3], **(REQUEST | {"store": "nowhere"}))
+    assert "no key with the hash" in only(between(opened), Cause.KEY)
+
+
 REQUEST = {"store": "s1", "product": 2, "hour": 9, "weight": 1.25}
 
 

@@ -215,6 +215,8 @@ class _Replay:
             requests = read_lookups(reader, contract, bodies)
         for place, why in requests.unread.items():
             found.add([place], Cause.KEY, why)
+        if not requests.rows.any():
+            return
         recorded = Recorded.of(part, requests.rows)
         stored = self._stored(contract, histories, requests, recorded, found)
         if isinstance(reader, Predictor):
