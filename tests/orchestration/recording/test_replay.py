@@ -205,6 +205,27 @@ def test_a_clock_that_went_back_is_named(recorded: Shop, project: Open) -> None:
     assert report.differences[0].id == first
 
 
+def test_answers_that_overtake_others_are_no_clock_that_went_back(recorded: Shop, project: Open) -> None:
+    opened = project(recorded)
+    one, two, *_ = customers(opened)
+    now = opened.now()
+
+    def slow(group: Group) -> Group:
+        at, seconds = np.frombuffer(group.at, np.int64).copy(), np.frombuffer(group.seconds, np.float32).copy()
+        at[1:] -= 3 * MINUTE
+        seconds[1:] = 181.0
+        return msgspec.structs.replace(group, at=at.tobytes(), seconds=seconds.tobytes())
+
+    with served(opened) as http:
+        looked_up(http, [one])
+        looked_up(http, [two])
+        pushed(http, [one], now - 5 * MINUTE, now - 2 * MINUTE, 78, to="offline")
+        collect_pushes(opened)
+    altered(opened, slow)
+    collect(opened)
+    only(between(opened), Cause.LATE)
+
+
 def test_a_row_that_redis_has_lost_is_named(recorded: Shop, project: Open) -> None:
     opened = project(recorded)
     one, *_ = customers(opened)
