@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from isthmus.features import clock
-from isthmus.features.errors import GateFailed, RequestError
+from isthmus.features.errors import GateFailed, PackageError, RequestError
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.redis.connection import connect
 from isthmus.orchestration.api.collect import collect as collect_pushes
@@ -128,11 +128,18 @@ def test_undisturbed_lookups_are_the_same(recorded: Shop, project: Open) -> None
         replay(opened, "nobody-1")
     with pytest.raises(RequestError, match="takes the id"):
         replay(opened)
+    with pytest.raises(RequestError, match="is empty"):
+        replay(opened, between=(clock.moment(opened.now()), clock.moment(opened.now())))
+    with pytest.raises(PackageError, match="expected a package folder"):
+        replay(opened, ids[0], package=recorded.root)
     done = commandline.run("replay", ids[0], "--project", str(recorded.root))
     assert "1 of 1 answers are the same to the bit" in done.stdout
     done = commandline.run("recorded", "--project", str(recorded.root), "--json")
     assert json.loads(done.stdout) == {"answers": 0, "missing": 0, "problems": []}
     done = commandline.run("replay", "--between", "1970-01-01", "2100-01-01", "--project", str(recorded.root), "--json")
+    assert (done.returncode, json.loads(done.stdout)["same"]) == (0, 42)
+    zones = "2024-03-01T01:00:00+01:00", "2024-03-01T00:00:00.000001Z"
+    done = commandline.run("replay", "--between", *zones, "--project", str(recorded.root), "--json")
     assert (done.returncode, json.loads(done.stdout)["same"]) == (0, 42)
 
 

@@ -106,17 +106,21 @@ def replay(
     With a package, it answers instead of that which did.
 
     Raises:
-        RequestError: there is no such answer, or neither or both are asked for.
+        RequestError: there is no such answer, neither or both are asked for, or the time is empty.
         DataError: the table cannot be read.
+        PackageError: the package is none.
     """
     if (identity is None) == (between is None):
         raise RequestError("replay", "takes the id of an answer, or a time", expected="ID, or --between A B")
     condition = ds.field("id") == identity
     if between is not None:
-        first, end = (
-            pa.scalar(clock.micros(_zoned(moment)), pa.int64()).cast(pa.timestamp("us", tz="UTC")) for moment in between
-        )
+        first, end = (clock.micros(_zoned(moment)) for moment in between)
+        if first >= end:
+            raise RequestError("range", "is empty", expected="a first moment before the second")
+        first, end = (pa.scalar(moment, pa.int64()).cast(pa.timestamp("us", tz="UTC")) for moment in (first, end))
         condition = (ds.field("at") >= first) & (ds.field("at") < end)
+    if package is not None:
+        open_package(package)
     progress("reading recorded answers", 0.0)
     answers = RecordedAnswers(project.offline, project.storage_options).read(condition)
     if not len(answers):
