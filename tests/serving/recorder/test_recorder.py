@@ -16,9 +16,9 @@ import pytest
 from isthmus.features.clock import Status
 from isthmus.features.contract.contract import Column
 from isthmus.features.errors import ConfigurationError
-from isthmus.features.types import String
+from isthmus.features.types import Bytes, String
 from isthmus.serving.recorder.batch import Batch, Group, batches, count, encoded
-from isthmus.serving.recorder.columns import Answer, Reader, hashes
+from isthmus.serving.recorder.columns import Answer, Reader, hashes, without_keys
 from isthmus.serving.recorder.options import Recording
 from isthmus.serving.recorder.recorder import ANSWERS, Recorder
 from isthmus.serving.recorder.spool import Spool, ended, segments
@@ -102,6 +102,17 @@ def test_keys_of_private_views_are_hashed_wherever_they_stand(tmp_path: Path, re
     assert json.loads(lookup.requests)["entities"]["carrier"] == expected
     assert lookup.hashed == ("carrier",)
     assert expected != hashes(SECRET + b"!", Column("carrier", String), ["Zaphod", "UA"])
+
+
+def test_a_private_key_that_is_a_request_field_alone_is_hashed() -> None:
+    private = {"carrier": Column("carrier", String), "chip": Column("chip", Bytes)}
+    body = b'{"entities":{"dest":["SAV"]},"request":{"carrier":["Zaphod",null],"chip":["AQI=",null]}}'
+    found = json.loads(without_keys(body, {"dest": ["SAV"]}, private, SECRET))
+    assert found["entities"] == {"dest": ["SAV"]}
+    assert found["request"] == {
+        "carrier": hashes(SECRET, private["carrier"], ["Zaphod", None]),
+        "chip": hashes(SECRET, private["chip"], [bytes([1, 2]), None]),
+    }
 
 
 def test_several_workers_write_segments_of_their_own(tmp_path: Path, redis_url: str) -> None:
