@@ -131,7 +131,7 @@ def test_undisturbed_lookups_are_the_same(recorded: Shop, project: Open) -> None
     with pytest.raises(RequestError, match="is empty"):
         replay(opened, between=(clock.moment(opened.now()), clock.moment(opened.now())))
     with pytest.raises(PackageError, match="expected a package folder"):
-        replay(opened, ids[0], package=recorded.root)
+        replay(opened, ids[0], package=recorded.root / "nowhere")
     done = commandline.run("replay", ids[0], "--project", str(recorded.root))
     assert "1 of 1 answers are the same to the bit" in done.stdout
     done = commandline.run("recorded", "--project", str(recorded.root), "--json")
