@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.fs as fs
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -13,11 +14,15 @@ from isthmus import DataError, DependencyError
 from isthmus.features.days import Days
 from isthmus.features.offline.store import OfflineStore
 from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.attribution.attribute import attribute
 from isthmus.orchestration.build.build import build, build_range, outdated_views
 from isthmus.orchestration.build.materialize import materialize
+from isthmus.orchestration.recording.collect import collect
+from isthmus.orchestration.recording.replay import replay
 from isthmus.orchestration.training.set import training_set
 from tests.features.support import DAY, same_bits
 from tests.objectstore import ACCESS, SECRET, Lossy, ObjectStore, lossy, object_store
+from tests.orchestration.api.served import served
 from tests.orchestration.shop import START, Open, Shop
 
 pytestmark = pytest.mark.accept
@@ -86,6 +91,30 @@ def test_tables_and_sources_in_object_storage(built: Shop, project: Open, storag
     with storage.files().open_output_stream("shop/files/orders/more.parquet") as file:
         pq.write_table(pq.read_table(built.orders).slice(0, 1), file)
     assert outdated_views(project(built)) == [VIEW, "shelf_demand"]
+
+
+def test_recorded_answers_and_attribution_in_object_storage(
+    exported: Shop, project: Open, storage: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = attribute(project(exported))
+    tables = Path(project(exported).offline)
+    remote(exported, "answers", storage.port)
+    fs.copy_files(str(tables), "shop/answers", destination_filesystem=storage.files())
+    shutil.rmtree(tables)
+    exported.append("\n[server.record]\nkeep_days = 1\n", "isthmus.toml")
+    opened = project(exported)
+    with served(opened) as http:
+        asked = {"features": [f"{VIEW}:orders_7d"], "entities": {"customer": [1, 2]}}
+        identity = http.post("/get-online-features", json=asked).headers["isthmus-answer"]
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "open-sesame")
+        with pytest.raises(DependencyError, match=r"recorded answers: .* is not available \(SignatureDoesNotMatch"):
+            collect(opened)
+    assert collect(opened).answers == 1
+    assert replay(opened, identity).same == 1
+    after = attribute(opened)
+    assert after.measures == before.measures
+    assert after.unknown == before.unknown
 
 
 def test_a_commit_whose_answer_is_lost_is_made_once(

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
@@ -161,7 +162,9 @@ def test_answers_of_a_server_whose_clock_went_back_are_all_there(opened: Project
     assert len(set(_ids(opened))) == 9
 
 
-def test_answers_stay_as_long_as_the_settings_say(opened: Project, shop: Shop, project: Open) -> None:
+def test_answers_stay_as_long_as_the_settings_say(
+    opened: Project, shop: Shop, project: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spooled(opened, [1], written=now() - 5 * DAY).close()
     spooled(opened, [1]).close()
     shop.append("\n[server.record]\nkeep_days = 2\n", "isthmus.toml")
@@ -169,6 +172,20 @@ def test_answers_stay_as_long_as_the_settings_say(opened: Project, shop: Shop, p
     assert collect(kept) == Collected(answers=6)
     assert len(_ids(kept)) == 3
     assert collect(kept) == Collected()
+    files = [*Path(RecordedAnswers(kept.offline).path).glob("day=*/*")]
+    assert len(files) == 2, "whoever reads them now can go on"
+    # A day later, whether anything is recorded meanwhile or not.
+    monkeypatch.setattr("isthmus.orchestration.recording.table.HOURS", 0)
+    assert collect(kept) == Collected()
+    assert sum(file.exists() for file in files) == 1
+
+
+@pytest.mark.parametrize("days", ["inf", "1e9"])
+def test_answers_may_stay_for_ever(opened: Project, shop: Shop, project: Open, days: str) -> None:
+    spooled(opened, [1], written=now() - 5 * DAY).close()
+    shop.append(f"\n[server.record]\nkeep_days = {days}\n", "isthmus.toml")
+    assert collect(project(shop)) == Collected(answers=3)
+    assert len(_ids(opened)) == 3
 
 
 def test_days_with_many_files_are_joined(opened: Project, monkeypatch: pytest.MonkeyPatch) -> None:

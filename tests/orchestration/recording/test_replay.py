@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from isthmus.features import clock
-from isthmus.features.errors import GateFailed, RequestError
+from isthmus.features.errors import GateFailed, PackageError, RequestError
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.redis.connection import connect
 from isthmus.orchestration.api.collect import collect as collect_pushes
@@ -128,11 +128,18 @@ def test_undisturbed_lookups_are_the_same(recorded: Shop, project: Open) -> None
         replay(opened, "nobody-1")
     with pytest.raises(RequestError, match="takes the id"):
         replay(opened)
+    with pytest.raises(RequestError, match="is empty"):
+        replay(opened, between=(clock.moment(opened.now()), clock.moment(opened.now())))
+    with pytest.raises(PackageError, match="expected a package folder"):
+        replay(opened, ids[0], package=recorded.root / "nowhere")
     done = commandline.run("replay", ids[0], "--project", str(recorded.root))
     assert "1 of 1 answers are the same to the bit" in done.stdout
     done = commandline.run("recorded", "--project", str(recorded.root), "--json")
     assert json.loads(done.stdout) == {"answers": 0, "missing": 0, "problems": []}
     done = commandline.run("replay", "--between", "1970-01-01", "2100-01-01", "--project", str(recorded.root), "--json")
+    assert (done.returncode, json.loads(done.stdout)["same"]) == (0, 42)
+    zones = "2024-03-01T01:00:00+01:00", "2024-03-01T00:00:00.000001Z"
+    done = commandline.run("replay", "--between", *zones, "--project", str(recorded.root), "--json")
     assert (done.returncode, json.loads(done.stdout)["same"]) == (0, 42)
 
 
@@ -205,6 +212,27 @@ def test_a_clock_that_went_back_is_named(recorded: Shop, project: Open) -> None:
     assert report.differences[0].id == first
 
 
+def test_answers_that_overtake_others_are_no_clock_that_went_back(recorded: Shop, project: Open) -> None:
+    opened = project(recorded)
+    one, two, *_ = customers(opened)
+    now = opened.now()
+
+    def slow(group: Group) -> Group:
+        at, seconds = np.frombuffer(group.at, np.int64).copy(), np.frombuffer(group.seconds, np.float32).copy()
+        at[1:] -= 3 * MINUTE
+        seconds[1:] = 181.0
+        return msgspec.structs.replace(group, at=at.tobytes(), seconds=seconds.tobytes())
+
+    with served(opened) as http:
+        looked_up(http, [one])
+        looked_up(http, [two])
+        pushed(http, [one], now - 5 * MINUTE, now - 2 * MINUTE, 78, to="offline")
+        collect_pushes(opened)
+    altered(opened, slow)
+    collect(opened)
+    only(between(opened), Cause.LATE)
+
+
 def test_a_row_that_redis_has_lost_is_named(recorded: Shop, project: Open) -> None:
     opened = project(recorded)
     one, *_ = customers(opened)
@@ -274,6 +302,14 @@ def deployed(exported: Shop, project: Open) -> Shop:
     verify(project(exported))
     deploy(project(exported))
     return exported
+
+
+def test_a_prediction_of_a_key_that_nobody_has_is_named(deployed: Shop, project: Open) -> None:
+    deployed.append('private = ["customer_orders", "customer_facts", "shelf_demand"]\n', "isthmus.toml")
+    opened = project(deployed)
+    with recording(opened, model=True) as http:
+        predicted(http, [3], **(REQUEST | {"store": "nowhere"}))
+    assert "no key with the hash" in only(between(opened), Cause.KEY)
 
 
 REQUEST = {"store": "s1", "product": 2, "hour": 9, "weight": 1.25}

@@ -1,6 +1,7 @@
 """What a server writes of its answers, and what it does where there is no room for that."""
 
 import asyncio
+import fcntl
 import json
 import os
 import stat
@@ -15,9 +16,9 @@ import pytest
 from isthmus.features.clock import Status
 from isthmus.features.contract.contract import Column
 from isthmus.features.errors import ConfigurationError
-from isthmus.features.types import String
+from isthmus.features.types import Bytes, String
 from isthmus.serving.recorder.batch import Batch, Group, batches, count, encoded
-from isthmus.serving.recorder.columns import Answer, Reader, hashes
+from isthmus.serving.recorder.columns import Answer, Reader, hashes, without_keys
 from isthmus.serving.recorder.options import Recording
 from isthmus.serving.recorder.recorder import ANSWERS, Recorder
 from isthmus.serving.recorder.spool import Spool, ended, segments
@@ -103,6 +104,17 @@ def test_keys_of_private_views_are_hashed_wherever_they_stand(tmp_path: Path, re
     assert expected != hashes(SECRET + b"!", Column("carrier", String), ["Zaphod", "UA"])
 
 
+def test_a_private_key_that_is_a_request_field_alone_is_hashed() -> None:
+    private = {"carrier": Column("carrier", String), "chip": Column("chip", Bytes)}
+    body = b'{"entities":{"dest":["SAV"]},"request":{"carrier":["Zaphod",null],"chip":["AQI=",null]}}'
+    found = json.loads(without_keys(body, {"dest": ["SAV"]}, private, SECRET))
+    assert found["entities"] == {"dest": ["SAV"]}
+    assert found["request"] == {
+        "carrier": hashes(SECRET, private["carrier"], ["Zaphod", None]),
+        "chip": hashes(SECRET, private["chip"], [bytes([1, 2]), None]),
+    }
+
+
 def test_several_workers_write_segments_of_their_own(tmp_path: Path, redis_url: str) -> None:
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
     ids = set[str]()
@@ -185,6 +197,23 @@ def test_a_write_that_fails_half_way_leaves_no_half_batch(tmp_path: Path, monkey
     spool.write(encoded(Batch("run", 3, 0, 0, "", (), ())))
     (segment,) = segments(tmp_path)
     assert [batch.number for batch in batches(segment.read_bytes())] == [1, 3]
+
+
+def test_no_segment_is_seen_before_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, seen = fcntl.flock, list[bool]()
+
+    def flock(file: Any, operation: int) -> None:
+        if operation == fcntl.LOCK_EX:
+            # A collector looks at this moment: what it takes for a segment with its end, it removes.
+            seen.extend(map(ended, segments(tmp_path)))
+        real(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    spool = Spool(tmp_path, 1 << 20, "newest")
+    spool.write(encoded(Batch("run", 1, 0, 0, "", (), ())))
+    assert seen == []
+    assert [ended(path) for path in segments(tmp_path)] == [False]
+    spool.close()
 
 
 def test_settings_that_record_nowhere_are_refused(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def served_since(project: Project, declared: Distillation) -> tuple[int | None, 
     Raises:
         DataError: the log is damaged.
     """
-    contract, log = project.applied(), MaterializationLog(OfflineStore(project.offline).root)
+    contract, log = project.applied(), MaterializationLog(project.offline, project.storage_options)
     began = [(-(1 << 63), "")]
     for name in dict.fromkeys(view for view, _ in contract.read(declared.student.name)):
         entries = log.of(contract.views[name])
@@ -84,7 +84,8 @@ def served(project: Project, declared: Distillation, rows: Rows) -> pa.Table:
     Raises:
         DataError: a table is not any more what was served, or what the training set was joined from.
     """
-    contract, service, offline = project.applied(), declared.student.name, OfflineStore(project.offline)
+    contract, service = project.applied(), declared.student.name
+    offline = OfflineStore(project.offline, project.storage_options)
     if declared.student.device is not None:
         age = declared.student.device.age // clock.MICROSECOND
         return aged(project, declared, rows.examples, rows.table, fixed(np.full(len(rows.places), age)), computed=False)

@@ -122,7 +122,11 @@ def replay(
     ] = None,
     between: Annotated[
         tuple[datetime, datetime] | None,
-        typer.Option(help="All answers from the first moment on and before the second, in UTC."),
+        typer.Option(
+            help="All answers from the first moment on and before the second, in UTC unless they have a zone.",
+            # The last two are what a replay itself shows.
+            formats=["%Y-%m-%d", "%Y-%m-%d %H:%M:%S", *(f"%Y-%m-%dT%H:%M:%S{end}" for end in ("", "%z", ".%f%z"))],
+        ),
     ] = None,
     package: Annotated[Path | None, typer.Option(help="A package that answers instead of the one that did.")] = None,
     project: ProjectOption = None,

@@ -176,18 +176,22 @@ class Causes:
         )
 
     def _ahead(self, recorded: Recorded) -> dict[int, int]:
-        """Of answers whose server has a later answer with an earlier moment: the earliest such moment."""
+        """Of answers whose server has a later answer that was over before their moment: the earliest such end."""
         runs = pc.unique(recorded.part["run"])
-        whole = RecordedAnswers(self._project.offline).read(ds.field("run").isin(runs), ["run", "sequence", "at"])
+        table = RecordedAnswers(self._project.offline, self._project.storage_options)
+        whole = table.read(ds.field("run").isin(runs), ["run", "sequence", "at", "seconds"])
         earliest: dict[tuple[str, int], int] = {}
-        sequence, at = whole["sequence"].to_pylist(), whole["at"].cast(pa.int64()).to_pylist()
+        sequence, at = whole["sequence"].to_pylist(), whole["at"].cast(pa.int64()).to_numpy()
+        # An answer is numbered when it is over: one that took longer may be of an earlier moment by a steady clock.
+        ends = at + np.ceil(whole["seconds"].to_numpy().astype(np.float64) * 1e6).astype(np.int64)
         run, least = None, 0
-        for own, number, moment in zip(whole["run"].to_pylist()[::-1], sequence[::-1], at[::-1], strict=True):
+        backwards = (whole["run"].to_pylist()[::-1], sequence[::-1], at[::-1].tolist(), ends[::-1].tolist())
+        for own, number, moment, end in zip(*backwards, strict=True):
             if own != run:
-                run, least = own, moment
+                run, least = own, end
             if moment > least:
                 earliest[own, number] = least
-            least = min(least, moment)
+            least = min(least, end)
         pairs = zip(recorded.part["run"].to_pylist(), recorded.part["sequence"].to_pylist(), strict=True)
         return {place: earliest[pair] for place, pair in enumerate(pairs) if pair in earliest}
 

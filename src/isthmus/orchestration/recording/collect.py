@@ -68,7 +68,7 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
     Raises:
         DataError: the table cannot be read or written. What was recorded stays in the spool.
     """
-    table = RecordedAnswers(project.offline)
+    table = RecordedAnswers(project.offline, project.storage_options)
     answers, missing, problems = 0, 0, _Problems()
     with project.locked("recorded"):
         found = segments(project.spool)

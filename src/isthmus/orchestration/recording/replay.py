@@ -106,19 +106,23 @@ def replay(
     With a package, it answers instead of that which did.
 
     Raises:
-        RequestError: there is no such answer, or neither or both are asked for.
+        RequestError: there is no such answer, neither or both are asked for, or the time is empty.
         DataError: the table cannot be read.
+        PackageError: the package is none.
     """
     if (identity is None) == (between is None):
         raise RequestError("replay", "takes the id of an answer, or a time", expected="ID, or --between A B")
     condition = ds.field("id") == identity
     if between is not None:
-        first, end = (
-            pa.scalar(clock.micros(_zoned(moment)), pa.int64()).cast(pa.timestamp("us", tz="UTC")) for moment in between
-        )
+        first, end = (clock.micros(_zoned(moment)) for moment in between)
+        if first >= end:
+            raise RequestError("range", "is empty", expected="a first moment before the second")
+        first, end = (pa.scalar(moment, pa.int64()).cast(pa.timestamp("us", tz="UTC")) for moment in (first, end))
         condition = (ds.field("at") >= first) & (ds.field("at") < end)
+    if package is not None:
+        open_package(package)
     progress("reading recorded answers", 0.0)
-    answers = RecordedAnswers(project.offline).read(condition)
+    answers = RecordedAnswers(project.offline, project.storage_options).read(condition)
     if not len(answers):
         where = f"answer {identity}" if identity else "recorded answers"
         remedy = "run `isthmus recorded`; it may also have been dropped, or be older than `keep_days`"
@@ -152,7 +156,7 @@ class _Found:
 class _Replay:
     def __init__(self, project: Project, answers: pa.Table, package: Path | None, progress: Progress) -> None:
         self._project, self._answers, self._package, self._progress = project, answers, package, progress
-        self._offline = OfflineStore(project.offline)
+        self._offline = OfflineStore(project.offline, project.storage_options)
         self._contract = lru_cache(None)(lambda known: contract_of(project, known))
         self._causes = Causes(project, self._offline)
         self._histories: dict[str, ViewHistory | IsthmusError] = {}
@@ -215,6 +219,8 @@ class _Replay:
             requests = read_lookups(reader, contract, bodies)
         for place, why in requests.unread.items():
             found.add([place], Cause.KEY, why)
+        if not requests.rows.any():
+            return
         recorded = Recorded.of(part, requests.rows)
         stored = self._stored(contract, histories, requests, recorded, found)
         if isinstance(reader, Predictor):

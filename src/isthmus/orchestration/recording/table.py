@@ -12,6 +12,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from isthmus.features.days import DAY
 from isthmus.features.errors import DataError, first_line
+from isthmus.features.offline.storage import unavailable
 from isthmus.features.values.arrow import ARROW
 from isthmus.serving.recorder.batch import Batch, Group
 
@@ -61,10 +62,11 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class RecordedAnswers:
-    """The table in an offline store at `root`."""
+    """The table in an offline store at `root`, a folder or a URL that `storage_options` reach."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
         self.path = f"{root.rstrip('/')}/{FOLDER}"
+        self._options = dict(storage_options or {}) if "://" in self.path else None
 
     def last(self, runs: Sequence[str]) -> dict[str, int]:
         """Of each run the last batch that is here; 0 if there is none."""
@@ -87,7 +89,10 @@ class RecordedAnswers:
         noted = [Transaction(_APPLICATION + run, number) for run, number in last.items()]
         properties = CommitProperties(app_transactions=noted, max_commit_retries=0)
         with self._writing():
-            write_deltalake(self.path, rows, partition_by=["day"], mode="append", commit_properties=properties)
+            write_deltalake(
+                self.path, rows, partition_by=["day"], mode="append", commit_properties=properties,
+                storage_options=self._options,
+            )  # fmt: skip
         return len(rows)
 
     def keep(self, days: float, now: int) -> None:
@@ -96,13 +101,15 @@ class RecordedAnswers:
             table = self._open()
             if table is None:
                 return
-            first = pa.scalar(int(now // DAY - days), pa.date32()).as_py()
+            # Before 1970 nothing was recorded, and a date has an end: so many days may be without one.
+            first = pa.scalar(int(max(now // DAY - days, 0)), pa.date32()).as_py()
             stored = [file["partition_values"]["day"] for file in _files(table)]
             if any(str(day) < str(first) for day in stored):
                 table.delete(f"day < '{first}'")
-                table.vacuum(retention_hours=HOURS, enforce_retention_duration=False, dry_run=False)
             for day in {str(day) for day in stored if stored.count(day) > FILES and str(day) >= str(first)}:
                 table.optimize.compact(partition_filters=[("day", "=", day)])
+            # Also where nothing was dropped now: the files of what was dropped before may be due.
+            table.vacuum(retention_hours=HOURS, enforce_retention_duration=False, dry_run=False)
 
     def read(self, condition: ds.Expression, columns: Sequence[str] | None = None) -> pa.Table:
         """The answers that meet a condition, in the order in which each process gave them."""
@@ -117,7 +124,7 @@ class RecordedAnswers:
 
     def _open(self) -> DeltaTable | None:
         try:
-            return DeltaTable(self.path)
+            return DeltaTable(self.path, storage_options=self._options)
         except TableNotFoundError:
             return None
 
@@ -126,6 +133,8 @@ class RecordedAnswers:
         try:
             yield
         except (DeltaError, OSError, pa.ArrowException, ValueError) as error:
+            if refusal := unavailable("recorded answers", self.path, error):
+                raise refusal from error
             raise DataError(
                 "recorded answers", f"{self.path} cannot be read ({first_line(error)})",
                 remedy="it is damaged: restore that folder, or remove it, and what was recorded is not known any more",
@@ -139,6 +148,8 @@ class RecordedAnswers:
             if isinstance(error, CommitFailedError):
                 raise DataError("recorded answers", "another process wrote to them at the same moment",
                                 remedy="nothing is lost: run `isthmus recorded` again") from error  # fmt: skip
+            if refusal := unavailable("recorded answers", self.path, error):
+                raise refusal from error
             raise DataError(
                 "recorded answers", f"{self.path} cannot be written ({first_line(error)})",
                 remedy="they are as they were, and new ones wait: mend that, then run `isthmus recorded`",

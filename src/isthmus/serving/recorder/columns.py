@@ -10,6 +10,7 @@ import orjson
 
 from isthmus.features.contract.contract import SEPARATOR, Column, ViewContract
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
+from isthmus.features.types import Bytes
 from isthmus.features.values.columns import Values
 from isthmus.features.values.entitykey import encode_keys
 from isthmus.serving.recorder.batch import Group, ViewRows
@@ -91,10 +92,15 @@ def hashes(secret: bytes, column: Column, values: Sequence[Any]) -> list[str]:
 def without_keys(body: bytes, keys: Mapping[str, Sequence[Any]], private: Mapping[str, Column], secret: bytes) -> bytes:
     """The body of a request with the hashes of private join keys."""
     request = orjson.loads(body)
-    for name in private.keys() & keys.keys():
+    for name, column in private.items():
         for part in ("entities", "request"):
-            if name in request.get(part, ()):
-                request[part][name] = hashes(secret, private[name], keys[name])
+            if (values := request.get(part, {}).get(name)) is not None:
+                if name in keys:
+                    values = keys[name]
+                elif column.dtype == Bytes:
+                    # A request field alone: nothing that was read has this key.
+                    values = msgspec.convert(values, list[bytes | None])
+                request[part][name] = hashes(secret, column, values)
     return orjson.dumps(request)
 
 

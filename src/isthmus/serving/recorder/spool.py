@@ -75,10 +75,18 @@ class Spool:
 
     def _open(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._path = self._folder / f"{self.run}-{self._number:08d}{SUFFIX}"
+        name = f"{self.run}-{self._number:08d}"
+        begun, self._path = self._folder / f".{name}", self._folder / f"{name}{SUFFIX}"
         # Keys of people may be in it.
-        self._segment = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._segment, fcntl.LOCK_EX)
+        segment = os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(segment, fcntl.LOCK_EX)
+            # Whoever sees a segment that is not locked yet would take it for one that has its end, and remove it.
+            begun.rename(self._path)
+        except OSError:
+            os.close(segment)
+            raise
+        self._segment = segment
         self._number += 1
         self._size, self._began = 0, time.monotonic()
 
