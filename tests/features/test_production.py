@@ -6,14 +6,14 @@ import sys
 import pytest
 
 from isthmus.features.errors import DataError
-from isthmus.features.production import InputDrift, Measure, PackageQuality, Production, SliceQuality, Week
+from isthmus.features.production import Bound, InputDrift, Measure, PackageQuality, Production, SliceQuality, Week
 
 AUC = {"auc": Measure(0.75, 0.7, 0.8)}
 NEW = PackageQuality(
     package="b" * 64, precision="int8", first=5, last=9, answers=20, rows=10, measures=AUC,
     weeks=(Week(week="2026-W48", answers=20, rows=10, measures=AUC),),
     slices=(SliceQuality(column="carrier", value=None, answers=3, rows=0, measures={}),),
-    drift=(InputDrift(name="score", rows=20, psi=0.1, js=0.01),), drift_since=5,
+    drift=(InputDrift(name="score", rows=20, psi=0.1, ks=0.01),), drift_since=5,
 )  # fmt: skip
 QUALITY = Production(
     model="late", metric="auc", higher_is_better=True, at=10, left_out={"its label is not known yet": 10},
@@ -21,6 +21,7 @@ QUALITY = Production(
         NEW,
         PackageQuality(package="a" * 64, precision="fp32", first=1, last=4, answers=1, rows=0, measures={}),
     ),
+    bounds=(Bound(measure="auc", at_least=0.8, found=AUC["auc"]),),
 )  # fmt: skip
 
 

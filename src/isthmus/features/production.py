@@ -58,14 +58,15 @@ class InputDrift(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: of a raw input of the model, or "score".
         psi: population stability index.
-        js: Jensen-Shannon divergence in bits, over the same bins: 0 is the same, 1 is apart.
-        exceeded: the measures that are beyond threshold and chance.
+        ks: Kolmogorov-Smirnov statistic; None for categories. Likewise `wasserstein`, in standard deviations.
+        exceeded: the measures that are beyond threshold, chance and usual variation.
     """
 
     name: str
     rows: int
     psi: float
-    js: float
+    ks: float | None = None
+    wasserstein: float | None = None
     exceeded: tuple[str, ...] = ()
 
 
@@ -90,6 +91,22 @@ class PackageQuality(Quality, frozen=True, kw_only=True):
     unknown: tuple[str, ...] = ()
 
 
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
+    """What a measure must reach.
+
+    Attributes:
+        found: the measure, as far as there is one: of all answers, or of the newest week with labels if that breaks it.
+        broken: whether the whole interval is beyond the bound, so that chance alone does not break it.
+    """
+
+    measure: str
+    at_least: float | None = None
+    at_most: float | None = None
+    found: Measure | None = None
+    week: str | None = None
+    broken: bool = False
+
+
 class Production(msgspec.Struct, frozen=True, kw_only=True):
     """The production quality of a model.
 
@@ -98,6 +115,7 @@ class Production(msgspec.Struct, frozen=True, kw_only=True):
         higher_is_better: of that.
         at: the moment by which labels had to be known, microseconds since 1970 UTC.
         left_out: why rows of answers have no part in any measure, and how many.
+        bounds: those of the distillation, of the package that answered last.
         packages: the one that answered last comes first.
     """
 
@@ -107,6 +125,7 @@ class Production(msgspec.Struct, frozen=True, kw_only=True):
     at: int
     left_out: Mapping[str, int]
     packages: tuple[PackageQuality, ...]
+    bounds: tuple[Bound, ...] = ()
     format: int = FORMAT
 
     def of(self, package: str, precision: str | None = None) -> PackageQuality | None:
