@@ -45,7 +45,7 @@ class Monitor:
 
 
 def columns(spine: Spine) -> list[str]:
-    """The join keys and request fields of a spine."""
+    """The join keys and request fields of a spine, without arrays."""
     keys = [key for entity in spine.entities for key in entity.join_keys]
-    fields = [field.name for field in spine.request.schema] if spine.request else []
+    fields = [field.name for field in spine.request.schema if field.dtype.element is None] if spine.request else []
     return list(dict.fromkeys([*keys, *fields]))
