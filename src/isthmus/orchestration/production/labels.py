@@ -35,13 +35,11 @@ class Found:
 
     Attributes:
         row: of the spine, whose label counts; -1 without one.
-        moment: the number of the moment, with its keys and fields, that the answer was about; -1 without one.
-        apart: microseconds between that moment and the answer.
+        apart: microseconds between the nearest moment and the answer.
         why: there is no row, as the place of a `Without`; -1 where there is one.
     """
 
     row: Ints
-    moment: Ints
     apart: Ints
     why: Ints
 
@@ -69,7 +67,7 @@ def find(spine: pa.Table, label: str, answers: pa.Table, at: Ints, *, within: in
     moment = np.where(near, moment, -1)
     if not len(first):
         none = np.full(len(at), -1)
-        return Found(none, none, apart, np.full(len(at), CODES[Without.UNMATCHED]))
+        return Found(none, apart, np.full(len(at), CODES[Without.UNMATCHED]))
     begin, end = first[moment], np.append(first, len(own))[moment + 1]
     counts = np.append(0, np.cumsum(known <= now))
     last = begin + (counts[end] - counts[begin]) - 1
@@ -83,7 +81,7 @@ def find(spine: pa.Table, label: str, answers: pa.Table, at: Ints, *, within: in
     ):  # fmt: skip
         why[holds] = CODES[code]
     places = _places(spine, rows)[order[last]] if len(rows) < len(spine) else order[last]
-    return Found(np.where(why < 0, places, -1), moment, apart, why)
+    return Found(np.where(why < 0, places, -1), apart, why)
 
 
 def _nearest(own: Ints, event: Ints, wanted: Ints, at: Ints) -> tuple[Ints, Ints]:
@@ -128,14 +126,12 @@ def _places(spine: pa.Table, rows: pa.Table) -> Ints:
     return np.sort(np.unique(number, return_index=True)[1])
 
 
-def nearest_answers(model: Ints, found: Found, at: Ints) -> Mask:
-    """Of the answers of a model to one moment, the nearest, and of several the first in time and place."""
-    order = np.lexsort((np.arange(len(at)), at, found.apart, found.moment, model))
-    pairs = np.stack([model[order], found.moment[order]])
-    new = np.append(True, (np.diff(pairs) != 0).any(0))[: len(order)]
-    kept = np.zeros(len(at), bool)
-    kept[order[new]] = True
-    chosen: Mask = kept & (found.why < 0)
+def nearest_answers(found: Found, at: Ints) -> Mask:
+    """Of the answers of a model to the moment of one label, the nearest, and of several the first in time and place."""
+    labeled = np.flatnonzero(found.why < 0)
+    order = labeled[np.lexsort((labeled, at[labeled], found.apart[labeled], found.row[labeled]))]
+    chosen = np.zeros(len(at), bool)
+    chosen[order[np.unique(found.row[order], return_index=True)[1]]] = True
     return chosen
 
 
