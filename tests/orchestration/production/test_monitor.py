@@ -1,4 +1,4 @@
-"""Production quality of a project: labels late, early and of several answers, a package that is gone, a clock gone back."""
+"""Production quality of a project: labels late and early, answers again, a package that is gone, a clock gone back."""
 
 from pathlib import Path
 from typing import Any

@@ -66,11 +66,11 @@ def page(result: Production) -> str:
 
 
 def screen(result: Production, file: Path) -> Iterator[Block]:
-    """What the terminal shows."""
-    yield from _blocks(result)
+    """What the terminal shows: there is room for the interval of the measure that decides."""
+    yield from _blocks(result, narrow=True)
     if result.packages:
         newest = result.packages[0]
-        yield _table("week", [(week.week, week) for week in newest.weeks])
+        yield _table("week", [(week.week, week) for week in newest.weeks], only=result.metric)
         yield from _drift(newest)
         yield from (Paragraph(f"Not known: {why}") for why in newest.unknown)
     yield Paragraph(f"Page: {page_file(file)}")
@@ -123,7 +123,7 @@ def _plot(result: Production, name: str) -> Figure:
     return Figure("".join(parts), f"{title} by week", f"{title} by week", _WIDTH, _HEIGHT)
 
 
-def _blocks(result: Production) -> Iterator[Block]:
+def _blocks(result: Production, *, narrow: bool = False) -> Iterator[Block]:
     if not result.packages:
         yield Paragraph(
             "No answer of this model is in the table of recorded answers. `isthmus recorded` collects them."
@@ -132,7 +132,7 @@ def _blocks(result: Production) -> Iterator[Block]:
         named: list[tuple[Text, Quality]] = [
             ((code(package.package[:12]), f" {package.precision}"), package) for package in result.packages
         ]
-        yield _table("package", named)
+        yield _table("package", named, only=result.metric if narrow else None)
     if result.bounds:
         rows: list[Sequence[Text]] = []
         for bound in result.bounds:
@@ -143,10 +143,16 @@ def _blocks(result: Production) -> Iterator[Block]:
         yield Paragraph(f"{count:,} rows are in no figure: {why}.")
 
 
-def _table(first: str, named: Sequence[tuple[Text, Quality]]) -> Table:
+def _table(first: str, named: Sequence[tuple[Text, Quality]], only: str | None = None) -> Table:
+    """A row for each part; `only` is the measure with its interval, if not all have theirs."""
     measures = list(dict.fromkeys(name for _, part in named for name in part.measures))
     rows = [
-        [name, f"{part.answers:,}", f"{part.rows:,}", *(_figure(part.measures.get(each)) for each in measures)]
+        [
+            name,
+            f"{part.answers:,}",
+            f"{part.rows:,}",
+            *(_figure(part.measures.get(each), only in (None, each)) for each in measures),
+        ]
         for name, part in named
     ]
     titles = [name.replace("_", " ") for name in measures]
@@ -154,10 +160,10 @@ def _table(first: str, named: Sequence[tuple[Text, Quality]]) -> Table:
     return Table([first, *numbers], rows, numbers=numbers)
 
 
-def _figure(found: Measure | None) -> Text:
+def _figure(found: Measure | None, interval: bool) -> Text:
     if found is None:
         return cell(None)
-    if found.low is None or found.high is None:
+    if not interval or found.low is None or found.high is None:
         return cell(found.value)
     return (cell(found.value), aside(f"{found.low:.4g} to {found.high:.4g}"))
 
