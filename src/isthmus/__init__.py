@@ -9,6 +9,7 @@ from isthmus.distill.labels import Binary, Classes, Isotonic, Number, Rank, Temp
 from isthmus.distill.language.causal import Causal
 from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.language.lora import Lora
+from isthmus.distill.monitor import Monitor
 from isthmus.distill.settings import Settings
 from isthmus.features.definition.expectations import Expect
 from isthmus.features.definition.spec import (
@@ -71,6 +72,7 @@ __all__ = [
     "IsthmusError",
     "Log1p",
     "Lora",
+    "Monitor",
     "Number",
     "OneHot",
     "Ordinal",

@@ -9,8 +9,9 @@ from fnmatch import fnmatchcase
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from isthmus.distill.labels import Binary, Calibration, Label, Number
+from isthmus.distill.labels import Binary, Calibration, Classes, Label, Number
 from isthmus.distill.language.causal import GAIN, REGRESSION, UNSHAPED, Causal
+from isthmus.distill.monitor import Monitor
 from isthmus.distill.settings import TrainingSettings, failed_checks, mistyped
 from isthmus.features.definition.spec import OWNER, FeatureService, Spine, is_owner
 from isthmus.features.errors import Problem, one_of
@@ -38,6 +39,15 @@ ATTRIBUTED: Mapping[type[Label], Sequence[str]] = {
     Number: ("score", "rmse", "mae", EACH),
 }
 """The measures that are attributed, by the kind of label; of other kinds teacher and student have no common score."""
+
+PRODUCTION = "production"
+"""The beginning of a bound on what `isthmus monitor` measures."""
+MONITORED: Mapping[type[Label], Sequence[str]] = {
+    Binary: ("auc", "log_loss", "brier", "ece"),
+    Classes: ("log_loss", "accuracy", "ece"),
+    Number: ("rmse", "mae"),
+}
+"""The measures of recorded answers, by the kind of label; the groups of a `Rank` are seldom answered whole."""
 
 
 class _Input(Protocol):
@@ -285,8 +295,11 @@ class Distillation:
             number, or another distillation's name, whose student reads no stored features. None: it refuses.
         description: for people.
         owner: who answers for the model, an email address or "team:NAME".
-        bounds: what a stage between the ideal answer and that of the package may change, for `isthmus attribute` and a
-            check in Dagster: gates on a stage and a measure, such as "staleness.auc" (docs/attribution.md).
+        bounds: what a stage between the ideal answer and that of the package may change, for `isthmus attribute`: gates
+            on a stage and a measure, such as "staleness.auc" (docs/attribution.md); and what answers must reach once
+            their labels are known, for `isthmus monitor`, such as "production.auc" (docs/production.md). Both are
+            checks in Dagster, too.
+        monitor: how answers find the labels that become known later.
     """
 
     name: str
@@ -307,6 +320,7 @@ class Distillation:
     description: str = ""
     owner: str = ""
     bounds: Sequence[Gate] = ()
+    monitor: Monitor = Monitor()  # noqa: RUF009 - it never changes
 
     @property
     def where(self) -> str:
@@ -387,6 +401,7 @@ class Distillation:
             ),
         ]
         problems = [*failed_checks(self, self.where, checks), *self._misbound()]
+        problems += self.monitor.problems(f"{self.where}: monitor", self.spine)
         if isinstance(self.task, Tabular):
             problems += [*self.task.problems(self.where), *self.misnamed(MEASURED)]
             problems += self.task.unfit(self.where, self.spine)
@@ -408,9 +423,12 @@ class Distillation:
     def _misbound(self) -> list[Problem]:
         """Bounds on what is not attributed."""
         measures = () if self.label is None else ATTRIBUTED.get(type(self.label), ())
+        monitored = () if self.label is None else MONITORED.get(type(self.label), ())
         known = [f"{stage}.{measure}" for stage in STAGES for measure in measures]
-        expected = f"one of {', '.join(STAGES)}, a point, and one of {', '.join(measures)}" if known else ""
-        expected = expected or "none: only a Tabular whose label is Binary or a Number is attributed"
+        known += [f"{PRODUCTION}.{measure}" for measure in monitored]
+        parts = [(" or ".join(STAGES), measures), (PRODUCTION, monitored)]
+        expected = ", or ".join(f"{first}, a point, and {one_of(names)}" for first, names in parts if names)
+        expected = expected or "none: only a Tabular whose label is Binary, Classes or a Number is measured"
         names = [bound.metric for bound in self.bounds if bound.metric not in known]
         return [Problem(f"{self.where}: bound", repr(name), expected) for name in names]
 

@@ -29,6 +29,11 @@ class WatchedFile(Generic[T]):
         """Whether the file differs from what was read last."""
         return _stamp(self.path) != self._stamp
 
+    @property
+    def written(self) -> float | None:
+        """When the file that was read last was written, seconds since 1970 UTC; None if there is none."""
+        return None if self._stamp is None else self._stamp[0] / 1e9
+
     def load(self) -> None:
         """Reads the file."""
         # First: a file that changes while it is read is read again.

@@ -13,6 +13,15 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from isthmus.features.production import (
+    Bound,
+    InputDrift,
+    Measure,
+    PackageQuality,
+    Production,
+    Week,
+    production_file,
+)
 from tests.serving.metrics.test_metrics import LOOKUP, PREDICT
 from tests.serving.support import Server, make_package, wait
 
@@ -60,9 +69,33 @@ EXPRESSIONS = {name: rule["expr"] for name, rule in ALERTS.items()} | {
 }
 
 
+def digest_of(server: Server) -> str:
+    digest: str = server.http.get("/models").json()["models"][0]["package"]
+    return digest
+
+
+def quality(package: str, *, broken: bool = True) -> Production:
+    """As of `isthmus monitor`."""
+    measures = {"auc": Measure(0.7, 0.6, 0.8), "brier": Measure(0.2)}
+    found = PackageQuality(
+        package=package, precision="fp32", first=0, last=1, answers=20, rows=10, measures=measures,
+        weeks=(
+            Week(week="2026-W47", answers=9, rows=5, measures={"auc": Measure(0.65)}),
+            Week(week="2026-W48", answers=3, rows=0, measures={}),
+        ),
+        drift=(InputDrift(name="score", rows=20, psi=0.5, exceeded=("psi",)),),
+    )  # fmt: skip
+    bound = Bound(measure="auc", at_least=0.9, found=measures["auc"], broken=broken)
+    return Production(
+        model="late", metric="auc", higher_is_better=True, at=2, left_out={}, packages=(found,), bounds=(bound,)
+    )
+
+
 @pytest.fixture(scope="module")
 def exposed(watched: Server) -> Series:
     """Name to the labels of each series of a server that has been through everything."""
+    (watched.contract.parent / "production" / "late").mkdir(parents=True)
+    production_file(watched.contract.parent, "late").write_bytes(quality(digest_of(watched)).dumps())
     assert watched.lookup(**LOOKUP).status_code == 200
     watched.deploy(make_package(watched.contract.parent / "shadow", weight=-1.0), share=0.0)
     wait(lambda: "candidate" in watched.http.get("/models").json()["models"][0], "the shadow")

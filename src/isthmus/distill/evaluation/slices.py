@@ -54,7 +54,7 @@ def worst_slices(
     """
     slices, seen = [], set()
     for name in table.column_names:
-        for value, rows in _slices(name, table[name], least):
+        for value, rows in parts(name, table[name], least):
             if (digest := hashlib.sha256(rows.tobytes()).digest()) in seen:
                 continue
             seen.add(digest)
@@ -69,7 +69,7 @@ def worst_slices(
     return sorted(slices, key=lambda item: sign * (item.student - item.teacher))[:count]
 
 
-def _slices(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str | None, Index]]:
+def parts(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str | None, Index]]:
     """Value and rows of each slice that is large enough but not all rows."""
     values, codes = _coded(name, column)
     order = np.argsort(codes, kind="stable")

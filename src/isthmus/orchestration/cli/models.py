@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from isthmus.orchestration.cli.options import JsonOption, NameArgument, OutOption, ProjectOption, open_project
-from isthmus.orchestration.cli.screens.terminal import judge, present, progress
+from isthmus.orchestration.cli.screens.terminal import judge, present, progress, say
 
 verbs = typer.Typer()
 
@@ -109,6 +109,33 @@ def attribute(
     from isthmus.orchestration.attribution.report import require_bounds
 
     judge(result.as_dict(), partial(screen, result), partial(require_bounds, result), as_json=as_json)
+
+
+@verbs.command()
+def monitor(
+    name: NameArgument = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Again and again, every hour, until it is ended.")] = False,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure recorded answers by the labels that are known by now, and how far what was served has drifted.
+
+    Exit code 1 if a bound of the distillation is broken.
+    """
+    from isthmus.orchestration.production import monitor as run
+
+    opened = open_project(project)
+    if follow:
+        run.follow(opened, name, say)
+    with progress() as bar:
+        result = run.monitor(opened, name, progress=bar)
+    from isthmus.features.production import production_file
+    from isthmus.orchestration.production.bounds import require_bounds
+    from isthmus.orchestration.production.page import page_file, screen
+
+    file = production_file(opened.state, result.model)
+    plain = {**run.plain(result), "page": str(page_file(file)), "file": str(file)}
+    judge(plain, partial(screen, result, file), partial(require_bounds, result, page_file(file)), as_json=as_json)
 
 
 @verbs.command()

@@ -35,6 +35,7 @@ from isthmus.serving.lookup import compact
 from isthmus.serving.lookup.lookup import Lookup, TransformOutputs
 from isthmus.serving.lookup.request import LookupInputs
 from isthmus.serving.metrics.metrics import Metrics
+from isthmus.serving.metrics.production import ProductionGauges
 from isthmus.serving.predict.model import Model
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.recorder.columns import Answer, stored_of
@@ -79,6 +80,7 @@ class Handlers:
             lambda: self._watch.state, self._at, Path(folder) if folder else None, objective,
             settings.freshness_objective_seconds,
         )  # fmt: skip
+        self.metrics.gauges.production = ProductionGauges(Path(settings.deployment))
         latency = settings.latency
         self._latency = None if latency is None else LatencyWriter(Path(latency), objective, self.metrics.bounds)
         self._predictions = Predictions(self._store, settings.limits, self.metrics, self._at)
@@ -259,6 +261,10 @@ class Handlers:
             gauges.ready = True
         except IsthmusError:
             gauges.ready = False
+        model = self._watch.state.model
+        if gauges.production is not None and model is not None:
+            # In a thread: a file system may be slow, and the event loop has requests to answer.
+            await asyncio.to_thread(gauges.production.look, model.deployment.model)
         body, kind = self.metrics.exposition(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": kind})
 

@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.serving.metrics.counters import Tally
+from isthmus.serving.metrics.production import ProductionGauges
 from isthmus.serving.redis.store import ViewRows
 from isthmus.serving.state import DEPLOYMENT_STATES, State
 from isthmus.serving.wire.errors import NotReadyError
@@ -26,6 +27,7 @@ class Gauges(Collector):
     Attributes:
         latency_objective: for the p99 of answers, in seconds.
         freshness_objectives: view name to the age that its newest row may have, in seconds.
+        production: those of production quality; None without a deployment file.
         rows: what the online store had of each view when it was read last.
         earlier: the same of views that a model reads as they were under an earlier contract.
         ready: whether it answered then.
@@ -36,6 +38,7 @@ class Gauges(Collector):
     _now: Callable[[], int]
     latency_objective: float
     freshness_objectives: Mapping[str, float]
+    production: ProductionGauges | None = None
     rows: Mapping[str, ViewRows] = field(default_factory=dict)
     earlier: Mapping[str, ViewRows] = field(default_factory=dict)
     ready: bool = False
@@ -126,6 +129,8 @@ class Gauges(Collector):
             for name in DEPLOYMENT_STATES:
                 states.add_metric([deployment.model, name], name == state.deployment_state)
             yield states
+            if self.production is not None:
+                yield from self.production.collect(deployment)
         if state.candidate_run is not None:
             given_up = GaugeMetricFamily(
                 "isthmus_candidate_given_up", "Whether the candidate beside a model was given up; /models says why.",

@@ -1,0 +1,64 @@
+"""Bounds on production quality, which chance alone does not break."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from isthmus.distill.declaration import PRODUCTION, Distillation, Gate
+from isthmus.features.errors import GateFailed
+from isthmus.features.production import Bound, Measure, PackageQuality, Production
+
+
+def bounds(declared: Distillation) -> Sequence[Gate]:
+    """Those on production quality."""
+    return [bound for bound in declared.bounds if bound.metric.startswith(f"{PRODUCTION}.")]
+
+
+def require_bounds(result: Production, page: Path) -> None:
+    """Raises a GateFailed with every bound that is broken."""
+    if broken := [bound for bound in result.bounds if bound.broken]:
+        raise GateFailed(
+            f"production of {result.model}", "; ".join(map(said, broken)), expected="; ".join(map(wanted, broken)),
+            remedy=f"look at {page}; `isthmus rollback` puts the package before it in force",
+        )  # fmt: skip
+
+
+def said(bound: Bound) -> str:
+    """What was found."""
+    if bound.found is None:
+        return f"{bound.measure} is not known yet"
+    found, of = bound.found, f" in {bound.week}" if bound.week else ""
+    ends = "" if found.low is None else f" ({found.low:.4g} to {found.high:.4g})"
+    return f"{bound.measure}{of} is {found.value:.4g}{ends}"
+
+
+def wanted(bound: Bound) -> str:
+    """The bound, in words."""
+    least = [] if bound.at_least is None else [f"at least {bound.at_least:g}"]
+    most = [] if bound.at_most is None else [f"at most {bound.at_most:g}"]
+    return f"{bound.measure} {' and '.join(least + most)}"
+
+
+def judged(bound: Gate, package: PackageQuality | None) -> Bound:
+    """Whether a bound holds of all answers of a package, and of its newest week with such a measure."""
+    measure = bound.metric.partition(".")[2]
+    result = Bound(measure=measure, at_least=bound.at_least, at_most=bound.at_most)
+    if package is None or measure not in package.measures:
+        return result
+    week = next((week for week in reversed(package.weeks) if measure in week.measures), None)
+    parts: list[tuple[Measure, str | None]] = [(package.measures[measure], None)]
+    if week is not None:
+        parts.append((week.measures[measure], week.week))
+    for found, name in parts:
+        if _beyond(bound, found):
+            return msgspec.structs.replace(result, found=found, week=name, broken=True)
+    return msgspec.structs.replace(result, found=package.measures[measure])
+
+
+def _beyond(bound: Gate, found: Measure) -> bool:
+    """Whether the whole interval is beyond a bound; a figure of so few rows that it has none breaks nothing."""
+    if found.low is None or found.high is None:
+        return False
+    low = bound.at_least is not None and found.high < bound.at_least
+    return low or (bound.at_most is not None and found.low > bound.at_most)

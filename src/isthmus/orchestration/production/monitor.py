@@ -1,0 +1,206 @@
+"""`monitor`: recorded answers meet the labels that became known since, and their inputs what the model learned from."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from threading import Event
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from isthmus.distill.declaration import Distillation
+from isthmus.distill.labels import Classes
+from isthmus.distill.types import Array
+from isthmus.features.clock import MICROSECOND
+from isthmus.features.contract.contract import Column
+from isthmus.features.errors import IsthmusError, RequestError
+from isthmus.features.files import write_atomically
+from isthmus.features.package.manifest import read_package
+from isthmus.features.production import InputDrift, PackageQuality, Production, production_file
+from isthmus.features.progress import Progress, silent
+from isthmus.orchestration.api.collect import repeat
+from isthmus.orchestration.frames import source_frames, spine_columns
+from isthmus.orchestration.production import figures
+from isthmus.orchestration.production.answers import Answered, answered, package_folder
+from isthmus.orchestration.production.bounds import bounds, judged, said, wanted
+from isthmus.orchestration.production.drift import served_drift
+from isthmus.orchestration.production.labels import CODES, Found, Without, find, nearest_answers
+from isthmus.orchestration.production.page import page, page_file
+from isthmus.orchestration.project import Project
+from isthmus.transforms.views.compute import compute_spine
+
+SECONDS = 3600.0
+"""Between two turns of who follows: a turn computes the spine."""
+_SLICED = ("Bool", "Int32", "Int64", "Float32", "Float64", "String")
+
+
+def monitor(project: Project, name: str | None = None, *, progress: Progress = silent) -> Production:
+    """Measures the recorded answers of a distillation's packages by the labels that are known by now.
+
+    The spine is computed anew. The result is written to `production_file`, with a page beside it.
+
+    Raises:
+        RequestError: such answers have no measure by labels.
+        DataError: the table of answers or the spine cannot be read.
+    """
+    declared = project.distillation(name)
+    decides = figures.metric(declared)
+    contract = project.applied()
+    label = declared.spine.label.name
+    columns = [
+        column
+        for column in spine_columns(contract, declared.spine.name)
+        if column.name != label and column.dtype.element is None
+    ]
+
+    @lru_cache(None)
+    def spine() -> pa.Table:
+        progress(f"computing {declared.spine.name}", 0.3)
+        with source_frames(project, [declared.spine]) as frames:
+            return compute_spine(declared.spine, spine_columns(contract, declared.spine.name), frames)
+
+    def keys(column: str) -> Sequence[Any]:
+        # Times as whole microseconds, as keys are hashed.
+        values = pc.unique(spine()[column].drop_null())
+        plain: list[Any] = (values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values).to_pylist()
+        return plain
+
+    progress("reading recorded answers", 0.0)
+    found = answered(project, declared, columns, keys)
+    left_out: Counter[Without] = Counter()
+    packages = []
+    for each in found:
+        progress(f"measuring package {each.package[:12]}", 0.5)
+        packages.append(_package(_Work(project, declared, columns, decides), each, spine(), keys, left_out))
+    result = Production(
+        model=declared.name, metric=decides[0], higher_is_better=decides[1], at=project.now(),
+        left_out={why.value: left_out[why] for why in Without if left_out[why]}, packages=tuple(packages),
+        bounds=tuple(judged(bound, packages[0] if packages else None) for bound in bounds(declared)),
+    )  # fmt: skip
+    file = production_file(project.state, declared.name)
+    write_atomically(page_file(file), page(result).encode())
+    write_atomically(file, result.dumps())
+    progress("production quality is written", 1.0)
+    return result
+
+
+def follow(project: Project, name: str | None, say: Callable[[str], None], stopped: Event | None = None) -> None:
+    """Monitors every hour until it is stopped; without a name, all distillations that can be."""
+    names = [name] if name is not None else list(project.definitions.distillations)
+
+    def turn() -> str:
+        for each in names:
+            with suppress(RequestError):  # an answer without a measure, as of ranks
+                broken = [bound for bound in monitor(project, each).bounds if bound.broken]
+                for bound in broken:
+                    say(f"{each}: {said(bound)}, expected {wanted(bound)}")
+        return ""
+
+    repeat(turn, SECONDS, say, stopped)
+
+
+def plain(result: Production) -> dict[str, Any]:
+    """As plain data."""
+    built: dict[str, Any] = msgspec.to_builtins(result)
+    return built
+
+
+class _Work(NamedTuple):
+    project: Project
+    declared: Distillation
+    columns: Sequence[Column]
+    decides: tuple[str, bool]
+
+
+def _package(work: _Work, answers: Answered, spine: pa.Table, keys: Any, left_out: Counter[Without]) -> PackageQuality:
+    project, declared = work.project, work.declared
+    folder, unknown = package_folder(project, declared, answers.package), []
+    if folder is None:
+        unknown.append("its package is gone: what it was fed is not known")
+    found = _found(work, answers, spine)
+    chosen = nearest_answers(found, answers.at)
+    codes = np.where((found.why < 0) & ~chosen, CODES[Without.AGAIN], found.why)
+    for code, why in enumerate(Without):
+        left_out[why] += int((codes == code).sum())
+    labels = _labels(declared, spine, folder)
+    if labels is None:
+        unknown.append("its package is gone: which of its classes is which is not known")
+        labels, chosen = np.zeros(len(spine)), np.zeros(len(chosen), bool)
+    of = np.where(found.row >= 0, labels[found.row] if len(labels) else math.nan, math.nan)
+    measured = figures.measuring(declared)
+    whole = figures.quality(measured, of, answers.outputs, chosen)
+    sliced = _sliced(work)
+    drifted: tuple[InputDrift, ...] = ()
+    since = None
+    if folder is not None and len(answers.at):
+        try:
+            since, drifted = served_drift(project, declared, folder, answers, keys)
+        except IsthmusError as error:
+            unknown.append(f"drift is not known: {error}")
+    return PackageQuality(
+        package=answers.package, precision=answers.precision, first=int(answers.at.min()), last=int(answers.at.max()),
+        answers=whole.answers, rows=whole.rows, measures=whole.measures,
+        weeks=figures.weeks(measured, of, answers.outputs, chosen, answers.at),
+        slices=figures.slices(
+            measured, of, answers.outputs, chosen, answers.columns.select(sliced), work.decides
+        ),
+        drift=drifted, drift_since=since, unknown=tuple(unknown),
+    )  # fmt: skip
+
+
+def _sliced(work: _Work) -> list[str]:
+    """The columns that answers are sliced by."""
+    chosen = work.declared.monitor.slices
+    return [
+        column.name
+        for column in work.columns
+        if column.dtype.name in _SLICED and (chosen is None or column.name in chosen)
+    ]
+
+
+def _found(work: _Work, answers: Answered, spine: pa.Table) -> Found:
+    """The labels of answers, of those that have the same columns together."""
+    declared, count = work.declared, len(answers.at)
+    names = list(answers.columns.column_names)
+    match = names if declared.monitor.match is None else list(declared.monitor.match)
+    wanted = np.isin(names, match)
+    row, apart = np.full(count, -1), np.zeros(count, np.int64)
+    why = np.full(count, CODES[Without.UNMATCHED])
+    patterns, of = np.unique(answers.had & wanted, axis=0, return_inverse=True)
+    for number, pattern in enumerate(patterns):
+        if not pattern.any() or (declared.monitor.match is not None and not pattern[wanted].all()):
+            continue
+        own = of.reshape(-1) == number
+        columns = answers.columns.select([name for name, there in zip(names, pattern, strict=True) if there])
+        found = find(
+            spine, declared.spine.label.name, columns.filter(pa.array(own)), answers.at[own],
+            within=declared.monitor.within // MICROSECOND, now=work.project.now(),
+        )  # fmt: skip
+        row[own], apart[own], why[own] = found.row, found.apart, found.why
+    for reason, holds in (
+        (Without.UNREAD, answers.unread),
+        (Without.SCORE, np.isnan(answers.outputs).any(axis=1)),
+        (Without.CLOCK, answers.twice),
+        (Without.FUTURE, answers.at > work.project.now()),
+    ):
+        why[holds] = CODES[reason]
+    return Found(np.where(why < 0, row, -1), apart, why)
+
+
+def _labels(declared: Distillation, spine: pa.Table, folder: Path | None) -> Array | None:
+    """The label of each row of the spine as a number; of classes their place, -1 of one that the package has not."""
+    column = spine[declared.spine.label.name]
+    if isinstance(declared.label, Classes):
+        if folder is None:
+            return None
+        classes = pa.array(read_package(folder).classes, pa.string())
+        places = pc.index_in(column.cast(pa.string()), value_set=classes)
+        column = pc.fill_null(places, -1)
+    values: Array = pc.cast(column, pa.float64(), safe=False).to_numpy()
+    return values

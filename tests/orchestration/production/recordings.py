@@ -1,0 +1,61 @@
+"""Answers that are recorded without a server: of the shop's orders, or of anything else."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from isthmus.features.package.manifest import open_package
+from isthmus.orchestration.artifacts import Artifacts
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.table import RecordedAnswers
+from isthmus.serving.recorder.batch import Batch, Group
+
+HOUR = 3_600_000_000
+DAY = 24 * HOUR
+COLUMNS = ("customer", "store", "product", "hour", "weight")
+RUN = "abcdef012345"
+
+
+def digest(project: Project) -> str:
+    """Of the last package."""
+    return open_package(Artifacts.of(project).last_package()).files.digest
+
+
+def orders(project: Project) -> pa.Table:
+    """The shop's orders, with the request fields and the times of the spine in microseconds."""
+    rows = pq.read_table(project.root / "data" / "orders.parquet")
+    ordered, delivered = (rows[name].cast(pa.int64()).to_numpy() for name in ("ordered_at", "delivered_at"))
+    rows = rows.append_column("hour", pa.array(ordered // HOUR % 24))
+    return rows.append_column("event", pa.array(ordered)).append_column("known", pa.array(delivered))
+
+
+def record(
+    project: Project, rows: pa.Table, scores: Any, at: Any, *, package: str | None = None, number: int = 1,
+    run: str = RUN, columns: Sequence[str] = COLUMNS, start: int = 0, hashed: tuple[str, ...] = (),
+) -> None:  # fmt: skip
+    """A batch of answers of a row each, in this order."""
+    count = len(rows)
+    lists = {name: rows[name].to_pylist() for name in columns}
+    bodies = [
+        json.dumps({
+            "entities": {"store": [lists["store"][n]], "product": [lists["product"][n]]} if "store" in lists else {},
+            "request": {name: [lists[name][n]] for name in columns if name not in ("store", "product", "customer")},
+        }).encode()
+        for n in range(count)
+    ]  # fmt: skip
+    group = Group(
+        route="predict", contract=project.applied().hash, package=package or digest(project), variant="fp32/1",
+        sequence=(np.arange(count) + 1 + start).astype(np.int64).tobytes(), at=np.asarray(at, np.int64).tobytes(),
+        seconds=np.zeros(count, np.float32).tobytes(), caller=np.zeros(count, np.int32).tobytes(),
+        rows=np.ones(count, np.int32).tobytes(), length=np.array([*map(len, bodies)], np.int32).tobytes(),
+        requests=b"".join(bodies), views=(), outputs=np.asarray(scores, "<f4").tobytes(), width=1, digest=b"",
+        hashed=hashed,
+    )  # fmt: skip
+    batch = Batch(
+        run=run, number=number, written=int(project.now()), dropped=0, runtime="a test", callers=("",), groups=(group,)
+    )
+    RecordedAnswers(project.offline).append([batch])

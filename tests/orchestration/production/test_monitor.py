@@ -1,0 +1,168 @@
+"""Production quality of a project: labels late and early, answers again, a package that is gone, a clock gone back."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from isthmus.distill.evaluation import metrics
+from isthmus.features import clock
+from isthmus.features.errors import GateFailed
+from isthmus.features.production import Production, production_file
+from isthmus.orchestration.production.bounds import require_bounds
+from isthmus.orchestration.production.labels import Without
+from isthmus.orchestration.production.monitor import monitor
+from isthmus.orchestration.project import Project
+from tests.orchestration.production.recordings import DAY, HOUR, digest, orders, record
+from tests.orchestration.shop import Open, Shop
+
+MINUTE = HOUR // 60
+
+
+def scored(rows: pa.Table, seed: int = 0) -> np.ndarray[Any, Any]:
+    """Scores that know something of the label."""
+    noise = np.random.default_rng(seed).normal(0, 1, len(rows))
+    scores: np.ndarray[Any, Any] = 1 / (1 + np.exp(-(2 * rows["late"].to_numpy() - 1.2 + noise)))
+    return scores
+
+
+def known(project: Project) -> pa.Table:
+    """The orders whose labels are known by now."""
+    rows = orders(project)
+    return rows.filter(pa.array(rows["known"].to_numpy() <= project.now()))
+
+
+def test_labels_meet_the_answers_that_they_are_of(exported: Shop, project: Open) -> None:
+    opened = project(exported)
+    rows = orders(opened).slice(1000)
+    scores = scored(rows)
+    # A minute later than the moment of the spine, as a shop asks.
+    record(opened, rows, scores, rows["event"].to_numpy() + MINUTE)
+    result = monitor(opened)
+    (package,) = result.packages
+    late = rows["known"].to_numpy() > opened.now()
+    assert 0 < late.sum() == result.left_out[Without.LATE]
+    assert sum(result.left_out.values()) == late.sum()
+    assert (package.package, package.precision) == (digest(opened), "fp32")
+    assert (package.answers, package.rows) == (len(rows), len(rows) - late.sum())
+    labels, said = rows["late"].to_numpy()[~late], scores[~late].astype(np.float32)
+    for name, value in metrics.metrics(labels, said).items():
+        assert package.measures[name].value == pytest.approx(value, rel=1e-6)
+    area = package.measures["auc"]
+    assert area.value - 0.05 < (area.low or 0) < area.value < (area.high or 0) < area.value + 0.05
+    assert package.measures["label"].value == pytest.approx(labels.mean())
+    moments = [clock.moment(int(at)) for at in rows["event"].to_numpy() + MINUTE]
+    assert [week.week for week in package.weeks] == sorted({f"{at:%G-W%V}" for at in moments})
+    assert sum(week.rows for week in package.weeks) == package.rows
+    last = [f"{at:%G-W%V}" == package.weeks[-1].week for at in moments]
+    own = np.array(last) & ~late
+    assert package.weeks[-1].measures["log_loss"].value == pytest.approx(
+        metrics.log_loss(rows["late"].to_numpy()[own], scores[own].astype(np.float32)), rel=1e-6
+    )
+    worst = package.slices[0]
+    assert worst.measures["auc"].value <= package.slices[-1].measures["auc"].value
+    assert {part.column for part in package.slices} <= {"store", "product", "hour", "weight"}
+    # What was served is what it learned from; its scores are not those of the model.
+    found = {part.name: part for part in package.drift}
+    assert found.keys() == {
+        "shelf_demand__sold_1d",
+        "shelf_demand__distance",
+        "store",
+        "product",
+        "hour",
+        "weight",
+        "score",
+    }
+    assert [name for name, part in found.items() if part.exceeded] == ["score"]
+    assert package.unknown == ()
+    file = production_file(opened.state, "late_order")
+    assert Production.loads(file.read_bytes()) == result
+    assert "auc by week" in file.with_suffix(".html").read_text()
+
+
+def test_bad_input_is_left_out_and_counted(exported: Shop, project: Open) -> None:
+    exported.replace("task=Tabular(", "monitor=Monitor(within=timedelta(days=2)), task=Tabular(")
+    exported.replace("    Int64,\n", "    Int64,\n    Monitor,\n")
+    opened = project(exported)
+    rows = known(opened).slice(1500, 60)
+    event, label = rows["event"].to_numpy(), rows["known"].to_numpy()
+    scores = np.full(len(rows), 0.5)
+    scores[5] = np.nan
+    record(opened, rows, scores, event + MINUTE)
+    unread = rows.set_column(rows.column_names.index("hour"), "hour", pa.array(["x"] * len(rows)))
+    # Of servers of their own: a clock of one goes on.
+    for n, (row, at, of) in enumerate(
+        [
+            (6, label[6] + MINUTE, rows),  # within the tolerance, but the label was known by then
+            (7, event[7], rows),  # nearer than before
+            (8, event[8] + 3 * MINUTE, rows),  # farther
+            (9, opened.now() + DAY, rows),
+            (10, event[10] + 3 * DAY, rows),  # no row is near
+            (11, event[11], unread),
+        ]
+    ):
+        record(opened, of.slice(row, 1), [0.25], [at], run=f"{n:012}")
+    result = monitor(opened)
+    assert result.left_out == {
+        Without.FUTURE: 1, Without.SCORE: 1, Without.UNREAD: 1, Without.UNMATCHED: 1, Without.EARLY: 1, Without.AGAIN: 2
+    }  # fmt: skip
+    (package,) = result.packages
+    assert (package.answers, package.rows) == (66, 59)
+    # The nearer answer is the one that counts.
+    labels, said = np.delete(rows["late"].to_numpy(), 5), np.full(59, 0.5)
+    said[6] = 0.25
+    assert package.measures["brier"].value == pytest.approx(metrics.brier(labels, said))
+
+
+def test_a_clock_that_goes_back_leaves_out_what_it_had_twice(exported: Shop, project: Open) -> None:
+    opened = project(exported)
+    rows = known(opened).slice(1500, 40)
+    at = rows["event"].to_numpy().copy()
+    # In the middle the clock goes back: the same hours come again.
+    at[20:] -= at[20] - at[15]
+    record(opened, rows, scored(rows), at)
+    result = monitor(opened)
+    assert result.left_out[Without.CLOCK] == int(
+        ((at[:20] > at[20] + MINUTE).sum()) + (at[20:] < at[19] - MINUTE).sum()
+    )
+    assert result.packages[0].rows + sum(result.left_out.values()) == 40
+
+
+def test_a_package_that_is_gone_has_quality_without_drift(exported: Shop, project: Open) -> None:
+    opened = project(exported)
+    rows = known(opened)
+    half = rows.slice(0, 600), rows.slice(600, 600)
+    record(opened, half[0], scored(half[0]), half[0]["event"].to_numpy(), package="f" * 64)
+    record(opened, half[1], 1 - scored(half[1]), half[1]["event"].to_numpy(), number=2, start=600)
+    now, gone = monitor(opened).packages
+    assert (gone.package, gone.rows, gone.drift) == ("f" * 64, 600, ())
+    assert "gone" in gone.unknown[0]
+    assert (now.package, now.rows) == (digest(opened), 600)
+    assert gone.measures["auc"].value > 0.8 > 0.2 > now.measures["auc"].value
+
+
+def test_a_bound_is_broken_where_chance_does_not_do_it(exported: Shop, project: Open) -> None:
+    exported.append('late_order = replace(late_order, bounds=[Gate("production.auc", at_least=0.95)])\n')
+    exported.replace(
+        "from datetime import timedelta\n", "from dataclasses import replace\nfrom datetime import timedelta\n"
+    )
+    opened = project(exported)
+    rows = known(opened)
+    few = rows.slice(0, 24)
+    record(opened, few, scored(few), few["event"].to_numpy())
+    (bound,) = monitor(opened).bounds
+    assert not bound.broken
+    record(opened, rows.slice(24), scored(rows.slice(24), 1), rows.slice(24)["event"].to_numpy(), number=2, start=100)
+    result = monitor(opened)
+    (bound,) = result.bounds
+    assert bound.broken
+    assert bound.found == result.packages[0].measures["auc"]
+    with pytest.raises(GateFailed, match=r"auc.*at least 0.95"):
+        require_bounds(result, Path("page"))
+
+
+def test_without_answers_there_is_nothing_and_no_bound_is_broken(exported: Shop, project: Open) -> None:
+    result = monitor(project(exported))
+    assert (result.packages, dict(result.left_out)) == ((), {})
