@@ -18,3 +18,14 @@ def served(unserved: Path) -> Path:
     """The same, materialized as soon as each day had begun."""
     machines.serve(unserved)
     return unserved
+
+
+@pytest.fixture
+def recorded(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Path:
+    """The project with predictions of two days in its spool; on the first, what was served was a day old."""
+
+    def make(folder: Path) -> None:
+        shutil.copytree(once(tmp_path_factory, "machines", machines.made), folder)
+        machines.recorded(folder)
+
+    return Path(shutil.copytree(once(tmp_path_factory, "recorded", make), tmp_path / "machines"))

@@ -3,8 +3,11 @@
 Loads differ from day to day, so that what is a day old is wrong.
 """
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,9 +17,15 @@ from isthmus.features.offline.log import Materialization, MaterializationLog
 from isthmus.features.offline.store import OfflineStore
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
+from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
+from isthmus.orchestration.verification.verify import verify
+from isthmus.serving.recorder.batch import Group, batches, encoded
+from isthmus.serving.recorder.spool import segments
+from tests.orchestration.api.served import served
 
 START = 1_704_067_200_000_000
 """2024-01-01."""
@@ -137,3 +146,69 @@ def serve(root: Path, late: int = 0, first: int = DAYS // 2) -> None:
         log.append(Materialization(
             VIEW, history.view.hash, history.version, history.fingerprint, at, readable, readable, MACHINES,
         ))  # fmt: skip
+
+
+STALE_DAY, DAY_SERVED = DAYS - 2, DAYS - 1
+"""The day whose questions were answered with the rows of the day before, and one that was served as it should be."""
+
+
+def recorded(root: Path) -> None:
+    """Fills the spool of a project with predictions, for each question of two days."""
+    file = root / "isthmus.toml"
+    file.write_text(f"{file.read_text()}\n[server.record]\n")
+    for day in (STALE_DAY, DAY_SERVED):
+        # What Redis has is that of the day before the stale one, and that of the other day.
+        at = START + (day + (day == DAY_SERVED)) * DAY - MINUTE
+        now = pa.scalar(at, pa.int64()).cast(pa.timestamp("us")).as_py().isoformat()
+        text = file.read_text()
+        file.write_text(text.replace(text[text.index("now = ") :].partition("\n")[0], f"now = {now}Z"))
+        project = Project(root)
+        materialize(project)
+        if day == STALE_DAY:
+            verify(project)
+            deploy(project)
+        _ask(project, day)
+
+
+def _ask(project: Project, day: int) -> None:
+    """Asks every question of a day, and has it recorded for its moment: clocks of tests stand still."""
+    known = {path.name for path in segments(project.spool)}
+    questions = questions_of(project.root, day)
+    with served(project, model=True) as http:
+        for row in questions:
+            body = {"entities": {"machine": [row["machine"]]}, "request": {"speed": [row["speed"]]}}
+            assert http.post("/predict", json=body).status_code == 200
+    times = np.array([row["asked_at"].value for row in questions]) // 1000
+
+    def moved(group: Group) -> Group:
+        sequence = np.frombuffer(group.sequence, np.int64)
+        return msgspec.structs.replace(group, at=times[sequence - first].tobytes())
+
+    ours = [path for path in segments(project.spool) if path.name not in known]
+    sequences = [np.frombuffer(group.sequence, np.int64) for group in _groups(ours)]
+    first = min(map(int, map(min, sequences)))
+    alter(ours, moved)
+
+
+def questions_of(root: Path, day: int) -> list[dict[str, Any]]:
+    """The questions of a day, in order."""
+    table = pq.read_table(root / "data" / "asked.parquet").to_pandas()
+    begin = pa.scalar(START + day * DAY, pa.int64()).cast(pa.timestamp("us", tz="UTC")).as_py()
+    end = pa.scalar(START + (day + 1) * DAY, pa.int64()).cast(pa.timestamp("us", tz="UTC")).as_py()
+    own = table[(table["asked_at"] >= begin) & (table["asked_at"] < end)].sort_values("asked_at", kind="stable")
+    rows: list[dict[str, Any]] = own.to_dict("records")
+    return rows
+
+
+def _groups(paths: Iterable[Path]) -> list[Group]:
+    return [group for path in paths for batch in batches(path.read_bytes()) for group in batch.groups]
+
+
+def alter(paths: Iterable[Path], change: Callable[[Group], Group]) -> None:
+    """Changes answers that wait in the spool."""
+    for path in paths:
+        changed = [
+            msgspec.structs.replace(batch, groups=tuple(map(change, batch.groups)))
+            for batch in batches(path.read_bytes())
+        ]
+        path.write_bytes(b"".join(map(encoded, changed)))

@@ -15,11 +15,13 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 import redis
+import typer
 
 import isthmus
 from isthmus.features.redis.address import SCHEMES
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
+from isthmus.orchestration.cli import cli
 from isthmus.orchestration.cli.help import GROUPS
 from tests.commandline import run
 from tests.orchestration.shop import Shop, files, order_rows
@@ -35,6 +37,7 @@ VERBS = [
     "apply",
     "build",
     "materialize",
+    "collect",
     "snapshot",
     "lookup",
     "quality",
@@ -43,6 +46,8 @@ VERBS = [
     "search",
     "export",
     "ladder",
+    "attribute",
+    "explain",
     "plan",
     "page",
     "verify",
@@ -50,6 +55,8 @@ VERBS = [
     "rollback",
     "history",
     "serve",
+    "recorded",
+    "replay",
     "fleet",
     "keys",
     "contract",
@@ -86,6 +93,9 @@ def strictly(text: str) -> dict[str, Any]:
 
 def test_help_names_every_verb_in_a_group_and_cuts_no_sentence() -> None:
     assert [name for names in GROUPS.values() for name in names] == VERBS
+    commands = typer.main.get_command(cli.app)
+    assert isinstance(commands, typer.core.TyperGroup)
+    assert {*commands.commands} == {*VERBS}
     for columns in ("80", "120"):
         done = run("--help", COLUMNS=columns)
         assert done.returncode == 0

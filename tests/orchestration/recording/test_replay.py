@@ -20,6 +20,7 @@ from isthmus.features.errors import GateFailed, PackageError, RequestError
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.redis.connection import connect
 from isthmus.orchestration.api.collect import collect as collect_pushes
+from isthmus.orchestration.attribution.explain import explain
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.causes import Cause
@@ -352,6 +353,10 @@ def test_predictions_are_the_same_and_what_is_not_has_a_cause(deployed: Shop, pr
     assert "the model says" in found[ids[0]]
     assert "its inputs are others" in found[ids[1]]
     assert replay(opened, ids[2]).same == 1
+    # The teacher reads by a key that came along.
+    (row,) = explain(opened, ids[2]).rows
+    assert row.keys == {"customer": -4, "store": "s1", "product": 2}
+    assert sum(part.value for part in row.score.parts.values()) == pytest.approx(row.score.difference, abs=1e-12)
 
     # Another package, instead of the one that answered.
     other = opened.root / "other"

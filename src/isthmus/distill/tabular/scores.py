@@ -19,6 +19,7 @@ class Scores:
     """The scores of a teacher and its student, in the form of the graph's answer: a number for each row, float64 (n,).
 
     Attributes:
+        task: theirs.
         student_inputs: the inputs of the student's graph.
 
     Raises:
@@ -37,7 +38,8 @@ class Scores:
         teacher = task.teacher()
         assert isinstance(student, Student)  # noqa: S101 - of such a task
         assert isinstance(teacher, Boosting)  # noqa: S101 - likewise
-        self._material, self._student, self.boosting = task.material, student, teacher
+        self.task, self._student, self.boosting = task, student, teacher
+        self._material = task.material
         self.student_inputs = task.material.request_inputs.fed(task.material.student_inputs)
 
     def teacher(self, rows: Columns) -> Array:

@@ -15,36 +15,33 @@ from isthmus.distill.gates import GateResult
 from isthmus.distill.labels import Binary
 from isthmus.distill.tabular.scores import Scores
 from isthmus.distill.tabular.tensors import columns
-from isthmus.distill.tasks.requestinputs import RequestInputs
+from isthmus.distill.tasks.task import Material
 from isthmus.distill.training.teacheroutputs import open_outputs
 from isthmus.features import clock
 from isthmus.features.days import Days
-from isthmus.features.errors import ContractMismatch, DataError, RequestError, one_of
+from isthmus.features.errors import RequestError, one_of
 from isthmus.features.files import write_atomically
 from isthmus.features.package.inputs import ModelInput
 from isthmus.features.package.manifest import Package, open_package
 from isthmus.features.progress import Progress, silent
 from isthmus.features.values.arrow import micros
-from isthmus.orchestration.artifacts import Artifacts, outdated, serving_profile
+from isthmus.orchestration.artifacts import Artifacts, serving_profile
 from isthmus.orchestration.attribution import inputs
-from isthmus.orchestration.attribution.answers import Files, PackageModels
+from isthmus.orchestration.attribution.answered import predictions
+from isthmus.orchestration.attribution.compared import Choose, Chosen, compared
 from isthmus.orchestration.attribution.inputs import TIME, Rows
 from isthmus.orchestration.attribution.page import page
+from isthmus.orchestration.attribution.recorded import ID, TOLERANCE, choose_recorded
 from isthmus.orchestration.attribution.report import SCORE, Attribution, Measure, Part, page_file, rows_file
 from isthmus.orchestration.attribution.shapley import Numbers, Shares, shapley
 from isthmus.orchestration.attribution.stages import (
-    AS_ANSWERED,
     CELLS,
-    IN_PRECISION,
-    IN_RUNTIME,
     NEEDS,
     SKEW,
     STALENESS,
     Features,
     coalitions,
-    scored,
 )
-from isthmus.orchestration.models.models import packaged
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.products import RUNTIMES, Product
 
@@ -71,7 +68,9 @@ def attribute(  # noqa: PLR0913 - the options of the command
     days: Days | None = None,
     fed: Path | None = None,
     precision: str | None = None,
-    runtime: str = "ort",
+    runtime: str | None = None,
+    recorded: bool = False,
+    tolerance: float = TOLERANCE,
     progress: Progress = silent,
 ) -> Attribution:
     """Splits the difference of the last package's answers from the ideal ones among the stages between them.
@@ -80,54 +79,40 @@ def attribute(  # noqa: PLR0913 - the options of the command
     part of the student's training set, or those of the last training set within `days`. `fed` is a file with what the
     model was fed, of keys, event times and inputs; without it, that is what was served.
 
+    With `recorded`, the rows are the recorded predictions of `days`, or all of them, of the package that answered last;
+    what was answered is what they say. `tolerance` is that of `recorded_rows`.
+
     Raises:
         RequestError: the answers are no numbers, no row is in the range, or there is no such file or runtime.
         DataError: nothing was exported, or a student, a table or the file is gone or not what it must be.
         ContractMismatch: the package cannot run under the contract in force.
     """
     artifacts = Artifacts.of(project, name)
-    declared, product = artifacts.declared, _product(runtime)
-    package = open_package(artifacts.last_package())
-    _require_current(project, package)
-    files = Files(package, precision or serving_profile(project, package.files.folder).precision, product.formats[-1])
-    progress("opening the student", 0.0)
-    with packaged(project, declared, package) as trained:
-        scores = Scores(trained.task, trained.student)
-        material = trained.task.material
-        examples = artifacts.training_set(package.manifest.training_set)
-        rows = Rows(examples, material.table.take(pa.array(material.parts.test)), material.parts.test)
-        if days is not None:
-            rows = inputs.within(artifacts.latest_training_set() or examples, days)
-        progress("joining what was served", 0.2)
-        rows, features, left_out, unknown = _features(project, declared, rows, scores.student_inputs, fed)
-        kept = None
-        if rows.examples.id == examples.id:
-            every = np.arange(material.table.num_rows)
-            kept = open_outputs(trained.task, scores.boosting, every, artifacts.outputs, silent), rows.places
-        models = PackageModels(
-            scores, package, files, {IN_PRECISION: RUNTIMES["ONNX Runtime"], IN_RUNTIME: product, AS_ANSWERED: product},
-            rows.table, material.teacher_inputs, RequestInputs.of(project.applied(), declared.teacher.name), kept,
-        )  # fmt: skip
-        cells = scored(features, models, lambda model: progress(f"asking {model}", 0.4))
-    progress("splitting the difference", 0.9)
-    answered = np.flatnonzero(np.isfinite(_needed(cells)).all(0))
-    if len(answered) < len(rows.places):
-        left_out["a request transform refuses them"] = len(rows.places) - len(answered)
-        rows, cells = rows.take(answered), cells[..., answered]
-    if not len(answered):
-        raise DataError(f"attribution of {declared.name}", "a request transform refuses every row",
-                        expected="a row that has an answer")  # fmt: skip
-    keys = [key for key, _ in project.applied().spines[declared.spine.name]["keys"]]
+    declared, product = artifacts.declared, _product(runtime or "ort")
+    if recorded:
+        _require_no({"--fed": fed, "--precision": precision, "--runtime": runtime})
+        progress("reading recorded answers", 0.0)
+        answered = predictions(project, declared, days)
+        package, precision = answered.package, answered.precision
+        choose = choose_recorded(project, artifacts, answered, tolerance)
+    else:
+        package = open_package(artifacts.last_package())
+        precision = precision or serving_profile(project, package.files.folder).precision
+        choose = _of_training_set(project, artifacts, package, days, fed)
+    found = compared(project, declared, package, precision, product, choose, progress)
+    rows, cells, unknown = found.rows, found.cells, found.chosen.unknown
+    spine = [key for key, _ in project.applied().spines[declared.spine.name]["keys"]]
+    keys = [name for name in (ID, *spine, TIME) if name in rows.table.column_names]
     shares = shapley(coalitions(cells), NEEDS)
     known = [stage for stage in STAGES if stage not in unknown]
-    table = _table(rows.table.select(list(dict.fromkeys([*keys, TIME]))), cells, shares, known)
-    of = _measures(declared, inputs.labels(rows.table, material.label))
+    table = _table(rows.table.select(list(dict.fromkeys(keys))), cells, shares, known)
+    of = measures_of(declared, found.labels)
     far = np.argsort(-np.abs(cells[CELLS[-1]] - cells[CELLS[0]]), kind="stable")[:LARGEST]
     measures = {measure: _measure(cells, function, known) for measure, function in of.items()}
     each = {stage: float(np.abs(shares.value[STAGES.index(stage)]).mean()) for stage in known}
     result = Attribution(
-        declared.name, package.files.digest, files.precision, product.option, rows.examples.id, len(rows.places),
-        left_out, unknown, measures, each, table.take(pa.array(far)).to_pylist(),
+        declared.name, package.files.digest, found.precision, product.option, rows.examples.id, len(rows.places),
+        found.chosen.matched, found.chosen.left_out, unknown, measures, each, table.take(pa.array(far)).to_pylist(),
         _bounds(declared, measures, each), table, project.state / "attribution" / declared.name,
     )  # fmt: skip
     write(result)
@@ -150,19 +135,34 @@ def _product(option: str) -> Product:
     return known[option]
 
 
-def _require_current(project: Project, package: Package) -> None:
-    contract = project.applied()
-    if changes := outdated(package.files.folder, contract):
-        raise ContractMismatch(
-            str(package.files.folder), f"cannot run under contract {contract.hash[:12]} ({'; '.join(changes)})",
-            remedy="run `isthmus training-set`, `isthmus distill` and `isthmus export`",
-        )  # fmt: skip
+def _require_no(options: Mapping[str, object]) -> None:
+    if named := [name for name, value in options.items() if value is not None]:
+        raise RequestError(
+            ", ".join(named), "does not go with --recorded", expected="what was recorded: it says all of that"
+        )
+
+
+def _of_training_set(
+    project: Project, artifacts: Artifacts, package: Package, days: Days | None, fed: Path | None
+) -> Choose:
+    def choose(scores: Scores, material: Material) -> Chosen:
+        examples = artifacts.training_set(package.manifest.training_set)
+        rows = Rows(examples, material.table.take(pa.array(material.parts.test)), material.parts.test)
+        if days is not None:
+            rows = inputs.within(artifacts.latest_training_set() or examples, days)
+        chosen = _features(project, artifacts.declared, rows, scores.student_inputs, fed)
+        if rows.examples.id != examples.id:
+            return chosen
+        every = np.arange(material.table.num_rows)
+        return chosen._replace(outputs=open_outputs(scores.task, scores.boosting, every, artifacts.outputs, silent))
+
+    return choose
 
 
 def _features(
     project: Project, declared: Distillation, rows: Rows, read: tuple[ModelInput, ...], file: Path | None
-) -> tuple[Rows, Features, dict[str, int], dict[str, str]]:
-    """The rows of which all is known, their features, how many were left out, and the stages of which nothing is."""
+) -> Chosen:
+    """The rows of which all is known."""
     left_out: dict[str, int] = {}
     unknown: dict[str, str] = {}
 
@@ -192,17 +192,10 @@ def _features(
     inputs_fed = served
     if fed is not None:
         inputs_fed = {**served, **columns(fed.table, [item for item in read if item.name in fed.table.column_names])}
-    return rows, Features.of(ideal, served, inputs_fed), left_out, unknown
+    return Chosen(rows, Features.of(ideal, served, inputs_fed), left_out, unknown)
 
 
-def _needed(cells: Numbers) -> Numbers:
-    """The cells of coalitions, (cells, n)."""
-    forms, models = zip(*dict.fromkeys(CELLS), strict=True)
-    needed: Numbers = cells[list(forms), list(models)]
-    return needed
-
-
-def _measures(declared: Distillation, labels: Numbers) -> dict[str, Callable[[Numbers], float]]:
+def measures_of(declared: Distillation, labels: Numbers) -> dict[str, Callable[[Numbers], float]]:
     """Of (n,) scores: their mean, and what labels say of them as far as they are known."""
     known = np.flatnonzero(np.isfinite(labels))
     labels = labels[known]

@@ -31,7 +31,7 @@ NUMBERS = ("part", "least", "most", "of the difference")
 _READING = """\
 Ideal is what the teacher says of the features that could be known at the moment of a row. Each part is a Shapley
 value: what a stage changes, on average over all orders in which stages could be swapped."""
-_STYLE = """\
+STYLE = """\
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft) } svg .grid { stroke: var(--line) }
 svg .better { fill: var(--good) } svg .worse { fill: var(--mark) } svg .moved { fill: var(--soft) }
 svg .end { fill: var(--base) } .plots figure { flex: 1 1 300px; max-width: 460px }
@@ -51,23 +51,24 @@ def page(result: Attribution) -> str:
         Group("plots", [waterfall(name, measure) for name, measure in result.measures.items()]),
     ]
     for name, measure in result.measures.items():
-        blocks += [Heading(_title(name, measure), 2), _parts(measure)]
+        blocks += [Heading(_title(name, measure), 2), parts_table(measure)]
     blocks += [Heading("Rows"), _each(result), Heading("Farthest from the ideal", 3), _largest(result)]
     blocks += [Heading("Stages"), Bullets([(strong(stage), f": {MEANINGS[stage]}") for stage in MEANINGS])]
-    return to_html(f"Attribution of {result.name}", blocks, _STYLE)
+    return to_html(f"Attribution of {result.name}", blocks, STYLE)
 
 
 def _origin(result: Attribution) -> Text:
     package, examples = code(result.package[:12]), code(result.training_set)
     answered = f" in {result.precision} and {result.runtime}, training set "
-    return (f"{result.rows:,} rows, package ", package, answered, examples)
+    rows = f"{result.rows:,} {'rows' if result.matched is None else 'recorded rows'}, package "
+    return (rows, package, answered, examples)
 
 
 def screen(result: Attribution) -> Iterator[Block]:
     """What the terminal shows."""
     for name, measure in result.measures.items():
         yield Heading(_title(name, measure))
-        yield _parts(measure)
+        yield parts_table(measure)
     yield _each(result)
     yield from _bounds(result)
     yield from _notes(result)
@@ -77,7 +78,7 @@ def screen(result: Attribution) -> Iterator[Block]:
 
 def images(result: Attribution) -> dict[str, str]:
     """A waterfall of each measure, as the address of an image."""
-    return {_name(name): image(waterfall(name, measure), _STYLE) for name, measure in result.measures.items()}
+    return {_name(name): image(waterfall(name, measure), STYLE) for name, measure in result.measures.items()}
 
 
 def waterfall(name: str, measure: Measure) -> Figure:
@@ -124,7 +125,8 @@ def _title(name: str, measure: Measure) -> str:
     return f"{_name(name)}: {measure.ideal:.4g} to {measure.answer:.4g}, {measure.difference:+.4g}"
 
 
-def _parts(measure: Measure) -> Table:
+def parts_table(measure: Measure) -> Table:
+    """Each part with its range, if parts interact, and its share."""
     rows: list[Sequence[Text]] = []
     for stage, part in measure.parts.items():
         mixed = part.high - part.low > MIXED
@@ -159,3 +161,5 @@ def _notes(result: Attribution) -> Iterator[Block]:
         yield Paragraph((strong(stage), f" has no part: {why}."))
     for why, count in result.left_out.items():
         yield Paragraph(f"{count:,} rows were left out: {why}.")
+    if result.matched is not None:
+        yield Paragraph(f"{result.matched:,} rows are in the training set, too: labels and skew are of these alone.")

@@ -48,6 +48,7 @@ class Attribution:
         package: the digest of the package that answers.
         precision: of its file, likewise `runtime`.
         rows: how many were compared.
+        matched: of recorded answers, the rows that the training set has, too; None for rows of a training set.
         left_out: why rows were left out, and how many.
         unknown: stages of which nothing is known, and why.
         measures: the mean score, and what is measured by labels.
@@ -63,6 +64,7 @@ class Attribution:
     runtime: str
     training_set: str
     rows: int
+    matched: int | None
     left_out: Mapping[str, int]
     unknown: Mapping[str, str]
     measures: Mapping[str, Measure]

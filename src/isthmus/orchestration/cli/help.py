@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 GROUPS = {
     "Project": ("init", "status", "dev", "demo"),
-    "Features": ("apply", "build", "materialize", "snapshot", "lookup", "quality", "training-set"),
-    "Models": ("distill", "search", "export", "ladder", "plan", "page"),
-    "Releases and servers": ("verify", "deploy", "rollback", "history", "serve", "fleet"),
+    "Features": ("apply", "build", "materialize", "collect", "snapshot", "lookup", "quality", "training-set"),
+    "Models": ("distill", "search", "export", "ladder", "attribute", "explain", "plan", "page"),
+    "Releases and servers": ("verify", "deploy", "rollback", "history", "serve", "recorded", "replay", "fleet"),
     "Keys, contracts and packages": ("keys", "contract", "package"),
 }
 """The commands of `isthmus` by what they are about."""

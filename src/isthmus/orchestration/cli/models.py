@@ -79,7 +79,7 @@ def ladder(name: NameArgument = None, project: ProjectOption = None, as_json: Js
 def attribute(
     name: NameArgument = None,
     first: Annotated[
-        str | None, typer.Option("--from", help="Rows of the last training set from this day on, in UTC.")
+        str | None, typer.Option("--from", help="Rows of the last training set, or recorded, from this day on, in UTC.")
     ] = None,
     end: Annotated[str | None, typer.Option("--to", help="Only before this day.")] = None,
     fed: Annotated[
@@ -88,8 +88,13 @@ def attribute(
     ] = None,
     precision: Annotated[str | None, typer.Option(help="Of the file that answers; by default as it is served.")] = None,
     runtime: Annotated[
-        str, typer.Option(help="That answers: ort, as the API does, web, executorch, litert or coreml.")
-    ] = "ort",
+        str | None,
+        typer.Option(help="That answers: ort, as the API does, web, executorch, litert or coreml; by default ort."),
+    ] = None,
+    recorded: Annotated[bool, typer.Option("--recorded", help="Rows that servers recorded, as they answered.")] = False,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Seconds between a recorded row and the row of the training set of its label.")
+    ] = 60.0,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -103,8 +108,9 @@ def attribute(
     days = day_range(first, end)
     with progress() as bar:
         result = run(
-            open_project(project), name, days=days, fed=fed, precision=precision, runtime=runtime, progress=bar
-        )
+            open_project(project), name, days=days, fed=fed, precision=precision, runtime=runtime,
+            recorded=recorded, tolerance=tolerance, progress=bar,
+        )  # fmt: skip
     from isthmus.orchestration.attribution.page import screen
     from isthmus.orchestration.attribution.report import require_bounds
 
@@ -136,6 +142,25 @@ def monitor(
     file = production_file(opened.state, result.model)
     plain = {**run.plain(result), "page": str(page_file(file)), "file": str(file)}
     judge(plain, partial(screen, result, file), partial(require_bounds, result, page_file(file)), as_json=as_json)
+
+
+@verbs.command()
+def explain(
+    identity: Annotated[str, typer.Argument(metavar="ID", help="Of a recorded prediction, from its `isthmus-answer`.")],
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Seconds between it and the row of the training set of its label.")
+    ] = 60.0,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Split what a recorded prediction differs by from the ideal one, and show its features beside the ideal ones."""
+    from isthmus.orchestration.attribution.explain import explain as run
+
+    with progress() as bar:
+        result = run(open_project(project), identity, tolerance=tolerance, progress=bar)
+    from isthmus.orchestration.attribution.explanation import explanation_blocks
+
+    present(result.as_dict(), partial(explanation_blocks, result), as_json=as_json)
 
 
 @verbs.command()

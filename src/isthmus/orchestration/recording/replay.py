@@ -5,46 +5,36 @@ over them, and whatever is not as it was recorded has a cause.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import Contract, ViewContract
-from isthmus.features.errors import DataError, GateFailed, IsthmusError, RequestError
+from isthmus.features.contract.contract import Contract
+from isthmus.features.errors import GateFailed, IsthmusError, RequestError
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.store import OfflineStore
-from isthmus.features.online.plan import ViewAnswer
-from isthmus.features.package.manifest import open_package
-from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress, silent
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import Mask, Values
-from isthmus.orchestration.api.secret import secret
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.causes import Cause, Causes, Recorded
-from isthmus.orchestration.recording.collect import contract_of
+from isthmus.orchestration.recording.origins import Origins, groups, view_answers
 from isthmus.orchestration.recording.requests import (
-    Keys,
     Requests,
-    features_of,
     lookup_of,
     read_lookups,
     read_predictions,
 )
 from isthmus.orchestration.recording.stored import StoredRows, from_history
 from isthmus.orchestration.recording.table import RecordedAnswers
-from isthmus.serving.deployment.cache import folder_of
-from isthmus.serving.deployment.deployment import unapproved
 from isthmus.serving.lookup.lookup import Lookup
 from isthmus.serving.predict.model import Model
 from isthmus.serving.predict.predictor import Predictor
@@ -156,18 +146,15 @@ class _Found:
 class _Replay:
     def __init__(self, project: Project, answers: pa.Table, package: Path | None, progress: Progress) -> None:
         self._project, self._answers, self._package, self._progress = project, answers, package, progress
-        self._offline = OfflineStore(project.offline, project.storage_options)
-        self._contract = lru_cache(None)(lambda known: contract_of(project, known))
-        self._causes = Causes(project, self._offline)
-        self._histories: dict[str, ViewHistory | IsthmusError] = {}
-        self._models: dict[tuple[str, str], Model | IsthmusError] = {}
+        self._origins = Origins(project, package)
+        self._causes = Causes(project, self._origins.offline)
 
     def run(self) -> Replay:
         counts, shown = Counter[Cause](), dict[Cause, list[Difference]]()
         rows = 0
-        groups = list(_groups(self._answers))
-        for number, part in enumerate(groups):
-            self._progress("computing answers again", number / len(groups))
+        parts = list(groups(self._answers))
+        for number, part in enumerate(parts):
+            self._progress("computing answers again", number / len(parts))
             found = _Found()
             self._group(part, found)
             rows += int(pc.sum(part["rows"]).as_py())
@@ -186,7 +173,7 @@ class _Replay:
         """Computes answers of one kind again, by the same contract, package and features."""
         one = part.slice(0, 1).to_pylist()[0]
         everything = range(len(part))
-        contract = self._contract(one["contract"])
+        contract = self._origins.contract(one["contract"])
         if contract is None:
             found.add(
                 everything,
@@ -198,7 +185,7 @@ class _Replay:
         try:
             reader: Lookup | Predictor
             if one["route"] == "predict":
-                reader = Predictor(contract, self._model(one["package"], one["variant"]), graphs)
+                reader = Predictor(contract, self._origins.model(one["package"], one["variant"]), graphs)
             else:
                 reader = lookup_of(contract, one["request"].encode(), graphs)
         except IsthmusError as error:
@@ -207,12 +194,12 @@ class _Replay:
             return
         histories = {}
         for name, known in zip(one["views"], one["hashes"], strict=True):
-            history = self._history(contract.views[name])
+            history = self._origins.history(contract.views[name])
             if isinstance(history, IsthmusError) or contract.views[name].hash != known:
                 found.add(everything, Cause.HISTORY, str(history))
                 return
             histories[name] = history
-        bodies = self._bodies(part, contract, one["hashed"], histories)
+        bodies = self._origins.bodies(part, contract, one["hashed"], histories)
         if isinstance(reader, Predictor):
             requests = read_predictions(reader, bodies)
         else:
@@ -227,37 +214,6 @@ class _Replay:
             self._predictions(reader, requests, stored, recorded, found)
         elif reader.computes:
             self._computed(reader, requests, stored, recorded, found)
-
-    def _bodies(
-        self, part: pa.Table, contract: Contract, hashed: Sequence[str], histories: Mapping[str, ViewHistory]
-    ) -> list[bytes | LookupError]:
-        texts = part["request"].to_pylist()
-        if not hashed:
-            return [text.encode() for text in texts]
-
-        def values(name: str) -> Iterable[Any]:
-            distinct: set[Any] = set()
-            for view in contract.views.values():
-                if name in [column.name for column in view.keys]:
-                    history = histories.get(view.name) or self._history(view)
-                    if isinstance(history, ViewHistory):
-                        column = (
-                            history.data.select([name])
-                            if isinstance(history.data, pa.Table)
-                            else history.data.to_table([name])
-                        )
-                        distinct.update(_plain(pc.unique(column[name])))
-            return distinct
-
-        columns = {column.name: column for view in contract.views.values() for column in view.keys}
-        keys = Keys(secret(self._project), values)
-        bodies: list[bytes | LookupError] = []
-        for text in texts:
-            try:
-                bodies.append(keys.found(text, [columns[name] for name in hashed]))
-            except LookupError as error:
-                bodies.append(error)
-        return bodies
 
     def _stored(
         self, contract: Contract, histories: Mapping[str, ViewHistory], requests: Requests, recorded: Recorded,
@@ -282,7 +238,7 @@ class _Replay:
         self, predictor: Predictor, requests: Requests, stored: Mapping[str, StoredRows], recorded: Recorded,
         found: _Found,
     ) -> None:  # fmt: skip
-        inputs = predictor.inputs(requests.fields, _answers(stored))
+        inputs = predictor.inputs(requests.fields, view_answers(stored))
         same_inputs = digests(inputs) == recorded.digest.view(np.uint64)
         outputs, count = _predicted(predictor.model, inputs), len(same_inputs)
         equal = _equal(outputs.reshape(count, -1), recorded.outputs.reshape(count, -1))
@@ -316,68 +272,12 @@ class _Replay:
     def _computed(
         self, lookup: Lookup, requests: Requests, stored: Mapping[str, StoredRows], recorded: Recorded, found: _Found
     ) -> None:
-        values = computed(lookup.compute(requests.fields, _answers(stored)))
+        values = computed(lookup.compute(requests.fields, view_answers(stored)))
         same = digests(values) == recorded.digest.view(np.uint64)
         for place in np.unique(recorded.answer[~same]).tolist():
             found.add(
                 [place], Cause.ENGINE, f"request transforms compute otherwise: {self._causes.runtime(recorded, place)}"
             )
-
-    def _history(self, view: ViewContract) -> ViewHistory | IsthmusError:
-        if view.hash not in self._histories:
-            try:
-                self._histories[view.hash] = self._offline.history(view)
-            except IsthmusError as error:
-                self._histories[view.hash] = error
-        return self._histories[view.hash]
-
-    def _model(self, digest: str, variant: str) -> Model:
-        known = self._models.get((digest, variant))
-        if known is None:
-            try:
-                known = self._opened(digest, variant)
-            except IsthmusError as error:
-                known = error
-            self._models[digest, variant] = known
-        if isinstance(known, IsthmusError):
-            raise known.with_traceback(None)
-        return known
-
-    def _opened(self, digest: str, variant: str) -> Model:
-        precision, _, threads = variant.partition("/")
-        folder = self._package or folder_of(self._project.deployment_file) / digest
-        if self._package is None and not folder.is_dir():
-            raise DataError(
-                f"package {digest[:12]}",
-                "is gone",
-                remedy="put it back into .isthmus/deployments, or name another with --package",
-            )
-        profile = msgspec.convert({"precision": precision, "threads": int(threads)}, ServingProfile)
-        package = open_package(folder)
-        if self._package is None and package.files.digest != digest:
-            raise DataError(
-                f"package {digest[:12]}", f"is another now, {package.files.digest[:12]}: its files were changed"
-            )
-        return Model(unapproved(package, profile, 0, None))
-
-
-def _groups(answers: pa.Table) -> Iterator[pa.Table]:
-    """Answers that are computed together: the order within each is that of the table."""
-    pairs = zip(answers["route"].to_pylist(), answers["request"].to_pylist(), strict=True)
-    asked = [features_of(text) if route == "lookup" else "" for route, text in pairs]
-    parts = [answers[name] for name in ("route", "contract", "package", "variant")]
-    parts += [pc.binary_join(answers[name], ",") for name in ("views", "hashes", "hashed")]
-    joined = pc.binary_join_element_wise(*parts, pa.array(asked, pa.string()), "\n")
-    for group in pc.unique(joined):
-        yield answers.filter(pc.equal(joined, group)).combine_chunks()
-
-
-def _answers(stored: Mapping[str, StoredRows]) -> dict[str, ViewAnswer]:
-    answers: dict[str, ViewAnswer] = {}
-    for name, rows in stored.items():
-        columns: Any = rows.columns
-        answers[name] = ViewAnswer(columns, rows.status.astype(np.uint8), rows.event, rows.known)
-    return answers
 
 
 def _predicted(model: Model, inputs: Mapping[str, Values]) -> np.ndarray[Any, Any]:
@@ -395,10 +295,3 @@ def _equal(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> Mask:
     left, right = (np.ascontiguousarray(side, np.float32) for side in (left, right))
     same: Mask = ((left.view(np.uint32) == right.view(np.uint32)) | (np.isnan(left) & np.isnan(right))).all(axis=1)
     return same
-
-
-def _plain(values: pa.Array) -> list[Any]:
-    if pa.types.is_timestamp(values.type):
-        values = values.cast(pa.int64())
-    plain: list[Any] = values.to_pylist()
-    return plain

@@ -106,6 +106,16 @@ def read_predictions(predictor: Predictor, bodies: Sequence[bytes | LookupError]
     return _joined(bodies, lambda body: predictor.read(_PREDICT.decode(body), _LIMITS), list(predictor.plan.keys))
 
 
+def sent_keys(bodies: Sequence[bytes | LookupError], rows: Ints, column: Column) -> list[Any]:
+    """The values of a join key that a model does not read by, from requests with so many rows; None where it is not."""
+    values: list[Any] = []
+    for body, count in zip(bodies, rows.tolist(), strict=True):
+        raws = _PREDICT.decode(body).entities if count and isinstance(body, bytes) else {}
+        own = {name: raw for name, raw in raws.items() if name == column.name}
+        values += decode.keys(own, {column.name: column}).get(column.name) or [None] * count
+    return values
+
+
 def _joined(
     bodies: Sequence[bytes | LookupError],
     read: Callable[[bytes], tuple[Mapping[str, Sequence[Any]], Mapping[str, Values], int]],

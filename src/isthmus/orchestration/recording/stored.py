@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 
 from isthmus.features.clock import Status
 from isthmus.features.contract.contract import Column, ViewContract
 from isthmus.features.offline.history import ViewHistory
+from isthmus.features.offline.latest import matches
 from isthmus.features.pointintime.join import Join
 from isthmus.features.types import Int64, UnixTimestamp
 from isthmus.features.values.arrow import ARROW, from_arrow, to_arrow
@@ -50,6 +53,11 @@ class StoredRows:
         )
         return same
 
+    def take(self, rows: Ints) -> "StoredRows":
+        """Some of them."""
+        columns = {name: values.take(rows) for name, values in self.columns.items()}
+        return StoredRows(self.event[rows], self.known[rows], self.content[rows], self.status[rows], columns)
+
 
 def from_history(
     history: ViewHistory, view: ViewContract, keys: Mapping[str, Sequence[Any]], at: Ints, *,
@@ -85,6 +93,34 @@ def from_history(
         event.data, known.data, np.where(valid, content.data, 0), status,
         {name: _where(values, valid) for name, values in features.items()},
     )  # fmt: skip
+
+
+def of_record(
+    history: ViewHistory, view: ViewContract, keys: Mapping[str, Sequence[Any]], then: StoredRows
+) -> tuple[dict[str, Values], Mask]:
+    """The features of the rows that were recorded, by their keys, times and contents, wherever they are in the history.
+
+    Returns:
+        Feature to its values, null where there was none, and whether they are known: a row that was written to Redis
+        alone is not in the history, nor one that was removed from it.
+    """
+    present = np.flatnonzero(then.status == Status.PRESENT)
+    columns = {"event_timestamp": pa.array(then.event[present]).cast(_TIME)}
+    columns |= {"known_at": pa.array(then.known[present]).cast(_TIME), "content_hash": pa.array(then.content[present])}
+    for column in view.keys:
+        values = from_python([keys[column.name][row] for row in present.tolist()], column.dtype)
+        columns[column.name] = to_arrow(values, column.dtype).cast(ARROW[column.dtype.name])
+    wanted = pa.table(columns)
+    data = ds.dataset(history.data) if isinstance(history.data, pa.Table) else history.data
+    names = [*wanted.column_names, *(column.name for column in view.fields)]
+    rows = data.to_table(names, filter=ds.field("content_hash").isin(pc.unique(wanted["content_hash"])))
+    places = np.full(len(then.status), -1)
+    if len(rows):
+        distinct = rows.select(wanted.column_names)
+        places[present] = matches(distinct.cast(wanted.schema), wanted)
+    known = (places >= 0) | (then.status != Status.PRESENT)
+    taken = rows.take(pa.array(places, mask=places < 0))
+    return {column.name: from_arrow(taken[column.name], column.dtype) for column in view.fields}, known
 
 
 def _where(values: Values, there: Mask) -> Values:

@@ -1,0 +1,358 @@
+"""Recorded predictions as the rows of an attribution: what could be known, what Redis gave, what the model was fed.
+
+Each row is joined from the history at its moment, as the history is now. What Redis gave is the row of the history with
+the recorded times and hash; with the fields of the request it is what the model was fed, which its digest confirms.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from isthmus.distill.declaration import Distillation
+from isthmus.distill.tabular.scores import Scores
+from isthmus.distill.tabular.tensors import columns
+from isthmus.distill.tasks.requestinputs import RequestInputs
+from isthmus.distill.tasks.task import Material
+from isthmus.features.contract.contract import Column, Contract
+from isthmus.features.errors import DataError, IsthmusError
+from isthmus.features.offline.history import ViewHistory
+from isthmus.features.package.inputs import ModelInput
+from isthmus.features.request.graph import RowGraph
+from isthmus.features.types import TYPES
+from isthmus.features.values.arrow import ARROW, micros, to_arrow
+from isthmus.features.values.columns import Ints, Mask, Values, from_python
+from isthmus.orchestration.artifacts import Artifacts, TrainingSet
+from isthmus.orchestration.attribution.answered import Answered
+from isthmus.orchestration.attribution.compared import Choose, Chosen
+from isthmus.orchestration.attribution.inputs import TIME, Rows
+from isthmus.orchestration.attribution.nearest import nearest
+from isthmus.orchestration.attribution.shapley import Numbers
+from isthmus.orchestration.attribution.stages import SKEW, Features
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.causes import Recorded
+from isthmus.orchestration.recording.origins import Origins, groups, view_answers
+from isthmus.orchestration.recording.requests import read_predictions, sent_keys
+from isthmus.orchestration.recording.stored import StoredRows, from_history, of_record
+from isthmus.serving.predict.predictor import Predictor
+from isthmus.serving.recorder.digest import digests
+
+ID = "isthmus_answer"
+"""The column with the ids of answers. An answer of several rows is there several times."""
+TOLERANCE = 60.0
+"""Seconds between an answer and the row of the training set that is about the same question."""
+
+
+@dataclass(frozen=True)
+class RecordedRows:
+    """Recorded predictions in the columns of a training set.
+
+    Attributes:
+        rows: with the ideal features, and the label where the training set has the same question.
+        served: the inputs of the student, with the stored features that Redis gave.
+        fed: the same, with the request fields that were sent.
+        scores: that were answered, shape (n,).
+        matched: which the training set has.
+        keys: the join keys that were sent.
+        fields: those of a request that the model reads.
+        left_out: why rows were left out, and how many.
+    """
+
+    rows: Rows
+    served: pa.Table
+    fed: pa.Table
+    scores: Numbers
+    matched: Mask
+    keys: Sequence[str]
+    fields: Sequence[str]
+    left_out: dict[str, int]
+
+    def keep(self, mask: Mask, why: str) -> "RecordedRows":
+        """Those of a mask; the others are left out."""
+        if mask.all():
+            return self
+        places, left_out = np.flatnonzero(mask), dict(self.left_out)
+        left_out[why] = left_out.get(why, 0) + len(mask) - len(places)
+        served, fed = (table.take(pa.array(places)) for table in (self.served, self.fed))
+        return replace(
+            self, rows=self.rows.take(places), served=served, fed=fed, scores=self.scores[places],
+            matched=self.matched[places], left_out=left_out,
+        )  # fmt: skip
+
+    def features(self, read: Sequence[ModelInput]) -> Features:
+        """The inputs of a model in their four forms."""
+        return Features.of(*(columns(table, read) for table in (self.rows.table, self.served, self.fed)))
+
+    def unknown(self) -> dict[str, str]:
+        """The stages of which nothing is known, and why."""
+        if not self.fields or self.matched.any():
+            return {}
+        return {SKEW: "the training set has none of these questions: what was sent counts as right"}
+
+
+def choose_recorded(project: Project, artifacts: Artifacts, answered: Answered, tolerance: float) -> Choose:
+    """The rows of answers for an attribution: all that is known of them."""
+
+    def choose(scores: Scores, material: Material) -> Chosen:
+        declared = artifacts.declared
+        examples = artifacts.latest_training_set() or artifacts.training_set(material.training_set)
+        found = recorded_rows(project, declared, answered, examples, tolerance)
+        found = with_teacher(project, declared, found, material.teacher_inputs)
+        features, matched = found.features(scores.student_inputs), int(found.matched.sum())
+        return Chosen(found.rows, features, found.left_out, found.unknown(), None, found.scores, matched, found.keys)
+
+    return choose
+
+
+def recorded_rows(
+    project: Project, declared: Distillation, answered: Answered, examples: TrainingSet, tolerance: float = TOLERANCE
+) -> RecordedRows:
+    """The rows of answers, without what only the teacher reads.
+
+    A row of the training set is about the same question if it has the same keys and is nearest in time, within
+    `tolerance` seconds, and no other answer is nearer to it. Its request fields are the ideal ones.
+
+    Raises:
+        DataError: nothing is left of the answers.
+    """
+    reader = _Reader(project, declared)
+    parts, left_out = [], dict(answered.left_out)
+    for group in groups(answered.part):
+        try:
+            parts.append(reader.read(group))
+        except IsthmusError as error:
+            count = int(pc.sum(group["rows"]).as_py())
+            left_out[str(error)] = left_out.get(str(error), 0) + count
+    _require(len(parts), declared, left_out)
+    for why in (why for part in parts for why in part.left_out):
+        left_out[why] = left_out.get(why, 0) + sum(part.left_out.get(why, 0) for part in parts)
+    table, served, fed = (
+        pa.concat_tables([getattr(part, name) for part in parts]) for name in ("table", "served", "fed")
+    )
+    places = _matched(table, examples, reader.spine_keys, tolerance)
+    taken = examples.table().take(pa.array(places, mask=places < 0))
+    label = declared.spine.label.name
+    for name in [name for name in reader.request if name in taken.column_names]:
+        values = taken[name].cast(ARROW[reader.request[name].dtype.name])
+        if name in served.column_names:
+            served = _with(served, name, pc.if_else(pa.array(places >= 0), values, served[name]))
+            table = _with(table, name, served[name])
+        elif name not in table.column_names:
+            table = _with(table, name, values)
+    table = _with(table, label, taken[label])
+    found = RecordedRows(
+        Rows(examples, table, np.arange(len(table))), served, fed, np.concatenate([part.scores for part in parts]),
+        places >= 0, [name for name in reader.keys if table[name].null_count < len(table)],
+        [name for name in reader.request if name in served.column_names], left_out,
+    )  # fmt: skip
+    known, alike = (np.concatenate([getattr(part, name) for part in parts]) for name in ("known", "alike"))
+    found = found.keep(known, "the row that Redis gave is not in the history: see `isthmus replay`")
+    found = found.keep(alike[known], "the model was fed something else than is known: see `isthmus replay`")
+    _require(len(found.scores), declared, found.left_out)
+    return found
+
+
+def with_teacher(
+    project: Project, declared: Distillation, found: RecordedRows, inputs: Sequence[ModelInput]
+) -> RecordedRows:
+    """The same with the inputs of the teacher, which are ideal; without the rows whose inputs are not known.
+
+    Raises:
+        DataError: no row is left.
+    """
+    contract, origins = project.applied(), Origins(project)
+    request = RequestInputs.of(contract, declared.teacher.name)
+    table = found.rows.table
+    at, lacking = micros(table[TIME]), np.zeros(len(table), bool)
+    names: list[str] = []
+    for view_name in dict.fromkeys(view for view, _ in contract.read(declared.teacher.name)):
+        view = contract.views[view_name]
+        wanted = [
+            column for column in view.fields
+            if (view_name, column.name) in contract.read(declared.teacher.name)
+            and view.full_name(column.name) not in table.column_names
+        ]  # fmt: skip
+        if not wanted:
+            continue
+        history = origins.history(view)
+        if not isinstance(history, ViewHistory):
+            raise history
+        keys = {}
+        for column in view.keys:
+            values = table[column.name].combine_chunks()
+            if values.null_count:
+                names.append(column.name)
+                lacking |= pc.is_null(values).to_numpy(zero_copy_only=False)
+            keys[column.name] = _plain(values)
+        now = from_history(history, view, keys, at)
+        for column in wanted:
+            values = to_arrow(now.columns[column.name], column.dtype).cast(ARROW[column.dtype.name])
+            table = _with(table, view.full_name(column.name), values)
+    sent = {*found.served.column_names, *(column.name for column in _keys(contract, declared))}
+    for name in [column.name for column in contract.raw_inputs(declared.teacher.name) if column.available == "request"]:
+        values = table[name].combine_chunks()
+        # What only the teacher reads of a request is known from the training set alone.
+        absent = ~found.matched if name not in sent else np.zeros(len(table), bool)
+        if name not in found.served.column_names and name in sent:
+            absent = pc.is_null(values).to_numpy(zero_copy_only=False)
+        if absent.any():
+            names.append(name)
+            lacking |= absent
+    complete, refused = request.complete(columns(table, request.fed(inputs)))
+    for item in inputs:
+        if item.name not in table.column_names:
+            table = _with(table, item.name, to_arrow(complete[item.name], item.dtype))
+    whole = replace(found, rows=found.rows._replace(table=table))
+    why = f"their requests lack {', '.join(dict.fromkeys(names))}, which the teacher reads"
+    whole = whole.keep(~lacking, why).keep(~refused[~lacking], "a request transform refuses them")
+    _require(len(whole.scores), declared, whole.left_out)
+    return whole
+
+
+def _keys(contract: Contract, declared: Distillation) -> list[Column]:
+    """The join keys of the spine, and those by which teacher and student read."""
+    spine = [Column(name, TYPES[dtype]) for name, dtype in contract.spines[declared.spine.name]["keys"]]
+    read = [view for name in (declared.teacher.name, declared.student.name) for view, _ in contract.read(name)]
+    views = [column for view in dict.fromkeys(read) for column in contract.views[view].keys]
+    return list({column.name: column for column in (*spine, *views)}.values())
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The rows of a group, as `RecordedRows` has them.
+
+    Attributes:
+        known: whether the history has the row that Redis gave.
+        alike: whether the recorded digest is that of `fed`.
+    """
+
+    table: pa.Table
+    served: pa.Table
+    fed: pa.Table
+    scores: Numbers
+    known: Mask
+    alike: Mask
+    left_out: Mapping[str, int]
+
+
+class _Reader:
+    """Reads groups of recorded predictions of a distillation."""
+
+    def __init__(self, project: Project, declared: Distillation) -> None:
+        contract = project.applied()
+        self._origins = Origins(project)
+        self.spine_keys = [name for name, _ in contract.spines[declared.spine.name]["keys"]]
+        self.keys = {column.name: column for column in _keys(contract, declared)}
+        self.request = {
+            column.name: column
+            for name in (declared.student.name, declared.teacher.name)
+            for column in contract.raw_inputs(name)
+            if column.available == "request"
+        }
+
+    def read(self, part: pa.Table) -> _Part:
+        """The rows of answers of one kind.
+
+        Raises:
+            IsthmusError: the contract, the package or a history of these answers is gone.
+        """
+        one = part.slice(0, 1).to_pylist()[0]
+        contract = self._origins.contract(one["contract"])
+        if contract is None:
+            raise DataError("their contract", f"{one['contract'][:12]} is gone")
+        graphs = lru_cache(None)(lambda name: RowGraph(contract.transforms[name]))
+        reader = Predictor(contract, self._origins.model(one["package"], one["variant"]), graphs)
+        histories: dict[str, ViewHistory] = {}
+        for name in one["views"]:
+            history = self._origins.history(contract.views[name])
+            if isinstance(history, IsthmusError):
+                raise history.with_traceback(None)
+            histories[name] = history
+        bodies = self._origins.bodies(part, contract, one["hashed"], histories)
+        requests = read_predictions(reader, bodies)
+        recorded = Recorded.of(part, requests.rows)
+        now, served, known = {}, {}, np.ones(len(recorded.answer), bool)
+        for name, history in histories.items():
+            now[name] = from_history(history, contract.views[name], requests.keys, recorded.at)
+            served[name], own = _served(history, requests.keys, now[name], recorded.views[name])
+            known &= own
+        sent = requests.fields
+        ideal, fed = (reader.inputs(sent, view_answers(rows)) for rows in (now, served))
+        types = {item.name: item.dtype for item in reader.model.inputs}
+        keys = {name: self._key(column, requests.keys, sent, bodies, recorded) for name, column in self.keys.items()}
+        table = {ID: part["id"].take(pa.array(recorded.answer)).combine_chunks()} | keys
+        table[TIME] = pa.array(recorded.at).cast(ARROW["UnixTimestamp"])
+        as_table = [
+            pa.table({name: to_arrow(values[name], types[name]).cast(ARROW[types[name].name]) for name in types})
+            for values in (ideal, fed)
+        ]
+        unread = int(pc.sum(part["rows"]).as_py()) - len(recorded.answer)
+        return _Part(
+            pa.table({**table, **dict(zip(types, as_table[0].columns, strict=True))}), as_table[1], as_table[1],
+            recorded.outputs.astype(np.float64), known,
+            digests(fed) == recorded.digest.view(np.uint64),
+            {"their requests cannot be read any more: see `isthmus replay`": unread} if unread else {},
+        )  # fmt: skip
+
+    def _key(
+        self, column: Column, keys: Mapping[str, Sequence[Any]], fields: Mapping[str, Values],
+        bodies: Sequence[bytes | LookupError], recorded: Recorded,
+    ) -> pa.Array:  # fmt: skip
+        """The values of a join key, which the model reads by, or that came along."""
+        name = column.name
+        if name in keys:
+            values = from_python(keys[name], column.dtype)
+        elif name in fields:
+            values = fields[name]
+        else:
+            values = from_python(sent_keys(bodies, recorded.rows, column), column.dtype)
+        return to_arrow(values, column.dtype).cast(ARROW[column.dtype.name])
+
+
+def _served(
+    history: ViewHistory, keys: Mapping[str, Sequence[Any]], now: StoredRows, then: StoredRows
+) -> tuple[StoredRows, Mask]:
+    """The rows that Redis gave with their values, and whether these are known."""
+    known = np.ones(len(now.status), bool)
+    differing = np.flatnonzero(~now.same(then))
+    if not len(differing):
+        return now, known
+    view = history.view
+    own = {column.name: [keys[column.name][row] for row in differing.tolist()] for column in view.keys}
+    found, known[differing] = of_record(history, view, own, then.take(differing))
+    changed = {}
+    for name, values in now.columns.items():
+        data, valid = values.data.copy(), values.valid.copy()
+        data[differing], valid[differing] = found[name].data, found[name].valid
+        changed[name] = Values(data, valid)
+    return replace(then, columns=changed), known
+
+
+def _matched(table: pa.Table, examples: TrainingSet, keys: Sequence[str], tolerance: float) -> Ints:
+    """Of each row the place of that of the training set, or -1."""
+    rows = examples.table().select([*keys, TIME])
+    own = table.select(keys).cast(rows.select(keys).schema)
+    return nearest(own, micros(table[TIME]), rows.select(keys), micros(rows[TIME]), int(tolerance * 1e6))
+
+
+def _with(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    if name in table.column_names:
+        return table.set_column(table.column_names.index(name), name, values)
+    return table.append_column(name, values)
+
+
+def _plain(values: pa.Array) -> list[Any]:
+    if pa.types.is_timestamp(values.type):
+        values = values.cast(pa.int64())
+    plain: list[Any] = values.to_pylist()
+    return plain
+
+
+def _require(rows: int, declared: Distillation, left_out: Mapping[str, int]) -> None:
+    if not rows:
+        found = "; ".join(f"{count:,} rows were left out: {why}" for why, count in left_out.items()) or "none has rows"
+        raise DataError(f"recorded answers of {declared.name}", found, expected="an answer that can be computed again")
