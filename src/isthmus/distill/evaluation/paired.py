@@ -44,7 +44,8 @@ def lost(metric: str, labels: Array, scores: Array, former: Array) -> Loss:
 
 def _log_loss(labels: Array, scores: Array) -> Array:
     clipped = np.clip(scores, 1e-7, 1 - 1e-7)
-    return -np.where(labels == 1, np.log(clipped), np.log1p(-clipped))
+    loss: Array = -np.where(labels == 1, np.log(clipped), np.log1p(-clipped))
+    return loss
 
 
 ROWS: Mapping[str, Callable[[Array, Array], Array]] = {

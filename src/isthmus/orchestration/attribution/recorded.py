@@ -6,7 +6,6 @@ the recorded times and hash; with the fields of the request it is what the model
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from isthmus.features.contract.contract import Column, Contract
 from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.package.inputs import ModelInput
-from isthmus.features.request.graph import RowGraph
 from isthmus.features.types import TYPES
 from isthmus.features.values.arrow import ARROW, micros, to_arrow
 from isthmus.features.values.columns import Ints, Mask, Values, from_python
@@ -35,10 +33,10 @@ from isthmus.orchestration.attribution.shapley import Numbers
 from isthmus.orchestration.attribution.stages import SKEW, Features
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.causes import Recorded
-from isthmus.orchestration.recording.origins import Origins, groups, view_answers
-from isthmus.orchestration.recording.requests import read_predictions, sent_keys
-from isthmus.orchestration.recording.stored import StoredRows, from_history, of_record
-from isthmus.serving.predict.predictor import Predictor
+from isthmus.orchestration.recording.origins import Origins, groups
+from isthmus.orchestration.recording.predictions import read
+from isthmus.orchestration.recording.requests import sent_keys
+from isthmus.orchestration.recording.stored import from_history
 from isthmus.serving.recorder.digest import digests
 
 ID = "isthmus_answer"
@@ -260,30 +258,14 @@ class _Reader:
         Raises:
             IsthmusError: the contract, the package or a history of these answers is gone.
         """
-        one = part.slice(0, 1).to_pylist()[0]
-        contract = self._origins.contract(one["contract"])
-        if contract is None:
-            raise DataError("their contract", f"{one['contract'][:12]} is gone")
-        graphs = lru_cache(None)(lambda name: RowGraph(contract.transforms[name]))
-        reader = Predictor(contract, self._origins.model(one["package"], one["variant"]), graphs)
-        histories: dict[str, ViewHistory] = {}
-        for name in one["views"]:
-            history = self._origins.history(contract.views[name])
-            if isinstance(history, IsthmusError):
-                raise history.with_traceback(None)
-            histories[name] = history
-        bodies = self._origins.bodies(part, contract, one["hashed"], histories)
-        requests = read_predictions(reader, bodies)
-        recorded = Recorded.of(part, requests.rows)
-        now, served, known = {}, {}, np.ones(len(recorded.answer), bool)
-        for name, history in histories.items():
-            now[name] = from_history(history, contract.views[name], requests.keys, recorded.at)
-            served[name], own = _served(history, requests.keys, now[name], recorded.views[name])
-            known &= own
-        sent = requests.fields
-        ideal, fed = (reader.inputs(sent, view_answers(rows)) for rows in (now, served))
-        types = {item.name: item.dtype for item in reader.model.inputs}
-        keys = {name: self._key(column, requests.keys, sent, bodies, recorded) for name, column in self.keys.items()}
+        found = read(self._origins, part)
+        requests, recorded = found.requests, found.recorded
+        ideal, fed = found.inputs(found.now), found.inputs(found.served)
+        types = {item.name: item.dtype for item in found.predictor.model.inputs}
+        keys = {
+            name: self._key(column, requests.keys, requests.fields, found.bodies, recorded)
+            for name, column in self.keys.items()
+        }
         table = {ID: part["id"].take(pa.array(recorded.answer)).combine_chunks()} | keys
         table[TIME] = pa.array(recorded.at).cast(ARROW["UnixTimestamp"])
         as_table = [
@@ -293,7 +275,7 @@ class _Reader:
         unread = int(pc.sum(part["rows"]).as_py()) - len(recorded.answer)
         return _Part(
             pa.table({**table, **dict(zip(types, as_table[0].columns, strict=True))}), as_table[1], as_table[1],
-            recorded.outputs.astype(np.float64), known,
+            recorded.outputs.astype(np.float64), found.known,
             digests(fed) == recorded.digest.view(np.uint64),
             {"their requests cannot be read any more: see `isthmus replay`": unread} if unread else {},
         )  # fmt: skip
@@ -311,25 +293,6 @@ class _Reader:
         else:
             values = from_python(sent_keys(bodies, recorded.rows, column), column.dtype)
         return to_arrow(values, column.dtype).cast(ARROW[column.dtype.name])
-
-
-def _served(
-    history: ViewHistory, keys: Mapping[str, Sequence[Any]], now: StoredRows, then: StoredRows
-) -> tuple[StoredRows, Mask]:
-    """The rows that Redis gave with their values, and whether these are known."""
-    known = np.ones(len(now.status), bool)
-    differing = np.flatnonzero(~now.same(then))
-    if not len(differing):
-        return now, known
-    view = history.view
-    own = {column.name: [keys[column.name][row] for row in differing.tolist()] for column in view.keys}
-    found, known[differing] = of_record(history, view, own, then.take(differing))
-    changed = {}
-    for name, values in now.columns.items():
-        data, valid = values.data.copy(), values.valid.copy()
-        data[differing], valid[differing] = found[name].data, found[name].valid
-        changed[name] = Values(data, valid)
-    return replace(then, columns=changed), known
 
 
 def _matched(table: pa.Table, examples: TrainingSet, keys: Sequence[str], tolerance: float) -> Ints:

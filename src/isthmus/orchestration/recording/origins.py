@@ -17,6 +17,7 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.package.manifest import Package, open_package
 from isthmus.features.profiles import ServingProfile
+from isthmus.features.values.columns import Values
 from isthmus.orchestration.api.secret import secret
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import contract_of
@@ -25,6 +26,9 @@ from isthmus.orchestration.recording.stored import StoredRows
 from isthmus.serving.deployment.cache import folder_of
 from isthmus.serving.deployment.deployment import unapproved
 from isthmus.serving.predict.model import Model
+
+_ROWS = 1 << 14
+"""Rows that a model predicts at once."""
 
 
 class Origins:
@@ -140,6 +144,16 @@ def view_answers(stored: Mapping[str, StoredRows]) -> dict[str, ViewAnswer]:
         columns: Any = rows.columns
         answers[name] = ViewAnswer(columns, rows.status.astype(np.uint8), rows.event, rows.known)
     return answers
+
+
+def predicted(model: Model, inputs: Mapping[str, Values]) -> np.ndarray[Any, Any]:
+    """The outputs of a model for many rows, a part of them at a time."""
+    rows = len(next(iter(inputs.values())).valid)
+    parts = [
+        model.predict({name: values.take(slice(start, start + _ROWS)) for name, values in inputs.items()})
+        for start in range(0, max(rows, 1), _ROWS)
+    ]
+    return np.concatenate(parts)
 
 
 def _plain(values: pa.Array) -> list[Any]:

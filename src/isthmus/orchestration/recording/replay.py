@@ -21,12 +21,13 @@ from isthmus.features import clock
 from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import GateFailed, IsthmusError, RequestError
 from isthmus.features.offline.history import ViewHistory
+from isthmus.features.package.manifest import open_package
 from isthmus.features.progress import Progress, silent
 from isthmus.features.request.graph import RowGraph
-from isthmus.features.values.columns import Mask, Values
+from isthmus.features.values.columns import Mask
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.causes import Cause, Causes, Recorded
-from isthmus.orchestration.recording.origins import Origins, groups, view_answers
+from isthmus.orchestration.recording.origins import Origins, groups, predicted, view_answers
 from isthmus.orchestration.recording.requests import (
     Requests,
     lookup_of,
@@ -36,15 +37,12 @@ from isthmus.orchestration.recording.requests import (
 from isthmus.orchestration.recording.stored import StoredRows, from_history
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.serving.lookup.lookup import Lookup
-from isthmus.serving.predict.model import Model
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.recorder.columns import computed
 from isthmus.serving.recorder.digest import digests
 
 EXAMPLES = 10
 """Answers that a report names, of each cause."""
-_ROWS = 1 << 14
-"""Rows that a model predicts at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +238,7 @@ class _Replay:
     ) -> None:  # fmt: skip
         inputs = predictor.inputs(requests.fields, view_answers(stored))
         same_inputs = digests(inputs) == recorded.digest.view(np.uint64)
-        outputs, count = _predicted(predictor.model, inputs), len(same_inputs)
+        outputs, count = predicted(predictor.model, inputs), len(same_inputs)
         equal = _equal(outputs.reshape(count, -1), recorded.outputs.reshape(count, -1))
         for place in np.unique(recorded.answer[~(equal & same_inputs)]).tolist():
             rows = slice(int(recorded.starts[place]), int(recorded.starts[place] + recorded.rows[place]))
@@ -278,15 +276,6 @@ class _Replay:
             found.add(
                 [place], Cause.ENGINE, f"request transforms compute otherwise: {self._causes.runtime(recorded, place)}"
             )
-
-
-def _predicted(model: Model, inputs: Mapping[str, Values]) -> np.ndarray[Any, Any]:
-    rows = len(next(iter(inputs.values())).valid)
-    parts = [
-        model.predict({name: values.take(slice(start, start + _ROWS)) for name, values in inputs.items()})
-        for start in range(0, max(rows, 1), _ROWS)
-    ]
-    return np.concatenate(parts)
 
 
 def _equal(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> Mask:

@@ -123,6 +123,25 @@ def of_record(
     return {column.name: from_arrow(taken[column.name], column.dtype) for column in view.fields}, known
 
 
+def served_rows(
+    history: ViewHistory, keys: Mapping[str, Sequence[Any]], now: StoredRows, then: StoredRows
+) -> tuple[StoredRows, Mask]:
+    """The rows that Redis gave with their values, and whether these are known."""
+    known = np.ones(len(now.status), bool)
+    differing = np.flatnonzero(~now.same(then))
+    if not len(differing):
+        return now, known
+    view = history.view
+    own = {column.name: [keys[column.name][row] for row in differing.tolist()] for column in view.keys}
+    found, known[differing] = of_record(history, view, own, then.take(differing))
+    changed = {}
+    for name, values in now.columns.items():
+        data, valid = values.data.copy(), values.valid.copy()
+        data[differing], valid[differing] = found[name].data, found[name].valid
+        changed[name] = Values(data, valid)
+    return replace(then, columns=changed), known
+
+
 def _where(values: Values, there: Mask) -> Values:
     if there.all():
         return values
