@@ -189,10 +189,8 @@ def test_both_are_checks_of_the_deployment_that_hold_nothing_up(exported: Shop, 
 
 
 def checks(shop: Shop) -> dict[str, dg.AssetCheckSpec]:
-    found = build_definitions(shop.root).asset_checks or ()
-    return {
-        spec.name: spec for part in found if isinstance(part, dg.AssetChecksDefinition) for spec in part.check_specs
-    }
+    graph = build_definitions(shop.root).resolve_asset_graph()
+    return {key.name: graph.get_check_spec(key) for key in graph.asset_check_keys}
 
 
 def run(project: Project, request: Request) -> list[Checked]:
