@@ -5,11 +5,10 @@ Everything a `definitions.py` needs is here; importing it loads no third-party l
 
 from isthmus import _moved
 from isthmus.distill.declaration import Distillation, Gate, Search, Tabular
-from isthmus.distill.labels import Binary, Classes, Isotonic, Number, Rank, Temperature
+from isthmus.distill.labels import Binary, Classes, Isotonic, Monitor, Number, Rank, Temperature
 from isthmus.distill.language.causal import Causal
 from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.language.lora import Lora
-from isthmus.distill.monitor import Monitor
 from isthmus.distill.settings import Settings
 from isthmus.features.definition.expectations import Expect
 from isthmus.features.definition.spec import (

@@ -9,9 +9,8 @@ from fnmatch import fnmatchcase
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from isthmus.distill.labels import Binary, Calibration, Classes, Label, Number
+from isthmus.distill.labels import Binary, Calibration, Classes, Label, Monitor, Number
 from isthmus.distill.language.causal import GAIN, REGRESSION, UNSHAPED, Causal
-from isthmus.distill.monitor import Monitor
 from isthmus.distill.settings import TrainingSettings, failed_checks, mistyped
 from isthmus.features.definition.spec import OWNER, FeatureService, Spine, is_owner
 from isthmus.features.errors import Problem, one_of

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from isthmus.features import clock
 from isthmus.features.package.manifest import open_package
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.project import Project
@@ -56,6 +57,6 @@ def record(
         hashed=hashed,
     )  # fmt: skip
     batch = Batch(
-        run=run, number=number, written=int(project.now()), dropped=0, runtime="a test", callers=("",), groups=(group,)
+        run=run, number=number, written=clock.now(), dropped=0, runtime="a test", callers=("",), groups=(group,)
     )
     RecordedAnswers(project.offline).append([batch])

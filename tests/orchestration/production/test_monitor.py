@@ -1,8 +1,10 @@
 """Production quality of a project: labels late and early, answers again, a package that is gone, a clock gone back."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -11,7 +13,10 @@ from isthmus.distill.evaluation import metrics
 from isthmus.features import clock
 from isthmus.features.errors import GateFailed
 from isthmus.features.production import Production, production_file
-from isthmus.orchestration.production.bounds import require_bounds
+from isthmus.orchestration.graph import build_definitions
+from isthmus.orchestration.graph.events import Checked, Request
+from isthmus.orchestration.graph.steps import run_step
+from isthmus.orchestration.production.bounds import KEEPS, LIKE, require_bounds
 from isthmus.orchestration.production.labels import Without
 from isthmus.orchestration.production.monitor import monitor
 from isthmus.orchestration.project import Project
@@ -161,6 +166,37 @@ def test_a_bound_is_broken_where_chance_does_not_do_it(exported: Shop, project: 
     assert bound.found == result.packages[0].measures["auc"]
     with pytest.raises(GateFailed, match=r"auc.*at least 0.95"):
         require_bounds(result, Path("page"))
+
+
+def test_both_are_checks_of_the_deployment_that_hold_nothing_up(exported: Shop, project: Open) -> None:
+    node, clock_of = "deployment/late_order", dg.AutomationCondition.cron_tick_passed("0 * * * *")
+    assert not {KEEPS, LIKE} & checks(exported).keys()
+    exported.append("\n[server.record]\n", "isthmus.toml")
+    for name in (KEEPS, LIKE):
+        found = checks(exported)[name]
+        assert found.asset_key == dg.AssetKey(["late_order", "deployment"])
+        assert (found.blocking, found.automation_condition) == (False, clock_of)
+    opened = project(exported)
+    request = Request("monitor", checks=((node, KEEPS), (node, LIKE)))
+    assert [event.passed for event in run(opened, request)] == [True, True]
+    rows = known(opened)
+    record(opened, rows, scored(rows), rows["event"].to_numpy())
+    keeps, like = run(opened, request)
+    assert (keeps.passed, like.passed) == (True, False)
+    assert like.message.startswith("score has drifted: psi")
+    assert "data:image/svg+xml" in str(keeps.metadata["weeks"])
+    json.dumps(keeps.metadata)
+
+
+def checks(shop: Shop) -> dict[str, dg.AssetCheckSpec]:
+    graph = build_definitions(shop.root).resolve_asset_graph()
+    return {key.name: graph.get_check_spec(key) for key in graph.asset_check_keys}
+
+
+def run(project: Project, request: Request) -> list[Checked]:
+    events = list(run_step(project, request, lambda _text, _share: None))
+    assert all(isinstance(event, Checked) and not event.blocking for event in events)
+    return [event for event in events if isinstance(event, Checked)]
 
 
 def test_without_answers_there_is_nothing_and_no_bound_is_broken(exported: Shop, project: Open) -> None:

@@ -222,7 +222,8 @@ def _bounds(declared: Distillation, measures: Mapping[str, Measure], each: Mappi
     figures = {f"{stage}.{EACH}": value for stage, value in each.items()}
     for name, measure in measures.items():
         figures |= {f"{stage}.{name}": part.value for stage, part in measure.parts.items()}
-    return [GateResult(bound, figures.get(bound.metric)) for bound in declared.bounds]
+    own = [bound for bound in declared.bounds if bound.metric.partition(".")[0] in STAGES]
+    return [GateResult(bound, figures.get(bound.metric)) for bound in own]
 
 
 def _part(shares: Shares, stage: str) -> Part:

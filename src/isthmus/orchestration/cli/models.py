@@ -140,8 +140,8 @@ def monitor(
     from isthmus.orchestration.production.page import page_file, screen
 
     file = production_file(opened.state, result.model)
-    plain = {**run.plain(result), "page": str(page_file(file)), "file": str(file)}
-    judge(plain, partial(screen, result, file), partial(require_bounds, result, page_file(file)), as_json=as_json)
+    require = partial(require_bounds, result, page_file(file))
+    judge(run.plain(opened, result), partial(screen, result, file), require, as_json=as_json)
 
 
 @verbs.command()

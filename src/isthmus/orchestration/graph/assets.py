@@ -59,6 +59,8 @@ def _ops(graph: Graph, name: str, step: Step) -> Iterator[tuple[str, list[str]]]
     op, nodes = step.op or name.replace("-", "_"), [graph.nodes[node] for node in graph.of(*step.kinds)]
     if name == "attribute":
         nodes = [node for node in nodes if node.model is not None and node.model.bounded]
+    if name == "monitor":
+        nodes = [node for node in nodes if node.model is not None and node.model.monitored]
     by_model: dict[str, list[str]] = {}
     for node in nodes:
         if node.model is not None:
@@ -132,9 +134,15 @@ def _checks(graph: Graph, op: str, name: str, nodes: Sequence[str]) -> dg.AssetC
     step = STEPS[name]
     # A verdict compares what is online and what devices keep, so it waits for both.
     deps = [graph.key(node) for node in graph.of("online", "snapshot")] if name == "verify" else []
+    when: Any = None if step.cron is None else dg.AutomationCondition.cron_tick_passed(step.cron)
     specs = [
         dg.AssetCheckSpec(
-            check, asset=graph.key(node), blocking=step.blocking, description=description, additional_deps=deps
+            check,
+            asset=graph.key(node),
+            blocking=step.blocking,
+            description=description,
+            additional_deps=deps,
+            automation_condition=when,
         )
         for node in nodes
         for check, description in step.checks.items()

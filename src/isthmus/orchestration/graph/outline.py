@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from isthmus.features.definition.spec import Source as DeclaredSource
     from isthmus.orchestration.project import Project
 
-FORMAT = 4
+FORMAT = 5
 FILE = "outline.json"
 
 
@@ -89,6 +89,7 @@ class Model(msgspec.Struct, frozen=True):
         training: code version of the models that are trained on it.
         export: code version of its package and its deployment.
         bounded: whether it has bounds on what may come between an ideal answer and that of its package.
+        monitored: whether its recorded answers are measured by labels: servers record them, and it has such measures.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Model(msgspec.Struct, frozen=True):
     training: str
     export: str
     bounded: bool
+    monitored: bool
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -266,6 +268,8 @@ def _cron(seconds: float) -> str:
 
 
 def _model(project: "Project", declared: "Distillation") -> Model:
+    from isthmus.distill.declaration import MONITORED, STAGES
+
     contract, profiles = project.definitions.contract, project.settings.profiles
     read = {
         role: tuple(dict.fromkeys(view for view, _ in contract.read(service.name)))
@@ -294,7 +298,8 @@ def _model(project: "Project", declared: "Distillation") -> Model:
         contract.hash,
         _hash(training),
         _hash([training, list(project.runtimes(declared)), profiles.serving.identity(), *_owner(declared)]),
-        bool(declared.bounds),
+        any(bound.metric.partition(".")[0] in STAGES for bound in declared.bounds),
+        project.settings.server.record is not None and type(declared.label) in MONITORED,
     )
 
 

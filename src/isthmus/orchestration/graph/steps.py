@@ -309,6 +309,23 @@ def _attribute(project: "Project", request: Request, progress: Progress) -> Iter
         yield Checked(node, check, found.passed, broken, metadata, blocking=False)
 
 
+def _monitor(project: "Project", request: Request, progress: Progress) -> Iterator[Checked]:
+    from isthmus.orchestration.production import page
+    from isthmus.orchestration.production.bounds import problems
+    from isthmus.orchestration.production.monitor import monitor, plain
+    from isthmus.orchestration.recording.collect import collect
+
+    began = time.perf_counter()
+    collect(project, progress=progress)
+    found = {name: monitor(project, name, progress=progress) for name in {_name(node) for node, _ in request.checks}}
+    for node, check in request.checks:
+        result = found[_name(node)]
+        metadata, wrong = reported(plain(project, result), began), problems(result)[check]
+        metadata["weeks"] = plots(page.images(result))
+        message = "\n".join(wrong)
+        yield Checked(node, check, not wrong, message, metadata, blocking=False)
+
+
 def _deploy(project: "Project", request: Request, _progress: Progress) -> Iterator[Materialized]:
     from isthmus.orchestration import status
     from isthmus.orchestration.models.release import deploy
@@ -325,7 +342,7 @@ class Step:
 
     `pool` limits how many such steps run at once. `checks` are descriptions by name; a step without checks materializes
     its nodes. `op` is empty for the name of the step. A check that is `blocking` holds up everything downstream when it
-    fails. Of a step that is `divisible`, a part of the nodes can be selected.
+    fails. Of a step that is `divisible`, a part of the nodes can be selected. `cron` is when checks run by themselves.
     """
 
     run: "Callable[[Project, Request, Progress], Iterator[Materialized | Checked]]"
@@ -335,6 +352,7 @@ class Step:
     op: str = ""
     blocking: bool = True
     divisible: bool = True
+    cron: str | None = None
 
 
 _TABLE_CHECKS = {
@@ -345,6 +363,10 @@ _DRIFT_CHECK = {DRIFT: "New rows are like those that the models learned from."}
 _EXAMPLES_CHECK = {"loses_no_row": "As many rows came out of the join as went in."}
 _QUALITY_CHECK = {"keeps_its_quality": "Every gate that the distillation declares holds."}
 _BOUNDS_CHECK = {"stays_close_to_its_ideal": "Nothing between the ideal answer and the package's exceeds its bound."}
+_PRODUCTION_CHECKS = {
+    "keeps_its_quality_in_production": "No bound on recorded answers is broken, by the labels of now.",
+    "is_served_what_it_learned_from": "Recorded answers rest on inputs like those of the training set.",
+}
 _VERDICT = {"verdict": "What is offline, served, computed on request and seen by the package agrees."}
 
 STEPS: Mapping[str, Step] = {
@@ -363,6 +385,7 @@ STEPS: Mapping[str, Step] = {
     "verify": Step(_verify, "serve", ("package",), _VERDICT),
     "attribute": Step(_attribute, "serve", ("package",), _BOUNDS_CHECK, blocking=False),
     "deploy": Step(_deploy, "serve", ("deployment",)),
+    "monitor": Step(_monitor, "engine", ("deployment",), _PRODUCTION_CHECKS, blocking=False, cron="0 * * * *"),
 }
 
 

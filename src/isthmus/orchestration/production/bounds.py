@@ -1,6 +1,6 @@
 """Bounds on production quality, which chance alone does not break."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -8,6 +8,9 @@ import msgspec
 from isthmus.distill.declaration import PRODUCTION, Distillation, Gate
 from isthmus.features.errors import GateFailed
 from isthmus.features.production import Bound, Measure, PackageQuality, Production
+
+KEEPS, LIKE = "keeps_its_quality_in_production", "is_served_what_it_learned_from"
+"""The checks."""
 
 
 def bounds(declared: Distillation) -> Sequence[Gate]:
@@ -22,6 +25,18 @@ def require_bounds(result: Production, page: Path) -> None:
             f"production of {result.model}", "; ".join(map(said, broken)), expected="; ".join(map(wanted, broken)),
             remedy=f"look at {page}; `isthmus rollback` puts the package before it in force",
         )  # fmt: skip
+
+
+def problems(result: Production) -> Mapping[str, list[str]]:
+    """By check, what is wrong, in sentences: the bounds that are broken, and what has drifted of the last package."""
+    broken = [f"{said(bound)}, expected {wanted(bound)}" for bound in result.bounds if bound.broken]
+    drifted = [
+        f"{found.name} has drifted: {', '.join(found.exceeded)}; psi {found.psi:.3g}"
+        for package in result.packages[:1]
+        for found in package.drift
+        if found.exceeded
+    ]
+    return {KEEPS: broken, LIKE: drifted}
 
 
 def said(bound: Bound) -> str:

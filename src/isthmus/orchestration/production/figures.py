@@ -12,13 +12,14 @@ from isthmus.distill.evaluation import confidence
 from isthmus.distill.evaluation.interval import Interval
 from isthmus.distill.evaluation.slices import parts
 from isthmus.distill.labels import Binary, Classes, Number
-from isthmus.distill.monitor import FEWEST
 from isthmus.distill.types import Array
 from isthmus.features import clock
 from isthmus.features.errors import RequestError
 from isthmus.features.production import Measure, Quality, SliceQuality, Week
 from isthmus.features.values.columns import Ints, Mask
 
+FEWEST = 100
+"""Answers of a slice, at least."""
 SLICES = 10
 """The worst slices, which a report names."""
 _DAY = timedelta(days=1) // clock.MICROSECOND

@@ -105,10 +105,11 @@ def follow(project: Project, name: str | None, say: Callable[[str], None], stopp
     repeat(turn, SECONDS, say, stopped)
 
 
-def plain(result: Production) -> dict[str, Any]:
-    """As plain data."""
+def plain(project: Project, result: Production) -> dict[str, Any]:
+    """As plain data, with the files."""
     built: dict[str, Any] = msgspec.to_builtins(result)
-    return built
+    file = production_file(project.state, result.model)
+    return {**built, "file": str(file), "page": str(page_file(file))}
 
 
 class _Work(NamedTuple):
