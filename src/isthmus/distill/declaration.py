@@ -41,6 +41,13 @@ ATTRIBUTED: Mapping[type[Label], Sequence[str]] = {
 
 PRODUCTION = "production"
 """The beginning of a bound on what `isthmus monitor` measures."""
+LOST = "lost"
+"""The beginning of a bound on what a deployment loses of a measure beside the package before it."""
+COMPARED: Mapping[type[Label], Sequence[str]] = {
+    Binary: ("auc", "log_loss", "brier"),
+    Number: ("rmse", "mae"),
+}
+"""The measures of which a loss is known with its error, row by row."""
 MONITORED: Mapping[type[Label], Sequence[str]] = {
     Binary: ("auc", "log_loss", "brier", "ece"),
     Classes: ("log_loss", "accuracy", "ece"),
@@ -297,7 +304,8 @@ class Distillation:
         bounds: what a stage between the ideal answer and that of the package may change, for `isthmus attribute`: gates
             on a stage and a measure, such as "staleness.auc" (docs/attribution.md); and what answers must reach once
             their labels are known, for `isthmus monitor`, such as "production.auc" (docs/production.md). Both are
-            checks in Dagster, too.
+            checks in Dagster, too. A bound on what a deployment loses beside the one before it, such as "lost.auc",
+            undoes it.
         monitor: how answers find the labels that become known later.
     """
 
@@ -423,13 +431,22 @@ class Distillation:
         """Bounds on what is not attributed."""
         measures = () if self.label is None else ATTRIBUTED.get(type(self.label), ())
         monitored = () if self.label is None else MONITORED.get(type(self.label), ())
+        compared = () if self.label is None else COMPARED.get(type(self.label), ())
         known = [f"{stage}.{measure}" for stage in STAGES for measure in measures]
         known += [f"{PRODUCTION}.{measure}" for measure in monitored]
-        parts = [(" or ".join(STAGES), measures), (PRODUCTION, monitored)]
+        known += [f"{LOST}.{measure}" for measure in compared]
+        parts = [(" or ".join(STAGES), measures), (PRODUCTION, monitored), (LOST, compared)]
         expected = ", or ".join(f"{first}, a point, and {one_of(names)}" for first, names in parts if names)
         expected = expected or "none: only a Tabular whose label is Binary, Classes or a Number is measured"
         names = [bound.metric for bound in self.bounds if bound.metric not in known]
-        return [Problem(f"{self.where}: bound", repr(name), expected) for name in names]
+        wrong = [Problem(f"{self.where}: bound", repr(name), expected) for name in names]
+        losses = [bound for bound in self.bounds if bound.metric.startswith(f"{LOST}.")]
+        wrong += [
+            Problem(f"{self.where}: {bound.metric}", repr(bound), "at_most alone, 0 or more")
+            for bound in losses
+            if bound.at_least is not None or (bound.at_most is not None and bound.at_most < 0)
+        ]
+        return wrong
 
     def _misset(self, settings: TrainingSettings | None, where: str) -> list[Problem]:
         if settings is None:

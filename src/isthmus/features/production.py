@@ -70,6 +70,29 @@ class InputDrift(msgspec.Struct, frozen=True, kw_only=True):
     exceeded: tuple[str, ...] = ()
 
 
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """What a deployment loses beside the package before it, over the rows that it answered since it was deployed.
+
+    Attributes:
+        at_most: how much of the measure it may lose.
+        former: the digest of the package before it, which was asked the same.
+        rows: that have a label, and an answer of both.
+        value: above 0 where it is worse; None for too few rows. Likewise `least`, what it loses unless by rare chance.
+    """
+
+    measure: str
+    at_most: float
+    former: str
+    rows: int
+    value: float | None = None
+    least: float | None = None
+
+    @property
+    def beyond(self) -> bool:
+        """Whether it loses more than it may, and not by chance."""
+        return self.least is not None and self.least > self.at_most
+
+
 class PackageQuality(Quality, frozen=True, kw_only=True):
     """Of all answers of a package in a precision.
 
@@ -77,6 +100,7 @@ class PackageQuality(Quality, frozen=True, kw_only=True):
         package: its digest.
         first: of the answers, microseconds since 1970 UTC; likewise `last`.
         drift: of the answers since `drift_since`.
+        lost: beside the package before it, if it is deployed and has a bound on that.
         unknown: what is not known of it, in sentences: the package is gone, say.
     """
 
@@ -88,6 +112,7 @@ class PackageQuality(Quality, frozen=True, kw_only=True):
     slices: tuple[SliceQuality, ...] = ()
     drift: tuple[InputDrift, ...] = ()
     drift_since: int | None = None
+    lost: tuple[Loss, ...] = ()
     unknown: tuple[str, ...] = ()
 
 
@@ -117,6 +142,7 @@ class Production(msgspec.Struct, frozen=True, kw_only=True):
         left_out: why rows of answers have no part in any measure, and how many.
         bounds: those of the distillation, of the package that answered last.
         packages: the one that answered last comes first.
+        undone: that the deployment was undone for what it lost, or why it could not be; else empty.
     """
 
     model: str
@@ -126,6 +152,7 @@ class Production(msgspec.Struct, frozen=True, kw_only=True):
     left_out: Mapping[str, int]
     packages: tuple[PackageQuality, ...]
     bounds: tuple[Bound, ...] = ()
+    undone: str = ""
     format: int = FORMAT
 
     def of(self, package: str, precision: str | None = None) -> PackageQuality | None:

@@ -117,6 +117,18 @@ def rollback(project: Project, to: str | None = None) -> Released:
     return _released(project, done)
 
 
+def undo(project: Project, deployment: Deployment, why: str) -> bool:
+    """Puts the deployment before this one behind the API again, with the reason on record; whether it was to be done.
+
+    Errors: see `promote`.
+    """
+    with _contracts(project) as contracts:
+        return rollout.undo(
+            project.deployment_file, deployment, why, at=clock.now(), generations=contracts,
+            public_key=project.public_key,
+        )  # fmt: skip
+
+
 @contextmanager
 def _contracts(project: Project) -> Iterator[Generations]:
     """Those of the project, of which none is forgotten within the block.

@@ -32,7 +32,9 @@ from isthmus.serving.wire.messages import PredictRequest
 
 _PREDICT = msgspec.json.Decoder(PredictRequest)
 _TEXTS = msgspec.json.Decoder(list[str | None])
-_READ = ["run", "sequence", "at", "contract", "package", "variant", "rows", "request", "hashed", "outputs"]
+_READ = [
+    "id", "run", "sequence", "written", "at", "contract", "package", "variant", "rows", "request", "hashed", "outputs",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from isthmus.features.contract.contract import Column
 from isthmus.features.errors import IsthmusError, RequestError
 from isthmus.features.files import write_atomically
 from isthmus.features.package.manifest import read_package
-from isthmus.features.production import InputDrift, PackageQuality, Production, production_file
+from isthmus.features.production import InputDrift, Loss, PackageQuality, Production, production_file
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.api.collect import repeat
 from isthmus.orchestration.frames import source_frames, spine_columns
@@ -31,8 +31,11 @@ from isthmus.orchestration.production.answers import Answered, answered, package
 from isthmus.orchestration.production.bounds import bounds, judged, said, wanted
 from isthmus.orchestration.production.drift import served_drift
 from isthmus.orchestration.production.labels import CODES, Found, Without, find, nearest_answers
+from isthmus.orchestration.production.lost import losses, take_back
 from isthmus.orchestration.production.page import page, page_file
 from isthmus.orchestration.project import Project
+from isthmus.serving.deployment.deployment import Deployment
+from isthmus.serving.rollout.rollout import in_force
 from isthmus.transforms.views.compute import compute_spine
 
 SECONDS = 3600.0
@@ -72,16 +75,19 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
         return plain
 
     progress("reading recorded answers", 0.0)
+    deployment = in_force(project.deployment_file)
     found = answered(project, declared, columns, keys)
     left_out: Counter[Without] = Counter()
     packages = []
     for each in found:
         progress(f"measuring package {each.package[:12]}", 0.5)
-        packages.append(_package(_Work(project, declared, columns, decides), each, spine(), keys, left_out))
+        packages.append(_package(_Work(project, declared, columns, decides, deployment), each, spine(), keys, left_out))
+    lost = [loss for package in packages for loss in package.lost]
     result = Production(
         model=declared.name, metric=decides[0], higher_is_better=decides[1], at=project.now(),
         left_out={why.value: left_out[why] for why in Without if left_out[why]}, packages=tuple(packages),
         bounds=tuple(judged(bound, packages[0] if packages else None) for bound in bounds(declared)),
+        undone="" if deployment is None else take_back(project, deployment, lost),
     )  # fmt: skip
     file = production_file(project.state, declared.name)
     write_atomically(page_file(file), page(result).encode())
@@ -97,9 +103,11 @@ def follow(project: Project, name: str | None, say: Callable[[str], None], stopp
     def turn() -> str:
         for each in names:
             with suppress(RequestError):  # an answer without a measure, as of ranks
-                broken = [bound for bound in monitor(project, each).bounds if bound.broken]
-                for bound in broken:
+                result = monitor(project, each)
+                for bound in (bound for bound in result.bounds if bound.broken):
                     say(f"{each}: {said(bound)}, expected {wanted(bound)}")
+                if result.undone:
+                    say(f"{each}: {result.undone}")
         return ""
 
     repeat(turn, SECONDS, say, stopped)
@@ -117,6 +125,7 @@ class _Work(NamedTuple):
     declared: Distillation
     columns: Sequence[Column]
     decides: tuple[str, bool]
+    deployment: Deployment | None
 
 
 def _package(work: _Work, answers: Answered, spine: pa.Table, keys: Any, left_out: Counter[Without]) -> PackageQuality:
@@ -144,6 +153,11 @@ def _package(work: _Work, answers: Answered, spine: pa.Table, keys: Any, left_ou
             since, drifted = served_drift(project, declared, folder, answers, keys)
         except IsthmusError as error:
             unknown.append(f"drift is not known: {error}")
+    lost: tuple[Loss, ...] = ()
+    try:
+        lost = losses(project, declared, work.deployment, answers, of, chosen)
+    except IsthmusError as error:
+        unknown.append(f"what it loses beside the package before it is not known: {error}")
     return PackageQuality(
         package=answers.package, precision=answers.precision, first=int(answers.at.min()), last=int(answers.at.max()),
         answers=whole.answers, rows=whole.rows, measures=whole.measures,
@@ -151,7 +165,7 @@ def _package(work: _Work, answers: Answered, spine: pa.Table, keys: Any, left_ou
         slices=figures.slices(
             measured, of, answers.outputs, chosen, answers.columns.select(sliced), work.decides
         ),
-        drift=drifted, drift_since=since, unknown=tuple(unknown),
+        drift=drifted, drift_since=since, lost=lost, unknown=tuple(unknown),
     )  # fmt: skip
 
 

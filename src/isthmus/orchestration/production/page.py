@@ -24,6 +24,7 @@ from isthmus.features.document.blocks import (
 from isthmus.features.document.html import image, to_html
 from isthmus.features.production import Measure, PackageQuality, Production, Quality
 from isthmus.orchestration.production.bounds import said, wanted
+from isthmus.orchestration.production.lost import said as said_loss
 
 _STYLE = """\
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft) } svg .grid { stroke: var(--line) }
@@ -139,6 +140,18 @@ def _blocks(result: Production, *, narrow: bool = False) -> Iterator[Block]:
             known = bound.found is not None
             rows.append([wanted(bound), bad("broken") if bound.broken else good("holds") if known else "", said(bound)])
         yield Table(["bound", "", "found"], rows)
+    found = [loss for package in result.packages for loss in package.lost]
+    if found:
+        yield Table(["may be lost", "", "found"], [
+            [
+                f"{loss.measure}: at most {loss.at_most:g}",
+                bad("beyond") if loss.beyond else "" if loss.value is None else good("holds"),
+                said_loss(loss),
+            ]
+            for loss in found
+        ])  # fmt: skip
+    if result.undone:
+        yield Paragraph(result.undone)
     for why, count in result.left_out.items():
         yield Paragraph(f"{count:,} rows are in no figure: {why}.")
 
