@@ -167,10 +167,10 @@ def recorded(root: Path) -> None:
         if day == STALE_DAY:
             verify(project)
             deploy(project)
-        _ask(project, day)
+        ask(project, day)
 
 
-def _ask(project: Project, day: int) -> None:
+def ask(project: Project, day: int) -> None:
     """Asks every question of a day, and has it recorded for its moment: clocks of tests stand still."""
     known = {path.name for path in segments(project.spool)}
     questions = questions_of(project.root, day)

@@ -97,7 +97,8 @@ def answered(
         package, _, name = kind.partition("\n")
         part = rows.filter(chosen).combine_chunks()
         found.append(reader.read(package, name, part, twice[chosen.to_numpy()]))
-    return sorted(found, key=lambda each: int(each.at.max(initial=0)), reverse=True)
+    # Where the clock of a project stands still, that of its machine decides.
+    return sorted(found, key=lambda each: (int(each.at.max()), pc.max(each.part["written"]).as_py()), reverse=True)
 
 
 def _models(project: Project) -> Callable[[str], str | None]:
