@@ -33,6 +33,7 @@ from isthmus.orchestration.production.drift import served_drift
 from isthmus.orchestration.production.labels import CODES, Found, Without, find, nearest_answers
 from isthmus.orchestration.production.page import page, page_file
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.collect import collect
 from isthmus.transforms.views.compute import compute_spine
 
 SECONDS = 3600.0
@@ -43,7 +44,7 @@ _SLICED = ("Bool", "Int32", "Int64", "Float32", "Float64", "String")
 def monitor(project: Project, name: str | None = None, *, progress: Progress = silent) -> Production:
     """Measures the recorded answers of a distillation's packages by the labels that are known by now.
 
-    The spine is computed anew. The result is written to `production_file`, with a page beside it.
+    What servers have recorded is collected first, and the spine is computed anew. The result is written to `production_file`, with a page beside it.
 
     Raises:
         RequestError: such answers have no measure by labels.
@@ -71,6 +72,7 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
         plain: list[Any] = (values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values).to_pylist()
         return plain
 
+    collect(project, progress=progress)
     progress("reading recorded answers", 0.0)
     found = answered(project, declared, columns, keys)
     left_out: Counter[Without] = Counter()
