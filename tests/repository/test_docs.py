@@ -62,6 +62,7 @@ BEFORE = {
     "docs/attribution.md": "flights",
     "docs/features.md": "empty",
     "docs/distillation.md": "flights",
+    "docs/production.md": "flights",
     "docs/search.md": "flights",
     "docs/causal.md": "docwriter",
     "docs/packages.md": "effects",

@@ -10,10 +10,12 @@ import pyarrow.parquet as pq
 
 from isthmus.features import clock
 from isthmus.features.package.manifest import open_package
+from isthmus.orchestration.api.secret import secret
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.serving.recorder.batch import Batch, Group
+from isthmus.serving.recorder.columns import hashes
 
 HOUR = 3_600_000_000
 DAY = 24 * HOUR
@@ -41,6 +43,9 @@ def record(
     """A batch of answers of a row each, in this order."""
     count = len(rows)
     lists = {name: rows[name].to_pylist() for name in columns}
+    for name in hashed:
+        column = project.applied().views["shelf_demand"].keys[["store", "product"].index(name)]
+        lists[name] = hashes(secret(project), column, lists[name])
     bodies = [
         json.dumps({
             "entities": {"store": [lists["store"][n]], "product": [lists["product"][n]]} if "store" in lists else {},

@@ -1,6 +1,7 @@
 """Production quality of a project: labels late and early, answers again, a package that is gone, a clock gone back."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,17 @@ from isthmus.features.production import Production, production_file
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.graph.events import Checked, Request
 from isthmus.orchestration.graph.steps import run_step
+from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.production.bounds import KEEPS, LIKE, require_bounds
 from isthmus.orchestration.production.labels import Without
 from isthmus.orchestration.production.monitor import monitor
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.table import FOLDER
+from isthmus.orchestration.verification.verify import verify
+from tests import commandline
+from tests.orchestration.api.served import served
 from tests.orchestration.production.recordings import DAY, HOUR, digest, orders, record
-from tests.orchestration.shop import Open, Shop
+from tests.orchestration.shop import NOW, Open, Shop
 
 MINUTE = HOUR // 60
 
@@ -148,6 +154,18 @@ def test_a_package_that_is_gone_has_quality_without_drift(exported: Shop, projec
     assert gone.measures["auc"].value > 0.8 > 0.2 > now.measures["auc"].value
 
 
+def test_private_keys_are_found_by_their_hashes(exported: Shop, project: Open) -> None:
+    opened = project(exported)
+    rows = known(opened)
+    record(opened, rows, scored(rows), rows["event"].to_numpy())
+    plain = monitor(opened)
+    shutil.rmtree(Path(opened.offline) / FOLDER)
+    record(opened, rows, scored(rows), rows["event"].to_numpy(), hashed=("store", "product"))
+    hashed = monitor(opened)
+    assert hashed == plain
+    assert hashed.packages[0].drift
+
+
 def test_a_bound_is_broken_where_chance_does_not_do_it(exported: Shop, project: Open) -> None:
     exported.append('late_order = replace(late_order, bounds=[Gate("production.auc", at_least=0.95)])\n')
     exported.replace(
@@ -170,7 +188,6 @@ def test_a_bound_is_broken_where_chance_does_not_do_it(exported: Shop, project: 
 
 def test_both_are_checks_of_the_deployment_that_hold_nothing_up(exported: Shop, project: Open) -> None:
     node, clock_of = "deployment/late_order", dg.AutomationCondition.cron_tick_passed("0 * * * *")
-    assert not {KEEPS, LIKE} & checks(exported).keys()
     exported.append("\n[server.record]\n", "isthmus.toml")
     for name in (KEEPS, LIKE):
         found = checks(exported)[name]
@@ -202,3 +219,40 @@ def run(project: Project, request: Request) -> list[Checked]:
 def test_without_answers_there_is_nothing_and_no_bound_is_broken(exported: Shop, project: Open) -> None:
     result = monitor(project(exported))
     assert (result.packages, dict(result.left_out)) == ((), {})
+
+
+@pytest.mark.accept
+def test_what_a_server_answered_meets_its_labels_and_is_at_its_metrics(exported: Shop, project: Open) -> None:
+    exported.append("\n[server.record]\n", "isthmus.toml")
+    exported.replace("task=Tabular(", "monitor=Monitor(within=timedelta(days=20)), task=Tabular(")
+    exported.replace("    Int64,\n", "    Int64,\n    Monitor,\n")
+    verify(project(exported))
+    deploy(project(exported))
+    # The clock of the project stands in February, and then moves on.
+    exported.replace(NOW, "2024-02-20T00:00:00Z", "isthmus.toml")
+    opened = project(exported)
+    rows = orders(opened)
+    rows = rows.filter(pa.array(np.abs(rows["event"].to_numpy() - opened.now()) < 5 * DAY))
+    assert rows["known"].to_numpy().min() < opened.now() < rows["known"].to_numpy().max()
+    with served(opened, model=True) as http:
+        for row in rows.select(["store", "product", "hour", "weight"]).to_pylist():
+            keys = {name: [row[name]] for name in ("store", "product")}
+            fields = {name: [row[name]] for name in ("hour", "weight")}
+            assert http.post("/predict", json={"entities": keys, "request": fields}).status_code == 200
+    exported.replace("2024-02-20T00:00:00Z", NOW, "isthmus.toml")
+    done = commandline.run("recorded", cwd=exported.root)
+    assert done.returncode == 0, done.stderr
+    done = commandline.run("monitor", "--json", cwd=exported.root)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    (package,) = report["packages"]
+    early = int((rows["known"].to_numpy() <= opened.now()).sum())
+    assert report["left_out"] == {Without.EARLY.value: early}
+    assert (package["answers"], package["rows"]) == (len(rows), len(rows) - early)
+    assert package["measures"]["auc"]["low"] is not None
+    assert not package["unknown"]
+    with served(project(exported), model=True) as http:
+        text = http.get("/metrics").text
+    value = package["measures"]["auc"]["value"]
+    assert f'isthmus_production_quality{{metric="auc",model="late_order",period="all"}} {value}' in text
+    assert 'isthmus_production_rows{model="late_order",period="week"}' in text

@@ -313,10 +313,8 @@ def _monitor(project: "Project", request: Request, progress: Progress) -> Iterat
     from isthmus.orchestration.production import page
     from isthmus.orchestration.production.bounds import problems
     from isthmus.orchestration.production.monitor import monitor, plain
-    from isthmus.orchestration.recording.collect import collect
 
     began = time.perf_counter()
-    collect(project, progress=progress)
     found = {name: monitor(project, name, progress=progress) for name in {_name(node) for node, _ in request.checks}}
     for node, check in request.checks:
         result = found[_name(node)]

@@ -34,6 +34,7 @@ from isthmus.orchestration.production.labels import CODES, Found, Without, find,
 from isthmus.orchestration.production.lost import losses, take_back
 from isthmus.orchestration.production.page import page, page_file
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.collect import collect
 from isthmus.serving.deployment.deployment import Deployment
 from isthmus.serving.rollout.rollout import in_force
 from isthmus.transforms.views.compute import compute_spine
@@ -46,7 +47,7 @@ _SLICED = ("Bool", "Int32", "Int64", "Float32", "Float64", "String")
 def monitor(project: Project, name: str | None = None, *, progress: Progress = silent) -> Production:
     """Measures the recorded answers of a distillation's packages by the labels that are known by now.
 
-    The spine is computed anew. The result is written to `production_file`, with a page beside it.
+    What servers have recorded is collected first, and the spine is computed anew. The result is written to `production_file`, with a page beside it.
 
     Raises:
         RequestError: such answers have no measure by labels.
@@ -74,6 +75,7 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
         plain: list[Any] = (values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values).to_pylist()
         return plain
 
+    collect(project, progress=progress)
     progress("reading recorded answers", 0.0)
     deployment = in_force(project.deployment_file)
     found = answered(project, declared, columns, keys)
