@@ -71,7 +71,7 @@ def worst_slices(
 
 def parts(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str | None, Index]]:
     """Value and rows of each slice that is large enough but not all rows."""
-    values, codes = _coded(name, column)
+    values, codes = coded(name, column)
     order = np.argsort(codes, kind="stable")
     ends = np.searchsorted(codes[order], np.arange(len(values) + 1), side="left")
     for value, start, end in zip(values, ends[:-1].tolist(), ends[1:].tolist(), strict=True):
@@ -79,7 +79,7 @@ def parts(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str 
             yield value, order[start:end].astype(np.int64)
 
 
-def _coded(name: str, column: pa.ChunkedArray) -> tuple[list[str | None], Index]:
+def coded(name: str, column: pa.ChunkedArray) -> tuple[list[str | None], Index]:
     """The values of a column in words, then None, and the place of each row's value among them."""
     kind = column.type
     if pa.types.is_dictionary(kind):

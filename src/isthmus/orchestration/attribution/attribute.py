@@ -61,6 +61,12 @@ def day_range(first: str | None, end: str | None) -> Days | None:
     return None if first is None or end is None else Days.parse(first, end)
 
 
+def refuse(options: Mapping[str, object], beside: str) -> None:
+    """Raises a RequestError with the options that are named and do not go with another."""
+    if named := [name for name, value in options.items() if value not in (None, [])]:
+        raise RequestError(", ".join(named), f"does not go with {beside}", remedy="leave it out")
+
+
 def attribute(  # noqa: PLR0913 - the options of the command
     project: Project,
     name: str | None = None,
@@ -90,7 +96,7 @@ def attribute(  # noqa: PLR0913 - the options of the command
     artifacts = Artifacts.of(project, name)
     declared, product = artifacts.declared, _product(runtime or "ort")
     if recorded:
-        _require_no({"--fed": fed, "--precision": precision, "--runtime": runtime})
+        refuse({"--fed": fed, "--precision": precision, "--runtime": runtime}, "--recorded")
         progress("reading recorded answers", 0.0)
         answered = predictions(project, declared, days)
         package, precision = answered.package, answered.precision
@@ -133,13 +139,6 @@ def _product(option: str) -> Product:
     if option not in known:
         raise RequestError(f"runtime {option}", "there is none of this name", expected=one_of(known))
     return known[option]
-
-
-def _require_no(options: Mapping[str, object]) -> None:
-    if named := [name for name, value in options.items() if value is not None]:
-        raise RequestError(
-            ", ".join(named), "does not go with --recorded", expected="what was recorded: it says all of that"
-        )
 
 
 def _of_training_set(

@@ -78,10 +78,10 @@ def screen(result: Attribution) -> Iterator[Block]:
 
 def images(result: Attribution) -> dict[str, str]:
     """A waterfall of each measure, as the address of an image."""
-    return {_name(name): image(waterfall(name, measure), STYLE) for name, measure in result.measures.items()}
+    return {measure_name(name): image(waterfall(name, measure), STYLE) for name, measure in result.measures.items()}
 
 
-def waterfall(name: str, measure: Measure) -> Figure:
+def waterfall(name: str, measure: Measure, names: tuple[str, str] = ("ideal", "answer")) -> Figure:
     """From the ideal, part by part, to the answer; a line is the range over the orders where parts interact."""
     at, bars = measure.ideal, []
     for stage, part in measure.parts.items():
@@ -90,7 +90,7 @@ def waterfall(name: str, measure: Measure) -> Figure:
     ends = [measure.ideal, measure.answer, *(end for bar in bars for end in bar[1:])]
     x = axis(ends, _LEFT, _WIDTH - _RIGHT)
     height = _ROW * (len(bars) + 2) + 8
-    lines = [_line(0, "ideal", _bar(x, 0, x.low, measure.ideal, "end"), cell(measure.ideal))]
+    lines = [_line(0, names[0], _bar(x, 0, x.low, measure.ideal, "end"), cell(measure.ideal))]
     for n, (stage, begin, end, low, high) in enumerate(bars, 1):
         gain = (end - begin) * _BETTER.get(name, 0)
         drawn = _bar(x, n, begin, end, "better" if gain > 0 else "worse" if gain < 0 else "moved")
@@ -99,8 +99,8 @@ def waterfall(name: str, measure: Measure) -> Figure:
             drawn += f'<line class="range" x1="{x(low):.1f}" x2="{x(high):.1f}" y1="{middle:.1f}" y2="{middle:.1f}"/>'
         lines.append(_line(n, stage, drawn, f"{end - begin:+.4g}"))
     last = len(bars) + 1
-    lines.append(_line(last, "answer", _bar(x, last, x.low, measure.answer, "end"), cell(measure.answer)))
-    return Figure("".join(lines), f"waterfall of {_name(name)}", _name(name), _WIDTH, height)
+    lines.append(_line(last, names[1], _bar(x, last, x.low, measure.answer, "end"), cell(measure.answer)))
+    return Figure("".join(lines), f"waterfall of {measure_name(name)}", measure_name(name), _WIDTH, height)
 
 
 def _line(n: int, name: str, content: str, number: str) -> str:
@@ -117,15 +117,16 @@ def _bar(x: Axis, n: int, begin: float, end: float, kind: str) -> str:
     return f'<rect class="{kind}" x="{left:.1f}" y="{_ROW * n + 5}" width="{width:.1f}" height="{_ROW - 10}"/>'
 
 
-def _name(measure: str) -> str:
+def measure_name(measure: str) -> str:
+    """In words."""
     return "mean score" if measure == SCORE else measure.replace("_", " ")
 
 
 def _title(name: str, measure: Measure) -> str:
-    return f"{_name(name)}: {measure.ideal:.4g} to {measure.answer:.4g}, {measure.difference:+.4g}"
+    return f"{measure_name(name)}: {measure.ideal:.4g} to {measure.answer:.4g}, {measure.difference:+.4g}"
 
 
-def parts_table(measure: Measure) -> Table:
+def parts_table(measure: Measure, kind: str = "stage") -> Table:
     """Each part with its range, if parts interact, and its share."""
     rows: list[Sequence[Text]] = []
     for stage, part in measure.parts.items():
@@ -133,7 +134,7 @@ def parts_table(measure: Measure) -> Table:
         share = f"{part.value / measure.difference:.1%}" if abs(measure.difference) > MIXED else ""
         ends = (f"{part.low:+.4g}", f"{part.high:+.4g}") if mixed else ("", "")
         rows.append([stage, f"{part.value:+.4g}", *ends, share])
-    return Table(["stage", *NUMBERS], rows, numbers=NUMBERS)
+    return Table([kind, *NUMBERS], rows, numbers=NUMBERS)
 
 
 def _each(result: Attribution) -> Table:

@@ -137,11 +137,11 @@ def recorded_rows(
     for name in [name for name in reader.request if name in taken.column_names]:
         values = taken[name].cast(ARROW[reader.request[name].dtype.name])
         if name in served.column_names:
-            served = _with(served, name, pc.if_else(pa.array(places >= 0), values, served[name]))
-            table = _with(table, name, served[name])
+            served = with_column(served, name, pc.if_else(pa.array(places >= 0), values, served[name]))
+            table = with_column(table, name, served[name])
         elif name not in table.column_names:
-            table = _with(table, name, values)
-    table = _with(table, label, taken[label])
+            table = with_column(table, name, values)
+    table = with_column(table, label, taken[label])
     found = RecordedRows(
         Rows(examples, table, np.arange(len(table))), served, fed, np.concatenate([part.scores for part in parts]),
         places >= 0, [name for name in reader.keys if table[name].null_count < len(table)],
@@ -185,11 +185,11 @@ def with_teacher(
             if values.null_count:
                 names.append(column.name)
                 lacking |= pc.is_null(values).to_numpy(zero_copy_only=False)
-            keys[column.name] = _plain(values)
+            keys[column.name] = plain(values)
         now = from_history(history, view, keys, at)
         for column in wanted:
             values = to_arrow(now.columns[column.name], column.dtype).cast(ARROW[column.dtype.name])
-            table = _with(table, view.full_name(column.name), values)
+            table = with_column(table, view.full_name(column.name), values)
     sent = {*found.served.column_names, *(column.name for column in _keys(contract, declared))}
     for name in [column.name for column in contract.raw_inputs(declared.teacher.name) if column.available == "request"]:
         values = table[name].combine_chunks()
@@ -203,7 +203,7 @@ def with_teacher(
     complete, refused = request.complete(columns(table, request.fed(inputs)))
     for item in inputs:
         if item.name not in table.column_names:
-            table = _with(table, item.name, to_arrow(complete[item.name], item.dtype))
+            table = with_column(table, item.name, to_arrow(complete[item.name], item.dtype))
     whole = replace(found, rows=found.rows._replace(table=table))
     why = f"their requests lack {', '.join(dict.fromkeys(names))}, which the teacher reads"
     whole = whole.keep(~lacking, why).keep(~refused[~lacking], "a request transform refuses them")
@@ -302,13 +302,15 @@ def _matched(table: pa.Table, examples: TrainingSet, keys: Sequence[str], tolera
     return nearest(own, micros(table[TIME]), rows.select(keys), micros(rows[TIME]), int(tolerance * 1e6))
 
 
-def _with(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+def with_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """A table with a column, in the place of that of its name if there is one."""
     if name in table.column_names:
         return table.set_column(table.column_names.index(name), name, values)
     return table.append_column(name, values)
 
 
-def _plain(values: pa.Array) -> list[Any]:
+def plain(values: pa.Array) -> list[Any]:
+    """The values of a join key, times in microseconds."""
     if pa.types.is_timestamp(values.type):
         values = values.cast(pa.int64())
     plain: list[Any] = values.to_pylist()

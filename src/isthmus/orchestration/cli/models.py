@@ -2,12 +2,15 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from isthmus.orchestration.cli.options import JsonOption, NameArgument, OutOption, ProjectOption, open_project
 from isthmus.orchestration.cli.screens.terminal import judge, present, progress, say
+
+if TYPE_CHECKING:
+    from isthmus.features.days import Days
 
 verbs = typer.Typer()
 
@@ -95,17 +98,34 @@ def attribute(
     tolerance: Annotated[
         float, typer.Option(min=0, help="Seconds between a recorded row and the row of the training set of its label.")
     ] = 60.0,
+    against: Annotated[
+        tuple[str, str] | None,
+        typer.Option(help="An earlier period, from a day on and before another: splits the change since then."),
+    ] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(help="With --against, a column whose values are segments; by default the join keys."),
+    ] = None,
+    package_against: Annotated[
+        Path | None, typer.Option(help="The package of the earlier period; by default the last one, too.")
+    ] = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Split what the package's answers differ by from the ideal ones: stale, skewed, distilled, rounded, run elsewhere.
 
-    By default of the rows of the test part. Exit code 1 if a bound of the distillation does not hold.
+    By default of the rows of the test part. With --against, split what changed between two periods: the population,
+    its features, the contract, the model. Exit code 1 if a bound of the distillation does not hold.
     """
     from isthmus.orchestration.attribution.attribute import attribute as run
-    from isthmus.orchestration.attribution.attribute import day_range
+    from isthmus.orchestration.attribution.attribute import day_range, refuse
 
     days = day_range(first, end)
+    if against is not None:
+        refuse({"--fed": fed, "--precision": precision, "--runtime": runtime}, "--against")
+        _change(name, days, against, by or [], package_against, recorded, tolerance, project, as_json)
+        return
+    refuse({"--by": by, "--package-against": package_against}, "attribute without --against")
     with progress() as bar:
         result = run(
             open_project(project), name, days=days, fed=fed, precision=precision, runtime=runtime,
@@ -115,6 +135,23 @@ def attribute(
     from isthmus.orchestration.attribution.report import require_bounds
 
     judge(result.as_dict(), partial(screen, result), partial(require_bounds, result), as_json=as_json)
+
+
+def _change(
+    name: str | None, days: "Days | None", against: tuple[str, str], by: list[str], package: Path | None,
+    recorded: bool, tolerance: float, project: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    from isthmus.features.days import Days
+    from isthmus.orchestration.attribution.change import change as run
+
+    with progress() as bar:
+        result = run(
+            open_project(project), name, days=days, against=Days.parse(*against), by=by, package=package,
+            recorded=recorded, tolerance=tolerance, progress=bar,
+        )  # fmt: skip
+    from isthmus.orchestration.attribution.changepage import change_blocks
+
+    present(result.as_dict(), partial(change_blocks, result), as_json=as_json)
 
 
 @verbs.command()

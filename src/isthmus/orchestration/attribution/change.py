@@ -1,0 +1,337 @@
+"""`change`: what made the answers of one period others than those of an earlier one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from isthmus.distill.declaration import Distillation
+from isthmus.distill.labels import Binary, Number
+from isthmus.distill.tabular.tensors import columns
+from isthmus.features.contract.contract import Contract, ViewContract
+from isthmus.features.days import Days
+from isthmus.features.errors import DataError, IsthmusError, RequestError
+from isthmus.features.files import write_atomically
+from isthmus.features.package.manifest import Package, open_package, read_contract
+from isthmus.features.profiles import ServingProfile
+from isthmus.features.progress import Progress, silent
+from isthmus.features.values.arrow import ARROW, micros, to_arrow
+from isthmus.features.values.columns import Ints
+from isthmus.orchestration.artifacts import Artifacts, TrainingSet, serving_profile
+from isthmus.orchestration.attribution import weighted
+from isthmus.orchestration.attribution.answered import predictions
+from isthmus.orchestration.attribution.changepage import Change, Difference, Period, Segment, page, page_file
+from isthmus.orchestration.attribution.compared import REFUSED
+from isthmus.orchestration.attribution.inputs import TIME, labels, within
+from isthmus.orchestration.attribution.periods import (
+    CONTRACT,
+    PARTS,
+    Weighted,
+    coalition_values,
+    weights,
+)
+from isthmus.orchestration.attribution.recorded import TOLERANCE, plain, recorded_rows, with_column
+from isthmus.orchestration.attribution.report import SCORE, Part
+from isthmus.orchestration.attribution.segments import Segments, segments
+from isthmus.orchestration.attribution.shapley import Numbers, shapley
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.origins import Origins
+from isthmus.orchestration.recording.stored import from_history
+from isthmus.serving.deployment.deployment import unapproved
+from isthmus.serving.predict.model import Model
+
+Pairs = Sequence[tuple[str, str]]
+"""Stored features, as (view, feature)."""
+LARGEST = 10
+"""Segments that moved the score most, which a report has."""
+_BATCH = 1 << 14
+"""Rows that a model predicts at once."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A period: its rows, in the columns of a training set, and the package that answered in it.
+
+    Attributes:
+        views: of the stored features of the rows, the contracts under which they were joined.
+    """
+
+    days: Days
+    table: pa.Table
+    views: dict[str, ViewContract]
+    package: Package
+    profile: ServingProfile
+    left_out: dict[str, int]
+
+    @property
+    def contract(self) -> Contract:
+        """That of the package."""
+        return read_contract(self.package)
+
+
+def change(  # noqa: PLR0913 - the options of the command
+    project: Project,
+    name: str | None = None,
+    *,
+    days: Days | None,
+    against: Days,
+    by: Sequence[str] = (),
+    package: Path | None = None,
+    recorded: bool = False,
+    tolerance: float = TOLERANCE,
+    progress: Progress = silent,
+) -> Change:
+    """Splits the change from the period `against` to that of `days` among population, features, contract and model.
+
+    The rows are those of the last training set, with the features that could be known, asked of the last package; in
+    the earlier period of `package`, if it is named. With `recorded` they are the recorded predictions, as the model was
+    fed, asked of the package that answered last in each period. Segments are those of the columns `by`, or of the join
+    keys of the spine.
+
+    Raises:
+        RequestError: a period or a column is missing, or the answers are no numbers.
+        DataError: a package, a table or a history is gone, or a request transform refuses every row of a period.
+    """
+    artifacts = Artifacts.of(project, name)
+    declared = artifacts.declared
+    if not isinstance(declared.label, Binary | Number):
+        raise RequestError(declared.where, "its answers have no mean", expected="a label that is Binary or a Number")
+    if days is None:
+        raise RequestError("range", "--from and --to are missing", expected="those of the period after --against")
+    if recorded and package is not None:
+        raise RequestError("--package-against", "does not go with --recorded", expected="what was recorded")
+    progress("reading the rows", 0.0)
+    examples = artifacts.latest_training_set() or artifacts.current_training_set()
+    if recorded:
+        sides = [_recorded(project, declared, examples, period, tolerance) for period in (against, days)]
+    else:
+        folders = [package or artifacts.last_package(), artifacts.last_package()]
+        profile = serving_profile(project, folders[1])
+        sides = [
+            _of_training_set(examples, period, open_package(folder), profile)
+            for period, folder in zip((against, days), folders, strict=True)
+        ]
+    progress("asking the packages", 0.2)
+    unknown: dict[str, str] = {}
+    both, scores, count = _answered(sides, scores_of(project, sides, unknown))
+    progress("splitting the change", 0.9)
+    spine = [key for key, _ in project.applied().spines[declared.spine.name]["keys"]]
+    columns_by = list(by) or [key for key in spine if key in both.column_names]
+    found = segments(both, columns_by, spine)
+    known = [part for part in PARTS if part not in unknown]
+    measures = {
+        measure: difference
+        for measure, (rows, of) in _measures(declared, labels(both, declared.spine.label.name)).items()
+        if (difference := _difference(of, found.places, scores, rows, count, known)) is not None
+    }
+    result = Change(
+        declared.name, "recorded answers" if recorded else f"training set {examples.id}",
+        [_period(side, rows) for side, rows in zip(sides, (count, len(both) - count), strict=True)],
+        columns_by, len(found.values), _common(found.places, count), unknown, measures,
+        _largest(found, scores, count), project.state / "attribution" / declared.name,
+    )  # fmt: skip
+    write_atomically(page_file(result), page(result).encode())
+    progress("the change is written", 1.0)
+    return result
+
+
+def _of_training_set(examples: TrainingSet, days: Days, package: Package, profile: ServingProfile) -> Side:
+    views = {name: ViewContract.from_dict(name, view) for name, view in examples.views.items()}
+    return Side(days, within(examples, days).table, views, package, profile, {})
+
+
+def _recorded(project: Project, declared: Distillation, examples: TrainingSet, days: Days, tolerance: float) -> Side:
+    answered = predictions(project, declared, days)
+    found = recorded_rows(project, declared, answered, examples, tolerance)
+    table = found.rows.table
+    for column in found.fed.column_names:
+        table = table.set_column(table.column_names.index(column), column, found.fed[column])
+    contract = read_contract(answered.package)
+    views = {name: contract.views[name] for name, _ in contract.read(answered.package.manifest.service)}
+    profile = msgspec.convert({"precision": answered.precision}, ServingProfile)
+    return Side(days, table.select([*found.keys, TIME, *_others(table, found.keys)]), views, answered.package, profile,
+                 found.left_out)  # fmt: skip
+
+
+def _others(table: pa.Table, keys: Sequence[str]) -> list[str]:
+    return [name for name in table.column_names if name not in (*keys, TIME) and table[name].null_count < len(table)]
+
+
+def scores_of(project: Project, sides: Sequence[Side], unknown: dict[str, str]) -> list[list[Numbers]]:
+    """The scores of the rows of both periods, (n + m,), by contract, then by model.
+
+    What is the same is the same array. `unknown` gets why the contract has no part, if it has none.
+    """
+    models = [_opened(side) for side in sides]
+    if models[0].deployment.digest == models[1].deployment.digest:
+        models[1] = models[0]
+    contracts, origins = [side.contract for side in sides], Origins(project)
+    read = [contract.read(side.package.manifest.service) for contract, side in zip(contracts, sides, strict=True)]
+    every = list(dict.fromkeys([*read[0], *read[1]]))
+
+    def under(place: int, pairs: Pairs) -> list[pa.Table]:
+        return [_under(origins, side, contracts[place], pairs) for side in sides]
+
+    def answers(tables: Sequence[Sequence[pa.Table]]) -> list[Numbers]:
+        """By model, each asked with its tables."""
+        found: dict[tuple[int, int], Numbers] = {}
+        for model, parts in zip(models, tables, strict=True):
+            case = id(model), id(parts)
+            if case not in found:
+                found[case] = np.concatenate([_predicted(model, part) for part in parts])
+        return [found[id(model), id(parts)] for model, parts in zip(models, tables, strict=True)]
+
+    lacking = [
+        f"{view}:{feature}"
+        for contract in contracts
+        for view, feature in every
+        if view not in contract.views or feature not in [column.name for column in contract.views[view].fields]
+    ]
+    views = [name for name in dict.fromkeys(view for view, _ in every) if all(name in c.views for c in contracts)]
+    if lacking:
+        unknown[CONTRACT] = f"only one of the packages knows {', '.join(lacking)}: what is in it is the model's"
+        own = answers([under(place, pairs) for place, pairs in enumerate(read)])
+        return [own, own]
+    if all(contracts[0].views[name].hash == contracts[1].views[name].hash for name in views):
+        same = under(1, every)
+        own = answers([same, same])
+        return [own, own]
+    try:
+        return [answers([tables, tables]) for tables in (under(0, every), under(1, every))]
+    except IsthmusError as error:
+        unknown[CONTRACT] = f"its features are not known any more, and are those that each row has ({error})"
+        tables = [side.table for side in sides]
+        own = answers([tables, tables])
+        return [own, own]
+
+
+def _opened(side: Side) -> Model:
+    return Model(unapproved(side.package, side.profile, 0, None))
+
+
+def _under(origins: Origins, side: Side, contract: Contract, pairs: Pairs) -> pa.Table:
+    """The rows of a period with stored features as a contract says.
+
+    What the rows have under the same contract stays: it is what the model was fed. All else is joined.
+
+    Raises:
+        IsthmusError: the history under that contract is gone.
+    """
+    table = side.table
+    wanted: dict[str, list[str]] = {}
+    for name, feature in pairs:
+        view = contract.views[name]
+        alike = name in side.views and side.views[name].hash == view.hash
+        if not alike or view.full_name(feature) not in table.column_names:
+            wanted.setdefault(name, []).append(feature)
+    for name, features in wanted.items():
+        view = contract.views[name]
+        history = origins.history(view)
+        if isinstance(history, IsthmusError):
+            raise history.with_traceback(None)
+        if missing := [column.name for column in view.keys if column.name not in table.column_names]:
+            raise DataError(f"view {name}", f"the rows have no {', '.join(missing)}, by which it is joined")
+        keys = {column.name: plain(table[column.name].combine_chunks()) for column in view.keys}
+        rows = from_history(history, view, keys, micros(table[TIME]))
+        for column in view.fields:
+            if column.name in features:
+                values = to_arrow(rows.columns[column.name], column.dtype).cast(ARROW[column.dtype.name])
+                table = with_column(table, view.full_name(column.name), values)
+    return table
+
+
+def _predicted(model: Model, table: pa.Table) -> Numbers:
+    values = columns(table, model.inputs)
+    parts = [
+        model.predict({name: column.take(slice(start, start + _BATCH)) for name, column in values.items()})
+        for start in range(0, len(table), _BATCH)
+    ]
+    return np.concatenate(parts).astype(np.float64)
+
+
+def _answered(sides: Sequence[Side], scores: list[list[Numbers]]) -> tuple[pa.Table, list[list[Numbers]], int]:
+    """The rows that every package answers, of both periods, their scores, and how many are of the first."""
+    distinct = {id(answers): answers for row in scores for answers in row}
+    whole = np.flatnonzero(np.isfinite(np.stack([*distinct.values()])).all(0))
+    table = pa.concat_tables([side.table for side in sides], promote_options="default")
+    first = len(sides[0].table)
+    for side, rows, left in zip(
+        sides, (first, len(table) - first), ((whole < first).sum(), (whole >= first).sum()), strict=True
+    ):
+        if left < rows:
+            side.left_out[REFUSED] = rows - int(left)
+        if not left:
+            raise DataError(f"rows of {side.days}", "a request transform refuses every row",
+                            expected="a row that has an answer")  # fmt: skip
+    kept = {key: answers[whole] for key, answers in distinct.items()}
+    return (
+        table.take(pa.array(whole)),
+        [[kept[id(answers)] for answers in row] for row in scores],
+        int((whole < first).sum()),
+    )
+
+
+def _measures(declared: Distillation, known: Numbers) -> dict[str, tuple[Ints, Weighted]]:
+    """Of a measure the rows that it is about, and what it says of their scores and weights."""
+    rows = np.flatnonzero(np.isfinite(known))
+    label = known[rows]
+    found: dict[str, tuple[Ints, Weighted]] = {SCORE: (np.arange(len(known)), weighted.mean)}
+    of: dict[str, Callable[[Numbers, Numbers, Numbers], float]] = {"rmse": weighted.rmse, "mae": weighted.mae}
+    if isinstance(declared.label, Binary):
+        of = {"log_loss": weighted.log_loss, "auc": weighted.auc}
+    return found | {name: (rows, partial(function, label)) for name, function in of.items()}
+
+
+def _difference(
+    of: Weighted, places: Ints, scores: list[list[Numbers]], rows: Ints, count: int, known: Sequence[str]
+) -> Difference | None:
+    """The change of a measure; None where one of its values is not known."""
+    sides = [places[rows[rows < count]], places[rows[rows >= count]]]
+    if not all(map(len, sides)):
+        return None
+    kept = {id(answers): answers[rows] for row in scores for answers in row}
+    values = coalition_values(of, weights(*sides), [[kept[id(answers)] for answers in row] for row in scores])
+    if not np.isfinite(values).all():
+        return None
+    # What has no part was swapped together with nothing: it is as it was in every coalition, or changes nothing.
+    shares = shapley(values)
+    parts = {part: Part(*(float(share[PARTS.index(part)]) for share in shares)) for part in known}
+    return Difference(float(values[0]), float(values[-1]), parts)
+
+
+def _period(side: Side, rows: int) -> Period:
+    first, end = str(side.days).split(" to ")
+    return Period(first, end, rows, side.package.files.digest, side.package.manifest.contract, side.left_out)
+
+
+def _common(places: Ints, count: int) -> float:
+    """The share of the rows whose segment is there in both periods."""
+    both = np.intersect1d(places[:count], places[count:])
+    return float(np.isin(places, both).mean())
+
+
+def _largest(found: Segments, scores: list[list[Numbers]], count: int) -> list[Segment]:
+    """The segments that moved the mean most, as it was to as it is: their shares of it sum to the change."""
+    sides = ((found.places[:count], scores[0][0][:count]), (found.places[count:], scores[1][1][count:]))
+    middle = (sides[0][1].mean() + sides[1][1].mean()) / 2
+    rows, means, moved = [], [], []
+    for places, own in sides:
+        counts = np.bincount(places, minlength=len(found.values))
+        sums = np.bincount(places, own, minlength=len(found.values))
+        rows.append(counts)
+        means.append(np.divide(sums, counts, out=np.full(len(counts), np.nan), where=counts > 0))
+        moved.append((sums - middle * counts) / len(places))
+    change = moved[1] - moved[0]
+    order = np.argsort(-np.abs(change), kind="stable")[:LARGEST].tolist()
+
+    def mean(side: int, place: int) -> float | None:
+        return float(means[side][place]) if rows[side][place] else None
+
+    return [
+        Segment(found.values[n], int(rows[0][n]), int(rows[1][n]), mean(0, n), mean(1, n), float(change[n]))
+        for n in order
+    ]

@@ -1,0 +1,158 @@
+"""A change between two periods on the terminal, and as one HTML page."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from isthmus.features.document.blocks import Block, Bullets, Group, Heading, Paragraph, Table, code, strong
+from isthmus.features.document.html import to_html
+from isthmus.orchestration.attribution.page import STYLE, measure_name, parts_table, waterfall
+from isthmus.orchestration.attribution.periods import MEANINGS
+from isthmus.orchestration.attribution.report import Measure, Part
+
+_NUMBERS = ("rows before", "rows", "mean before", "mean", "moves the mean by")
+_READING = """\
+Each part is a Shapley value: what changes when it alone becomes that of the later period, on average over all orders
+in which all could."""
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A measure of both periods, and the parts of its change."""
+
+    before: float
+    after: float
+    parts: dict[str, Part]
+
+    @property
+    def difference(self) -> float:
+        """What the parts sum to."""
+        return self.after - self.before
+
+    @property
+    def measure(self) -> Measure:
+        """As what an attribution shows."""
+        return Measure(self.before, self.after, self.parts)
+
+
+class Period(msgspec.Struct, frozen=True):
+    """The rows of a period, which were asked of `package`, and why others were left out."""
+
+    first: str
+    end: str
+    rows: int
+    package: str
+    contract: str
+    left_out: Mapping[str, int]
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A segment, its rows and its mean scores of both periods, and by how much it moves the mean of all."""
+
+    values: dict[str, str | None]
+    rows_before: int
+    rows: int
+    before: float | None
+    after: float | None
+    moved: float
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change from one period to another.
+
+    Attributes:
+        source: of the rows.
+        periods: the earlier, then the later.
+        by: the columns of the segments.
+        segments: how many there are.
+        common: the share of the rows whose segment is there in both periods.
+        unknown: parts of which nothing is known, and why.
+        measures: the mean score, and what is measured by labels.
+        largest: the segments that moved the mean score most.
+    """
+
+    name: str
+    source: str
+    periods: Sequence[Period]
+    by: Sequence[str]
+    segments: int
+    common: float
+    unknown: Mapping[str, str]
+    measures: Mapping[str, Difference]
+    largest: Sequence[Segment]
+    folder: Path
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        names = [name for name in self.__dataclass_fields__ if name != "folder"]
+        plain: dict[str, Any] = msgspec.to_builtins({name: getattr(self, name) for name in names})
+        for name, measure in self.measures.items():
+            plain["measures"][name]["difference"] = measure.difference
+        return {**plain, "page": str(page_file(self))}
+
+
+def page_file(result: Change) -> Path:
+    """The page of a change."""
+    return result.folder / "change.html"
+
+
+def page(result: Change) -> str:
+    """A self-contained HTML page."""
+    blocks: list[Block] = [
+        Heading(f"{result.name}: from one period to another", 1),
+        *_origin(result),
+        Paragraph(_READING),
+        *_notes(result),
+        Group(
+            "plots", [waterfall(name, change.measure, ("before", "after")) for name, change in result.measures.items()]
+        ),
+        *_tables(result),
+        Heading("Parts"),
+        Bullets([(strong(part), f": {MEANINGS[part]}") for part in MEANINGS]),
+    ]
+    return to_html(f"Change of {result.name}", blocks, STYLE)
+
+
+def change_blocks(result: Change) -> Iterator[Block]:
+    """What the terminal shows."""
+    yield from _tables(result)
+    yield from _origin(result)
+    yield from _notes(result)
+    yield Paragraph(f"Page: {page_file(result)}")
+
+
+def _tables(result: Change) -> Iterator[Block]:
+    for name, change in result.measures.items():
+        moved = f"{change.before:.4g} to {change.after:.4g}, {change.difference:+.4g}"
+        yield Heading(f"{measure_name(name)}: {moved}", 2)
+        yield parts_table(change.measure, "part")
+    yield Heading("Segments that moved the mean most", 2)
+    rows = [
+        [*(value or "" for value in segment.values.values()), f"{segment.rows_before:,}", f"{segment.rows:,}",
+         *("" if mean is None else f"{mean:.4g}" for mean in (segment.before, segment.after)), f"{segment.moved:+.4g}"]
+        for segment in result.largest
+    ]  # fmt: skip
+    yield Table([*result.by, *_NUMBERS], rows, numbers=_NUMBERS)
+
+
+def _origin(result: Change) -> Iterator[Block]:
+    for period in result.periods:
+        yield Paragraph(
+            (f"{period.first} to {period.end}: {period.rows:,} rows of {result.source}, package ",
+             code(period.package[:12]))
+        )  # fmt: skip
+
+
+def _notes(result: Change) -> Iterator[Block]:
+    by = ", ".join(result.by)
+    yield Paragraph(
+        f"{result.segments:,} segments by {by}; {result.common:.1%} of the rows are in those of both periods."
+    )
+    for part, why in result.unknown.items():
+        yield Paragraph((strong(part), f" has no part: {why}."))
+    for period in result.periods:
+        for why, count in period.left_out.items():
+            yield Paragraph(f"{count:,} rows from {period.first} on were left out: {why}.")

@@ -1,0 +1,48 @@
+"""The segments of the rows of two periods."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from isthmus.distill.evaluation.slices import coded
+from isthmus.features.errors import RequestError, one_of
+from isthmus.features.values.columns import Ints
+
+
+class Segments(NamedTuple):
+    """The segments of rows: the place of each row's own, shape (n,), and the values of each segment, by column."""
+
+    places: Ints
+    values: list[dict[str, str | None]]
+
+
+def segments(table: pa.Table, columns: Sequence[str], exact: Sequence[str]) -> Segments:
+    """The segments by some columns: a value of each column, or, of a number that is not in `exact`, a quarter.
+
+    Raises:
+        RequestError: there is no such column, or none is named.
+        DataError: a column is neither text, boolean nor number.
+    """
+    if missing := [name for name in columns if name not in table.column_names]:
+        raise RequestError(f"--by {missing[0]}", "is no column of the rows", expected=one_of(table.column_names))
+    if not columns:
+        raise RequestError("segments", "the rows have none of the join keys of the spine",
+                           expected="--by with a column of the rows")  # fmt: skip
+    words: list[list[str | None]] = []
+    codes = np.empty((len(table), len(columns)), np.int64)
+    for place, name in enumerate(columns):
+        if name in exact:
+            column = table[name].combine_chunks().dictionary_encode(null_encoding="encode")
+            own = [None if value is None else str(value) for value in column.dictionary.to_pylist()]
+            codes[:, place] = pc.fill_null(column.indices, 0).to_numpy(zero_copy_only=False)
+        else:
+            own, codes[:, place] = coded(name, table[name])
+        words.append(own)
+    distinct, places = np.unique(codes, axis=0, return_inverse=True)
+    values = [
+        {name: own[code] for name, own, code in zip(columns, words, row, strict=True)} for row in distinct.tolist()
+    ]
+    return Segments(places.reshape(-1).astype(np.int64), values)
