@@ -122,11 +122,25 @@ class OnlineStore:
         Raises:
             DependencyError: more would wait. Nothing was written.
         """
+        self.append(view, keys, event, known, columns, accepted=accepted, waiting=waiting)
+        return self.write(view, keys, event, known, columns)
+
+    def append(  # noqa: PLR0913 - as `push`
+        self,
+        view: ViewContract,
+        keys: Mapping[str, Sequence[KeyValue]],
+        event: Ints,
+        known: Ints,
+        columns: Mapping[str, Values],
+        *,
+        accepted: int,
+        waiting: int = records.WAITING,
+    ) -> None:
+        """`push` for the history alone."""
         names = entity_keys(self.contract.project, view.keys, keys)
         arguments = pushes.appended(names, RowCodec(view).encode(event, known, columns), accepted, waiting)
         counts = run(self.client, pushes.APPEND, arguments, [([pushes.stream(self.contract.project, view.table)], [])])
         pushes.require_room(view.table, counts, len(names))
-        return self.write(view, keys, event, known, columns)
 
     def _suspect(self, view: ViewContract, names: Sequence[bytes], known: Ints) -> None:
         """Notes keys whose rows do not come from the offline table."""
