@@ -25,10 +25,15 @@ from isthmus.features.offline.canonical import declared_schema
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.redis.connection import answering, connect
 from isthmus.features.values.arrow import from_arrow, micros
+from isthmus.features.values.entitykey import entity_keys
 from isthmus.features.values.plain import plain
+from isthmus.features.values.rows import RowCodec
 
 COLUMNS = "isthmus.columns"
 """The tag of a registered table with the columns that a push has, which is the table without what builds add."""
+
+PIECE = 100_000
+"""Rows that Redis takes at once: it knows no command of a million parts."""
 
 _EVENT, _KNOWN = "event_timestamp", "known_at"
 
@@ -39,7 +44,7 @@ def columns_of(view: ViewContract) -> list[tuple[str, str]]:
 
 
 def push(config: RepoConfig, table: FeatureView, rows: pa.Table) -> None:
-    """Puts rows of a registered view on their way to its history, all or none.
+    """Puts rows of a registered view on their way to its history: all or none, or of many some `PIECE` by `PIECE`.
 
     Raises:
         ConfigurationError: the online store is neither ours nor a server.
@@ -91,8 +96,13 @@ def _append(config: RepoConfig, view: ViewContract, columns: Mapping[str, pa.Chu
         answering(config.online_store.url, SETTING),
         connect(config.online_store.url, TIMEOUT_SECONDS, SETTING) as client,
     ):
-        store = OnlineStore(client, contract_of(project_of(config), [view]))
-        store.append(view, keys, event, known, features, accepted=clock.now())
+        project = project_of(config)
+        names = entity_keys(project, view.keys, keys)
+        rows = RowCodec(view).encode(event, known, features)
+        store = OnlineStore(client, contract_of(project, [view]))
+        for start in range(0, len(rows), PIECE):
+            part = slice(start, start + PIECE)
+            store.append(view, names[part], rows[part], clock.now())
 
 
 def _post(config: RepoConfig, view: ViewContract, columns: Mapping[str, pa.ChunkedArray]) -> None:

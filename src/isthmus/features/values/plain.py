@@ -7,6 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+_BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
+
 
 def plain(column: pa.ChunkedArray | pa.Array) -> list[Any]:
     """The values of a column: times as whole microseconds since 1970 UTC, bytes as Base64, NaN and infinities by name.
@@ -28,7 +30,7 @@ def plain(column: pa.ChunkedArray | pa.Array) -> list[Any]:
         return list((_text(column) if whole is None else whole).to_pylist())
     if pa.types.is_floating(kind):
         return [_number(value) for value in column.to_pylist()]
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+    if kind in _BYTES or pa.types.is_fixed_size_binary(kind):
         return [None if value is None else base64.b64encode(value).decode() for value in column.to_pylist()]
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
         return list(column.to_pylist())
