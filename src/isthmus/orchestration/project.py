@@ -168,6 +168,18 @@ class Project:
         with EmbeddedRedis(self.state / "redis") as server:
             yield server.url
 
+    def running_redis(self) -> str | None:
+        """The URL of the project's Redis; None where it is the embedded one, and nobody uses that now."""
+        configured = self.settings.stores.online
+        if configured != "embedded":
+            return configured
+        folder = self.state / "redis"
+        if not folder.is_dir():
+            return None
+        from isthmus.features.redis.embedded import EmbeddedRedis
+
+        return EmbeddedRedis(folder).running()
+
     @cached_property
     def definitions(self) -> Definitions:
         """The declarations, checked together.

@@ -16,6 +16,9 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.values.plain import plain
 from isthmus.orchestration.api.collect import collect
 from isthmus.orchestration.api.lookup import lookup
+from isthmus.orchestration.cli.screens.writer import show
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.status import status
 from tests.orchestration.api.served import served
 from tests.orchestration.shop import Open, Shop
 
@@ -30,7 +33,12 @@ def facts(customer: Any, moment: datetime) -> dict[str, list[Any]]:
     return {"customer": [customer, customer + 1], **times, **{name: [value, None] for name, value in row.items()}}
 
 
-def test_rows_in_any_form_reach_both_stores(built: Shop, project: Open) -> None:
+def waiting(project: Project) -> tuple[int | None, int | None]:
+    view = status(project, measure=False).views[VIEW]
+    return view.waiting, view.waiting_since
+
+
+def test_rows_in_any_form_reach_both_stores(built: Shop, project: Open, capsys: pytest.CaptureFixture[str]) -> None:
     opened = project(built)
     moment = clock.moment(opened.now()) - timedelta(minutes=5, microseconds=1)
     assert isthmus.push(built.root, VIEW, facts(5000, moment)) == {"rows": 2, "written": 2}
@@ -41,7 +49,18 @@ def test_rows_in_any_form_reach_both_stores(built: Shop, project: Open) -> None:
     assert frame["born"].dtype == float
     assert isthmus.push(opened, VIEW, frame) == {"rows": 2, "written": 2}
     assert isthmus.push(opened, VIEW, facts(5030, moment - timedelta(days=1))) == {"rows": 2, "written": 0}
-    assert collect(opened)[VIEW].added == 8
+    assert waiting(opened) == (None, None), "the embedded Redis does not run"
+    with opened.redis():
+        rows_waiting, since = waiting(opened)
+        assert rows_waiting == 8
+        assert 0 <= clock.now() - (since or 0) < 60_000_000
+        show(status(opened, measure=False).screen())
+        assert f"8 pushed rows wait for the history of {VIEW} since 20" in capsys.readouterr().out
+        assert collect(opened)[VIEW].added == 8
+        assert waiting(opened) == (0, None)
+        isthmus.push(opened, VIEW, facts(5030, moment), to="offline")
+        assert waiting(opened)[0] == 2
+    assert collect(opened)[VIEW].added == 0
     view = opened.applied().views[VIEW]
     rows = {row["customer"]: row for row in OfflineStore(opened.offline).history(view).table().to_pylist()
             if row["known_at"] == moment}  # fmt: skip

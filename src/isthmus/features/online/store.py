@@ -19,6 +19,7 @@ from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.online import pushes, scripts
 from isthmus.features.online import record as records
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
+from isthmus.features.online.pushes import Backlog
 from isthmus.features.online.record import Published
 from isthmus.features.redis.pipeline import Client, ask, run
 from isthmus.features.redis.routing import CHUNK, Piece
@@ -156,6 +157,10 @@ class OnlineStore:
         arguments = pushes.appended(names, rows, accepted, waiting)
         counts = run(self.client, pushes.APPEND, arguments, [([pushes.stream(self.contract.project, view.table)], [])])
         pushes.require_room(view.table, counts, len(names))
+
+    def backlog(self, table: str) -> Backlog:
+        """What waits for the history in an offline table."""
+        return pushes.backlog(ask(self.client, pushes.backlog_commands(self.contract.project, table)))
 
     def _suspect(self, view: ViewContract, names: Sequence[bytes], known: Ints) -> None:
         """Notes keys whose rows do not come from the offline table."""
