@@ -34,8 +34,12 @@ TIMEOUT_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ViewRows:
-    """What Redis has of a view: the record of its table, when the latest row that was pushed since became known, and
-    what waits for the table.
+    """What Redis has of a view.
+
+    Attributes:
+        record: of its table.
+        pushed: when the latest row that was pushed since became known.
+        backlog: what waits for the table.
     """
 
     record: Published | None
