@@ -98,3 +98,18 @@ def test_a_build_of_one_view_keeps_no_other_waiting(built: Shop, project: Open) 
             # Builds do not wait for each other.
             build(opened, ["shelf_demand"])
         assert waiting.result(60)[VIEW].added == 1
+
+
+def test_a_push_that_is_older_than_the_history_completes_it(built: Shop, project: Open) -> None:
+    opened = project(built)
+    moments = ["0001-01-01T00:00:00Z", "1969-12-31T23:59:59.999999Z", "2020-01-01T12:00:00Z"]
+    for moment in moments:
+        rows = {"customer": [900_001], "event_timestamp": [moment], "known_at": [moment], "orders_7d": [7],
+                "mean_amount_7d": [0.5], "late_rate_7d": [None]}  # fmt: skip
+        isthmus.push(opened, VIEW, rows, to="offline")
+        assert collect(opened)[VIEW].added == 1
+    old = Days.parse("2020-01-01", "2020-01-02")
+    for written in (build(project(built), [VIEW])[VIEW], build_range(project(built), [VIEW], within=old)[VIEW]):
+        assert (written.added, written.changed) == (0, False)
+    noon = clock.micros(datetime(2020, 1, 1, 12, tzinfo=UTC))
+    assert orders_at(built.root, 900_001, [noon - 1, noon, -1]) == [None, 7, 7]
