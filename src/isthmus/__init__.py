@@ -33,6 +33,7 @@ from isthmus.features.errors import (
     RequestError,
 )
 from isthmus.features.types import Array, Bool, Bytes, Float32, Float64, Int32, Int64, String, UnixTimestamp
+from isthmus.orchestration.api.push import push
 from isthmus.orchestration.training.notebook import training_data
 from isthmus.transforms.decorators import request_transform, spine, transform
 from isthmus.transforms.preparation.steps import Clip, Embed, Hashed, Impute, Log1p, OneHot, Ordinal, Standardize
@@ -90,6 +91,7 @@ __all__ = [
     "Tabular",
     "Temperature",
     "UnixTimestamp",
+    "push",
     "request_transform",
     "spine",
     "training_data",

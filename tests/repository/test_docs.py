@@ -31,6 +31,7 @@ from isthmus.orchestration.graph.instance import INSTANCE
 from isthmus.orchestration.planning import devices
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.scaffold import init
+from isthmus.orchestration.status import status
 from tests.commandline import run
 from tests.repository.pages import PAGES, ROOT, Block, Terminal, blocks, prose, words
 
@@ -101,6 +102,16 @@ def fed(names: Mapping[str, Any]) -> None:
     assert np.isnan(names["fed"].tensors["numbers"][1])
 
 
+def pushed(names: Mapping[str, Any]) -> None:
+    folder = Path("path/to/the/project")
+    project = Project(folder)
+    project.state.mkdir()
+    project.contract_file.write_bytes(project.definitions.contract.dumps())
+    with project.redis():
+        names["corrected"](folder)
+        assert status(project, measure=False).views["habits"].waiting == 1
+
+
 def generated(names: Mapping[str, Any]) -> None:
     assert names["report"].files["model.fp32.ort"].agreement == 1
 
@@ -112,6 +123,7 @@ AFTER: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "docs/dagster.md": graphed,
     "docs/decoding.md": generated,
     "docs/heads.md": fed,
+    "docs/serving.md": pushed,
 }
 """What the blocks of a page leave, and what is known of it."""
 

@@ -27,6 +27,8 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
         current: whether the table matches today's sources and definitions.
         served_at: when its rows last became readable online, in microseconds since 1970 UTC.
         served: whether Redis has the table's current rows.
+        waiting: pushed rows that wait for its table; None if Redis does not run.
+        waiting_since: when Redis got the first of them, in microseconds since 1970 UTC, by its own clock.
         broken: expectations that do not hold.
         drifted: features that have drifted from the rows a model learned from.
         problem: why the view cannot be read; empty if it can.
@@ -40,6 +42,8 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
     current: bool = False
     served_at: int | None = None
     served: bool = False
+    waiting: int | None = None
+    waiting_since: int | None = None
     broken: tuple[str, ...] = ()
     drifted: tuple[str, ...] = ()
     problem: str = ""
@@ -176,6 +180,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         )  # fmt: skip
         for name, view in self.views.items():
             yield from _problems(name, filter(None, (view.problem, *view.broken, *view.drifted)))
+        for name, view in self.views.items():
+            if view.waiting:
+                text = f"{view.waiting:,} pushed rows wait for the history of {name} since {minute(view.waiting_since)}"
+                yield Paragraph(f"{text}: `isthmus collect` brings them")
         if self.models:
             yield Table(
                 ["model", "training set", "student", "package", "verdict", "deployed"],

@@ -7,8 +7,8 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -168,6 +168,18 @@ class Project:
         with EmbeddedRedis(self.state / "redis") as server:
             yield server.url
 
+    def running_redis(self) -> str | None:
+        """The URL of the project's Redis; None where it is the embedded one, and nobody uses that now."""
+        configured = self.settings.stores.online
+        if configured != "embedded":
+            return configured
+        folder = self.state / "redis"
+        if not folder.is_dir():
+            return None
+        from isthmus.features.redis.embedded import EmbeddedRedis
+
+        return EmbeddedRedis(folder).running()
+
     @cached_property
     def definitions(self) -> Definitions:
         """The declarations, checked together.
@@ -269,17 +281,32 @@ class Project:
         return Generations.read(self.contract_file)
 
     @contextmanager
-    def locked(self, name: str, *, shared: bool = False) -> Iterator[None]:
+    def locked(self, name: str, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
         """A lock by its name.
 
-        `contract` to change contracts, `retirement` to forget them, `keys` to change API keys, `tables` to add pushed
-        rows to offline tables; builds, which may meet each other, share it; `recorded` to collect answers. Whoever
-        needs the contracts to stay, such as a deployment, shares `retirement`: it does not wait for a switch.
+        `contract` to change contracts, `retirement` to forget them, `keys` to change API keys, `recorded` to collect
+        answers. Whoever needs the contracts to stay, such as a deployment, shares `retirement`: it does not wait for a
+        switch.
+
+        Raises:
+            BlockingIOError: somebody else has it, and `wait` is off.
         """
         self.state.mkdir(parents=True, exist_ok=True)
         with (self.state / f"{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
             yield
+
+    @contextmanager
+    def building(self, tables: Iterable[str]) -> Iterator[None]:
+        """Keeps pushed rows out of offline tables that the block writes; builds, which may meet each other, do not."""
+        with ExitStack() as stack:
+            for table in sorted(tables):
+                stack.enter_context(self.locked(_lock_of(table), shared=True))
+            yield
+
+    def adding_to(self, table: str, *, wait: bool = True) -> AbstractContextManager[None]:
+        """The lock for adding pushed rows to an offline table, which `building` shares; as `locked` otherwise."""
+        return self.locked(_lock_of(table), wait=wait)
 
     def freshness_objectives(self) -> dict[str, float]:
         """View name to the age that its newest row may have, in seconds.
@@ -355,6 +382,10 @@ class Project:
                 del sys.modules[name]
                 if hidden is not None:
                     sys.modules[name] = hidden
+
+
+def _lock_of(table: str) -> str:
+    return f"table.{table}"
 
 
 def _place(error: BaseException, folder: Path, file: Path) -> str:

@@ -14,8 +14,11 @@ from isthmus.features.days import DAY, day_name, day_of
 from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.offline.log import Materialization, MaterializationLog
 from isthmus.features.offline.store import OfflineStore
+from isthmus.features.online.pushes import Backlog
+from isthmus.features.online.store import OnlineStore
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.progress import Progress, silent
+from isthmus.features.redis.connection import answering, connect
 from isthmus.features.status import ModelStatus, RunStatus, Status, ViewStatus
 from isthmus.features.verdict import Verdict
 from isthmus.orchestration.apply.diff import in_force
@@ -39,12 +42,16 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
     current = project.generations().current if before else None
     applied = before is not None and before.hash == contract.hash
     views = {}
+    waiting = _waiting(project, contract)
     for n, name in enumerate(project.definitions.views):
         progress(f"looking at {name}", n / len(contract.views))
         try:
-            views[name] = _view(project, contract, name, measure=measure and applied, applied=applied)
+            view = _view(project, contract, name, measure=measure and applied, applied=applied)
         except IsthmusError as error:
-            views[name] = ViewStatus(problem=str(error))
+            view = ViewStatus(problem=str(error))
+        if (backlog := waiting.get(name)) is not None:
+            view = msgspec.structs.replace(view, waiting=backlog.rows, waiting_since=backlog.since)
+        views[name] = view
     return Status(
         project=project.name,
         contract=contract.hash,
@@ -102,6 +109,17 @@ def _view(project: Project, contract: Contract, name: str, *, measure: bool, app
         broken=tuple(map(str, report.broken())) if report else (),
         drifted=tuple(report.drifted()) if report else (),
     )
+
+
+def _waiting(project: Project, contract: Contract) -> dict[str, Backlog]:
+    """View name to what waits for its table in Redis, if that runs."""
+    with suppress(IsthmusError):
+        url = project.running_redis()
+        if url is not None:
+            with answering(url), connect(url) as client:
+                store = OnlineStore(client, contract)
+                return {name: store.backlog(view.table) for name, view in contract.views.items()}
+    return {}
 
 
 def _base(store: OfflineStore, view: ViewContract, run: Materialization) -> str:

@@ -13,14 +13,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.features.contract.contract import Contract
 from isthmus.features.definition.compile import compile_contract
 from isthmus.features.definition.spec import Entity, FeatureView, Field, Source
-from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, RequestError
+from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, DependencyError, RequestError
 from isthmus.features.feast import registry
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
@@ -798,14 +798,31 @@ def test_a_registered_table_of_another_contract_is_refused(
         store.get_historical_features(asked(1, driver=[1]), ["stats:trips"]).to_df()
 
 
-def test_a_registered_table_is_written_by_its_transform_alone(
+def test_a_registered_table_is_pushed_to_through_our_redis_alone(
     registered: tuple[feast.FeatureStore, Contract, OfflineStore],
 ) -> None:
     store, contract, tables = registered
     before = tables.history(contract.views["stats"]).table()
-    source = store.get_feature_view("stats").batch_source
-    assert isinstance(source, feast.FileSource)
-    rows = DeltaTable(source.path).to_pyarrow_table()
-    with pytest.raises(RequestError, match="its rows are computed by its transform"):
-        store.write_to_offline_store("stats", rows.to_pandas())
+    rows = before.drop(["content_hash"]).to_pandas()
+    # Nobody answers at the address of the server.
+    with pytest.raises(DependencyError, match=r"http://127.0.0.1:1 does not answer .*`isthmus serve`"):
+        store.write_to_offline_store("stats", rows)
+    store.config.online_config = {"type": "sqlite"}
+    store.config._online_store = None
+    with pytest.raises(ConfigurationError, match=r"pushed rows wait for their history in our Redis; expected isthmus"):
+        store.write_to_offline_store("stats", rows)
     assert tables.history(contract.views["stats"]).table() == before
+
+
+def test_a_view_may_have_the_name_of_anothers_table(tmp_path: Path) -> None:
+    raw, driver = Source("raw", "raw.parquet", "event_timestamp"), Entity("driver", {"driver": Int64})
+    views = {
+        name: FeatureView(name, [driver], [Field("rate", Float32)], [raw], function=_same)
+        for name in ("stats", "Stats_Table")
+    }
+    contract = compile_contract("shop", list(views.values()))
+    tables = OfflineStore(tmp_path / "offline")
+    registry.register(contract, views, {}, folder=tmp_path / "feast", offline=tables, server="http://127.0.0.1:1")
+    found = feast.FeatureStore(repo_path=str(tmp_path / "feast")).list_feature_views()
+    names = [source.name for view in found for source in (view.stream_source, view.batch_source) if source]
+    assert sorted(names) == ["Stats_Table", "Stats_Table_table", "stats", "stats_table_"]

@@ -1,13 +1,17 @@
 """Pushed rows in a project: in the history, the verdict and training sets, and beside builds."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pyarrow as pa
+import pytest
 
+import isthmus
 from isthmus import training_data
+from isthmus.features import clock
 from isthmus.features.days import Days
 from isthmus.features.online.pushes import stream
 from isthmus.features.publishing.collect import Collected
@@ -73,3 +77,39 @@ def test_pushed_rows_are_in_the_history_the_verdict_and_training_sets(built: Sho
         assert outdated_views(project(built)) == []
         with opened.redis() as url, connect(url) as client:
             assert client.xlen(stream("shop", VIEW)) == 1, "the last row stays, as a sign that nothing is lost"
+
+
+def test_a_build_of_one_view_keeps_no_other_waiting(built: Shop, project: Open) -> None:
+    opened = project(built)
+    event = [clock.moment(opened.now() - 300_000_000)]
+    facts = {"customer": [900_001], "event_timestamp": event, "city": ["x"],
+             **{name: [None] for name in ("member", "born", "last_call", "token", "trips", "words")}}  # fmt: skip
+    orders = {"customer": [900_001], "event_timestamp": event, "orders_7d": [1], "mean_amount_7d": [0.5],
+              "late_rate_7d": [None]}  # fmt: skip
+    for view, rows in ((VIEW, orders), ("customer_facts", facts)):
+        isthmus.push(opened, view, rows, to="offline")
+    with ThreadPoolExecutor() as pool:
+        with opened.building([VIEW]):
+            assert set(collect(opened, wait=False)) == {"shelf_demand", "customer_facts"}
+            materialize(opened, ["customer_facts"])
+            waiting = pool.submit(collect, project(built))
+            with pytest.raises(TimeoutError):
+                waiting.result(0.5)
+            # Builds do not wait for each other.
+            build(opened, ["shelf_demand"])
+        assert waiting.result(60)[VIEW].added == 1
+
+
+def test_a_push_that_is_older_than_the_history_completes_it(built: Shop, project: Open) -> None:
+    opened = project(built)
+    moments = ["0001-01-01T00:00:00Z", "1969-12-31T23:59:59.999999Z", "2020-01-01T12:00:00Z"]
+    for moment in moments:
+        rows = {"customer": [900_001], "event_timestamp": [moment], "known_at": [moment], "orders_7d": [7],
+                "mean_amount_7d": [0.5], "late_rate_7d": [None]}  # fmt: skip
+        isthmus.push(opened, VIEW, rows, to="offline")
+        assert collect(opened)[VIEW].added == 1
+    old = Days.parse("2020-01-01", "2020-01-02")
+    for written in (build(project(built), [VIEW])[VIEW], build_range(project(built), [VIEW], within=old)[VIEW]):
+        assert (written.added, written.changed) == (0, False)
+    noon = clock.micros(datetime(2020, 1, 1, 12, tzinfo=UTC))
+    assert orders_at(built.root, 900_001, [noon - 1, noon, -1]) == [None, 7, 7]

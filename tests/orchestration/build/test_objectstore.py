@@ -10,14 +10,22 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+import isthmus
 from isthmus import DataError, DependencyError
+from isthmus.features import clock
 from isthmus.features.days import Days
+from isthmus.features.offline.log import MaterializationLog
+from isthmus.features.offline.pushes import PushLog
 from isthmus.features.offline.store import OfflineStore
+from isthmus.features.publishing.collect import Collected
+from isthmus.orchestration.api.collect import collect
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.attribution.attribute import attribute
 from isthmus.orchestration.build.build import build, build_range, outdated_views
 from isthmus.orchestration.build.materialize import materialize
-from isthmus.orchestration.recording.collect import collect
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.status import status
+from isthmus.orchestration.recording.collect import collect as collect_answers
 from isthmus.orchestration.recording.replay import replay
 from isthmus.orchestration.training.set import training_set
 from tests.features.support import DAY, same_bits
@@ -109,8 +117,8 @@ def test_recorded_answers_and_attribution_in_object_storage(
     with monkeypatch.context() as patch:
         patch.setenv("AWS_SECRET_ACCESS_KEY", "open-sesame")
         with pytest.raises(DependencyError, match=r"recorded answers: .* is not available \(SignatureDoesNotMatch"):
-            collect(opened)
-    assert collect(opened).answers == 1
+            collect_answers(opened)
+    assert collect_answers(opened).answers == 1
     assert replay(opened, identity).same == 1
     after = attribute(opened)
     assert after.measures == before.measures
@@ -196,3 +204,66 @@ def test_a_source_in_a_storage_that_refuses(
             build(project(built))
         shutil.copy(built.root / "kept", built.definitions)
     assert stored(built, project)[1] == before[1]
+
+
+def pushed(project: Project, customer: int) -> None:
+    moment = clock.moment(project.now() - 60_000_000)
+    rows = {"customer": [customer], "event_timestamp": [moment], "orders_7d": [1], "mean_amount_7d": [0.5],
+            "late_rate_7d": [None]}  # fmt: skip
+    isthmus.push(project, VIEW, rows, to="offline")
+
+
+def test_pushed_rows_are_there_once_though_the_answer_to_their_commit_is_lost(
+    built: Shop, project: Open, way: Lossy
+) -> None:
+    remote(built, "pushed", way.port)
+    apply(project(built))
+    build(project(built))
+    before = len(stored(built, project)[0])
+    opened = project(built)
+    customers = range(900_001, 900_004)
+    with opened.redis():
+        # Into a log that is not there yet, into one that is, and into the table.
+        for customer, table in zip(customers, [f"_pushed/{VIEW}", f"_pushed/{VIEW}", VIEW], strict=True):
+            pushed(opened, customer)
+            way.lose(f"/pushed/{table}/_delta_log/")
+            counts = collect(project(built))[VIEW]
+            assert way.lost.exists()
+            assert (counts.rows, counts.added) == (1, 1)
+            assert collect(project(built))[VIEW] == Collected()
+        rows = stored(built, project)[0]
+        assert len(rows) == before + 3
+        assert {*customers} < set(rows["customer"].to_pylist())
+        view = opened.applied().views[VIEW]
+        logged = PushLog(opened.offline, VIEW, opened.storage_options).rows(view)
+        assert sorted(logged["customer"].to_pylist()) == [*customers]
+        assert build(project(built))[VIEW].pushed == 3
+        for runs in (1, 2):
+            way.lose("/pushed/_materializations/_delta_log/")
+            materialize(project(built), [VIEW])
+            assert way.lost.exists()
+            assert len(MaterializationLog(opened.offline, opened.storage_options).of(view)) == runs
+            pushed(opened, 900_004)
+
+
+def test_what_was_pushed_waits_while_the_storage_refuses(
+    built: Shop, project: Open, storage: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote(built, "waiting", storage.port)
+    apply(project(built))
+    build(project(built))
+    before = len(stored(built, project)[0])
+    opened = project(built)
+    with opened.redis():
+        pushed(opened, 900_001)
+        with monkeypatch.context() as patch:
+            patch.setenv("AWS_SECRET_ACCESS_KEY", "open-sesame")
+            with pytest.raises(DependencyError, match=r"not available \(SignatureDoesNotMatch: "):
+                collect(project(built))
+        built.replace('offline = "s3://shop/waiting"', 'offline = "s3://nobody/waiting"', "isthmus.toml")
+        with pytest.raises(DependencyError, match=r"not available \(NoSuchBucket: "):
+            collect(project(built))
+        built.replace('offline = "s3://nobody/waiting"', 'offline = "s3://shop/waiting"', "isthmus.toml")
+        assert status(opened, measure=False).views[VIEW].waiting == 1
+        assert collect(project(built))[VIEW].added == 1
+    assert len(stored(built, project)[0]) == before + 1

@@ -3,24 +3,28 @@
 import json
 import warnings
 from collections.abc import Iterator
-from datetime import timedelta
+from contextlib import ExitStack
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from isthmus.features import clock
 from isthmus.features.contract.contract import Contract
-from isthmus.features.errors import ContractMismatch, DataError
+from isthmus.features.errors import ContractMismatch, DataError, DependencyError
+from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.redis.connection import connect
+from isthmus.orchestration.api.collect import collect
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.project import Project
-from tests.features.feast_project import REGISTRY, answered, entity_key, isthmus, now, online_store, repository
+from tests.features.feast_project import OFFLINE, REGISTRY, answered, entity_key, isthmus, now, online_store, repository
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import VIEWS, Shop
 from tests.serving.support import serving
@@ -29,10 +33,12 @@ with warnings.catch_warnings():
     # Feast's dependencies warn of their own deprecations when they are imported.
     warnings.simplefilter("ignore")
     import feast
+    from feast.data_source import PushMode
     from feast.protos.feast.types.Value_pb2 import Value
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
+HOUR = timedelta(hours=1)
 LABELS = {"present": "PRESENT", "null": "NULL_VALUE", "expired": "OUTSIDE_MAX_AGE", "not_found": "NOT_FOUND"}
 
 
@@ -57,8 +63,8 @@ def store(project: tuple[Project, str], tmp_path: Path) -> feast.FeatureStore:
     return over(project[0], tmp_path, isthmus(project[1], project="my-shop"))
 
 
-def over(project: Project, folder: Path, online: str) -> feast.FeatureStore:
-    repository(folder, online, project="my_shop")
+def over(project: Project, folder: Path, online: str, offline: str = "{type: dask}") -> feast.FeatureStore:
+    repository(folder, online, project="my_shop", offline=offline)
     before, registry = REGISTRY.format(folder=folder), project.state / "feast" / "registry.pb"
     file = folder / "feature_store.yaml"
     file.write_text(file.read_text().replace(before, f"{{registry_type: file, path: {registry}}}"))
@@ -185,3 +191,66 @@ def test_feast_writes_no_array_of_another_size_than_declared(
         store.write_to_online_store("customer_facts", pd.DataFrame({**row, "trips": [[1.0, 2.0, 3.0]]}))
     found = answered(store.get_online_features(["customer_facts:trips"], {"customer": [77]}))
     assert found["trips"] == [([1.0, 2.0], "PRESENT")]
+
+
+def facts(customer: int, moment: datetime) -> pd.DataFrame:
+    """A row of `customer_facts` with a value for each feature, and one without any, as of the same moment."""
+    row = {"city": "Zürich", "member": True, "born": 1970, "last_call": moment.replace(microsecond=0),
+           "token": b"\x00\xff", "trips": [0.5, float("inf")], "words": ["a", ""]}  # fmt: skip
+    times = {"event_timestamp": [moment] * 2, "known_at": [moment + timedelta(minutes=1)] * 2}
+    return pd.DataFrame(
+        {"customer": [customer, customer + 1], **times, **{name: [value, None] for name, value in row.items()}}
+    )
+
+
+@pytest.mark.parametrize("through", ["our store", "a server"])
+def test_what_feast_pushes_is_in_the_history_once(project: tuple[Project, str], tmp_path: Path, through: str) -> None:
+    opened, url = project
+    contract = opened.applied()
+    view, offline = contract.views["customer_facts"], OfflineStore(opened.offline)
+    moment, first = now() - timedelta(minutes=9), 5000 if through == "our store" else 6000
+    with ExitStack() as stack:
+        online = isthmus(url, project="my-shop")
+        if through == "a server":
+            (tmp_path / "server").mkdir()
+            (tmp_path / "server" / "contract.json").write_bytes(contract.dumps())
+            server = stack.enter_context(serving(tmp_path / "server", url, now=None))
+            online = f'{{type: remote, path: "{str(server.http.base_url).rstrip("/")}"}}'
+        store = over(opened, tmp_path, online, OFFLINE)
+        # Feast's client of a server writes online neither bytes nor infinities, for which JSON has no form.
+        plain = {"token": [None, None], "trips": [[0.5, 1.0], None]} if through == "a server" else {}
+        # Feast's own default is the online store alone.
+        store.push("customer_facts", facts(first, moment).assign(**plain))
+        store.push("customer_facts", facts(first + 10, moment), to=PushMode.OFFLINE)
+        for _ in range(2):  # Whoever heard of no success pushes again.
+            both = facts(first + 20, moment).assign(**plain)
+            store.push("customer_facts", both, to=PushMode.ONLINE_AND_OFFLINE)
+        for name, found in (("event_timestamp", "lies in the future"), ("known_at", "1 nulls")):
+            later = facts(first + 30, moment).assign(**{name: [moment, None if "null" in found else now() + HOUR]})
+            with pytest.raises(DataError, match=f"{name}: .*{found}"):
+                store.push("customer_facts", later, to=PushMode.OFFLINE)
+        with pytest.raises(ValueError, match=r"missing_expected_columns: \[.born"):
+            store.write_to_offline_store("customer_facts", facts(first, moment).drop(columns="born"))
+        assert collect(opened)["customer_facts"].added == 4
+        rows = offline.history(view).table()
+        wanted = {first + 10, first + 11, first + 20, first + 21}
+        places = [n for n, key in enumerate(rows["customer"].to_pylist()) if first <= key < first + 100]
+        assert {rows["customer"][n].as_py() for n in places} == wanted
+        assert len(places) == 4
+        with connect(url) as client:
+            keys = {"customer": [first, first + 10, first + 20]}
+            answer = OnlineStore(client, contract).read(view, keys, clock.now())
+            assert answer.status.tolist() == [clock.Status.PRESENT, clock.Status.NOT_FOUND, clock.Status.PRESENT]
+            alone = rows.slice(rows["customer"].to_pylist().index(first + 10), 1).to_pylist()[0]
+            assert (alone["token"], alone["trips"], alone["words"]) == (b"\x00\xff", [0.5, float("inf")], ["a", ""])
+            # To the bit what the history has.
+            place = rows["customer"].to_pylist().index(first + 20)
+            assert answer.known[2] == clock.micros(rows["known_at"][place].as_py())
+            for column in view.fields:
+                assert answer.columns[column.name].take(np.array([2])).tolist(column.dtype) == [
+                    rows[column.name].take([place]).cast(pa.int64()).to_pylist()[0]
+                    if column.dtype.name == "UnixTimestamp" else rows[column.name][place].as_py()
+                ]  # fmt: skip
+    if through == "a server":
+        with pytest.raises(DependencyError, match="does not answer"):
+            store.push("customer_facts", facts(first, moment), to=PushMode.OFFLINE)

@@ -23,6 +23,7 @@ from tests.serving.support import CONTRACT, HOUR, NOW, PUNCTUALITY, Server, fill
 
 AGE, NEWEST = "isthmus_view_freshness_seconds", "isthmus_view_newest_known_timestamp_seconds"
 OBJECTIVE = "isthmus_view_freshness_objective_seconds"
+WAITING = "isthmus_view_waiting_rows"
 LOOKUP = {"features": ["punctuality:flights"], "entities": {"carrier": ["UA"]}}
 
 
@@ -58,6 +59,7 @@ def test_every_view_with_rows_has_a_time_before_anybody_asks(tmp_path: Path, own
         materialized(own, route, NOW, contract="another")
         materialized(own, lists, NEVER)  # no row was known yet
         assert by_view(server, NEWEST) == {"punctuality": (NOW - HOUR) / 1e6}
+        assert by_view(server, WAITING) == dict.fromkeys(CONTRACT.views, 0)
         assert by_view(server, AGE) == {"punctuality": 3600}
 
         push = {"carrier": ["UA"], "event_timestamp": [NOW - 60_000_000], "known_at": [NOW - 60_000_000],
@@ -65,6 +67,10 @@ def test_every_view_with_rows_has_a_time_before_anybody_asks(tmp_path: Path, own
         answer = server.http.post("/push", json={"push_source_name": "punctuality", "df": push})
         assert answer.json() == {"rows": 1, "written": 1}
         assert by_view(server, AGE) == {"punctuality": 60}
+        assert by_view(server, WAITING) == {**dict.fromkeys(CONTRACT.views, 0), "punctuality": 1}
+        waited = by_view(server, "isthmus_view_waiting_seconds")
+        assert 0 < waited.pop("punctuality") < 60
+        assert set(waited.values()) == {0}
         with connect(own) as client:
             # A row of the future is not served, and the mark of too many pushes is no time.
             name = suspects(CONTRACT.project, PUNCTUALITY.online_name).decode()

@@ -9,8 +9,9 @@ UTC, as everywhere in Feast.
 """
 
 import fcntl
+import json
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -36,7 +37,7 @@ from feast.repo_config import FeastConfigBaseModel, RepoConfig
 from isthmus.features import clock
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.feast import files as feast_files
-from isthmus.features.feast import retrieval
+from isthmus.features.feast import pushes, retrieval
 from isthmus.features.feast.retrieval import IsthmusRetrievalJob, WithoutEntities
 from isthmus.features.feast.sources import FIRST, LAST, KnownAt, Rows, Source, ValueTypes, micros, untyped_keys
 from isthmus.features.feast.values import TIME, moments
@@ -197,22 +198,32 @@ class IsthmusOfflineStore(OfflineStore):
 
         return IsthmusRetrievalJob(compute, config.repo_path)
 
+    def get_table_column_names_and_types_from_data_source(
+        self, config: RepoConfig, data_source: DataSource
+    ) -> Iterable[tuple[str, str]]:
+        """The columns of a source; of a registered table those that are pushed, whether it has been built or not."""
+        if columns := data_source.tags.get(pushes.COLUMNS):
+            return [(name, kind) for name, kind in json.loads(columns)]
+        return data_source.get_table_column_names_and_types(config)
+
     @staticmethod
     def offline_write_batch(
         config: RepoConfig, feature_view: FeatureView, table: pa.Table, progress: Callable[[int], Any] | None
     ) -> None:
         """Appends rows to the source of a view. Readers and crashes see all of them or none.
 
+        Rows of a view that `isthmus apply` has registered are pushed: they wait for `isthmus collect` with all others.
+
         Raises:
             ValueError: the rows have other columns than the source.
             DataError: a column has another type than the source's, or the source cannot be read.
-            RequestError: `isthmus apply` has registered the view, so its transform computes its rows.
+            IsthmusError: pushed rows are refused, as by `isthmus.features.feast.pushes.push`.
         """
         if is_registered(feature_view.tags):
-            raise RequestError(
-                f"view {feature_view.name}", "its rows are computed by its transform",
-                remedy="add to what the transform reads and run `isthmus build`, or push to the online store alone",
-            )  # fmt: skip
+            pushes.push(config, feature_view, table)
+            if progress:
+                progress(len(table))
+            return
         _append(Source.of(config, feature_view), table)
         if progress:
             progress(len(table))

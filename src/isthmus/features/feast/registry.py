@@ -27,6 +27,7 @@ from isthmus.features.contract.contract import Contract
 from isthmus.features.definition.spec import FeatureProjection, FeatureService, FeatureView
 from isthmus.features.errors import DependencyError
 from isthmus.features.feast.files import OFFLINE, endpoint
+from isthmus.features.feast.pushes import COLUMNS, columns_of
 from isthmus.features.files import write_atomically
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.types import SCALARS, Array, DataType
@@ -117,13 +118,18 @@ def _view(
         schema=[_field(name, contract.views[view.name].keys[n].dtype) for n, name in enumerate(names)]
         + [_field(field.name, field.dtype, field.description) for field in view.schema],
         ttl=view.ttl or timedelta(0),
-        source=feast.FileSource(
-            name=f"{view.name}_table",
-            path=offline.path(contract.views[view.name].table),
-            s3_endpoint_override=endpoint(offline.storage_options),
-            file_format=DeltaFormat(),
-            timestamp_field="event_timestamp",
-            created_timestamp_column="known_at",
+        source=feast.PushSource(
+            # As in a push to the server, which names the view.
+            name=view.name,
+            batch_source=feast.FileSource(
+                name=_table_name(view.name, contract),
+                path=offline.path(contract.views[view.name].table),
+                s3_endpoint_override=endpoint(offline.storage_options),
+                file_format=DeltaFormat(),
+                timestamp_field="event_timestamp",
+                created_timestamp_column="known_at",
+                tags={COLUMNS: json.dumps(columns_of(contract.views[view.name]))},
+            ),
         ),
         description=view.description,
         owner=view.owner,
@@ -134,6 +140,14 @@ def _view(
             "isthmus.slot": contract.views[view.name].slot,
         },
     )
+
+
+def _table_name(view: str, contract: Contract) -> str:
+    """The name of the source that is a view's table. Names of sources differ by more than case, and views have some."""
+    views, name = {name.lower() for name in contract.views}, f"{view}_table"
+    while name.lower() in views:
+        name += "_"
+    return name
 
 
 def _service(service: FeatureService, tables: Mapping[str, feast.FeatureView]) -> feast.FeatureService:

@@ -20,7 +20,7 @@ from isthmus.features.days import DAY
 from isthmus.features.errors import DataError, first_line
 from isthmus.features.offline.canonical import declared_schema, without
 from isthmus.features.offline.partitions import DAY_COLUMN, check_files, dataset, files_by_day, on
-from isthmus.features.offline.storage import unavailable
+from isthmus.features.offline.storage import committed, mark, unavailable
 from isthmus.features.values.arrow import micros
 from isthmus.features.values.columns import Ints
 
@@ -118,7 +118,10 @@ class PushLog:
         return len(rows)
 
     def _write(self, table: DeltaTable | None, rows: pa.Table, last: int) -> None:
-        properties = CommitProperties(app_transactions=[Transaction(APPLICATION, last)], max_commit_retries=0)
+        made = mark()
+        properties = CommitProperties(
+            custom_metadata=made, app_transactions=[Transaction(APPLICATION, last)], max_commit_retries=0
+        )
         options: dict[str, Any] = {"schema_mode": "merge", "commit_properties": properties}
         try:
             if table is None:
@@ -144,6 +147,8 @@ class PushLog:
                 write_deltalake(table, rows, mode="append", **options)
         except (DeltaError, OSError, pa.ArrowException, ValueError, RuntimeError) as error:
             where = f"pushed rows of {self.table}"
+            if committed(self.path, self._options, made):
+                return
             if refusal := unavailable(where, self.path, error):
                 raise refusal from error
             new = table is None and DeltaTable.is_deltatable(self.path, self._options)

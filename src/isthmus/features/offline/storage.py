@@ -1,9 +1,17 @@
 """Object storage: what an error of it means, which is no damage of a table."""
 
+from collections.abc import Mapping
+from uuid import uuid4
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
 from isthmus.features.errors import DependencyError, first_line
 
 _SIGNS = ("Generic S3 error", "lacked the necessary privileges", "<Error><Code>", "Error performing ")
 """In what deltalake says of a storage that refuses or does not answer."""
+
+_MARK, _RECENT = "isthmus.commit", 10
 
 
 def unavailable(where: str, place: str, error: BaseException) -> DependencyError | None:
@@ -15,3 +23,22 @@ def unavailable(where: str, place: str, error: BaseException) -> DependencyError
         remedy="its rows are as they were: see storage_options, the bucket, and the credentials in the environment, "
         "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; then run it again",
     )  # fmt: skip
+
+
+def mark() -> dict[str, str]:
+    """Metadata that no other commit has."""
+    return {_MARK: uuid4().hex}
+
+
+def committed(place: str, options: Mapping[str, str] | None, metadata: Mapping[str, str]) -> bool:
+    """Whether a table in a storage has a commit with this mark: it was made, and the answer was lost.
+
+    The second try of deltalake's meets the first, which looks to it like another writer.
+    """
+    if "://" not in place:
+        return False
+    try:
+        commits = DeltaTable(place, storage_options=dict(options or {})).history(_RECENT)
+    except (DeltaError, OSError):
+        return False
+    return any(commit.get(_MARK) == metadata[_MARK] for commit in commits)

@@ -15,7 +15,7 @@ import redis
 from isthmus.features.errors import DependencyError
 from isthmus.features.online import record
 from isthmus.features.redis.pipeline import Client, run
-from isthmus.features.redis.routing import Script
+from isthmus.features.redis.routing import Command, Script
 
 # All rows of a push, or none if too many would wait. Replies with the rows that it has appended, and how many wait.
 APPEND = Script("""
@@ -56,9 +56,39 @@ class Entry:
     accepted: int
 
 
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The rows that wait for a history, and when Redis got the first of them, microseconds since 1970 UTC.
+
+    Rows whose collection was killed at its very end still count, until the next one.
+    """
+
+    rows: int
+    since: int | None
+
+
 def stream(project: str, table: str) -> bytes:
     """The Redis key of the stream for an offline table."""
     return record.beside(project, table, "pushed")
+
+
+def backlog_commands(project: str, table: str) -> list[Command]:
+    """The Redis commands whose replies are a `backlog`."""
+    name = stream(project, table)
+    return [(b"XLEN", name), (b"XRANGE", name, b"-", b"+", b"COUNT", b"2"), (b"GET", _collected(project, table))]
+
+
+def backlog(replies: Sequence[Any]) -> Backlog:
+    """What waits, from the replies to `backlog_commands`."""
+    length, entries, collected = replies
+    # The last collected entry stays, and a stream that was lost begins with an entry without a row.
+    if entries and (entries[0][0] == collected or b"" in entries[0][1]):
+        length, entries = length - 1, entries[1:]
+    return Backlog(length, moment(_place(entries[0][0])) if entries else None)
+
+
+def _collected(project: str, table: str) -> bytes:
+    return record.beside(project, table, "collected")
 
 
 def appended(names: Sequence[bytes], rows: Sequence[bytes], accepted: int, limit: int) -> list[bytes]:
@@ -94,10 +124,11 @@ def waiting(client: Client, project: str, table: str, count: int, after: int = -
 
 
 def trim(client: Client, project: str, table: str, place: int) -> int:
-    """Removes the entries before a place; returns how many those were.
+    """Removes the entries before a place, which was collected last; returns how many those were.
 
     That of the place itself stays: as long as it is there, Redis has lost nothing that came after it.
     """
+    client.set(_collected(project, table).decode(), _id(place))
     return client.xtrim(stream(project, table), minid=_id(place), approximate=False)
 
 

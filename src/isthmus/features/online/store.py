@@ -6,7 +6,7 @@ pipelined round trip, whatever the number of views and keys.
 
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.online import pushes, scripts
 from isthmus.features.online import record as records
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
+from isthmus.features.online.pushes import Backlog
 from isthmus.features.online.record import Published
 from isthmus.features.redis.pipeline import Client, ask, run
 from isthmus.features.redis.routing import CHUNK, Piece
@@ -89,6 +90,24 @@ class OnlineStore:
             if newer:
                 self._remember(view, names(slice(None)), horizon)
             return WriteCounts(len(event), changed, written)
+        return self._pushed(view, lambda: names(slice(None)), known, write)
+
+    def put(self, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> WriteCounts:
+        """`write` for packed rows under their entity keys."""
+
+        def write(rule: bytes) -> list[int]:
+            return run(self.client, scripts.WRITE, [view.online_name.encode(), rule], [(names, rows)]) or [0, 0, 0]
+
+        return self._pushed(view, lambda: names, known_of(rows), write)
+
+    def _pushed(
+        self,
+        view: ViewContract,
+        names: Callable[[], Sequence[bytes]],
+        known: Ints,
+        write: Callable[[bytes], Sequence[int]],
+    ) -> WriteCounts:
+        """Writes rows that are no table's, by a rule that is passed to `write`."""
         steps = scripts.push_steps(view)
         reply: Any = None
         try:
@@ -97,12 +116,12 @@ class OnlineStore:
                     case scripts.PushStep.READ:
                         reply = self.published(view)
                     case scripts.PushStep.ANNOUNCE:
-                        self._suspect(view, names(slice(None)), known)
+                        self._suspect(view, names(), known)
                     case bytes(rule):
                         reply = write(rule)
         except StopIteration as end:
             changed, written, _ = end.value
-        return WriteCounts(len(event), changed, written)
+        return WriteCounts(len(known), changed, written)
 
     def push(  # noqa: PLR0913 - as `write`, and when
         self,
@@ -123,10 +142,25 @@ class OnlineStore:
             DependencyError: more would wait. Nothing was written.
         """
         names = entity_keys(self.contract.project, view.keys, keys)
-        arguments = pushes.appended(names, RowCodec(view).encode(event, known, columns), accepted, waiting)
+        self.append(view, names, RowCodec(view).encode(event, known, columns), accepted, waiting)
+        return self.write(view, keys, event, known, columns)
+
+    def append(
+        self,
+        view: ViewContract,
+        names: Sequence[bytes],
+        rows: Sequence[bytes],
+        accepted: int,
+        waiting: int = records.WAITING,
+    ) -> None:
+        """Puts packed rows under their entity keys on their way to the history, as `push` does."""
+        arguments = pushes.appended(names, rows, accepted, waiting)
         counts = run(self.client, pushes.APPEND, arguments, [([pushes.stream(self.contract.project, view.table)], [])])
         pushes.require_room(view.table, counts, len(names))
-        return self.write(view, keys, event, known, columns)
+
+    def backlog(self, table: str) -> Backlog:
+        """What waits for the history in an offline table."""
+        return pushes.backlog(ask(self.client, pushes.backlog_commands(self.contract.project, table)))
 
     def _suspect(self, view: ViewContract, names: Sequence[bytes], known: Ints) -> None:
         """Notes keys whose rows do not come from the offline table."""

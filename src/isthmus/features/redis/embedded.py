@@ -70,6 +70,14 @@ class EmbeddedRedis:
             raise
         return self
 
+    def running(self) -> str | None:
+        """The URL of the server if it runs already. It may end at any moment: its users are others."""
+        with suppress(OSError):
+            _, _, socket = (self.folder / "server.lock").read_text().partition(" ")
+            self._socket = Path(socket)
+            return self.url if socket and self._alive() else None
+        return None
+
     def __exit__(self, *_: object) -> None:
         last = False
         try:

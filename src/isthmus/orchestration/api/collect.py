@@ -1,7 +1,7 @@
 """`collect`: brings pushed rows from Redis to the offline tables."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from threading import Event
 
 from isthmus.features import clock
@@ -15,26 +15,34 @@ from isthmus.features.redis.connection import answering, connect
 from isthmus.orchestration.project import Project
 
 
-def collect(project: Project, *, progress: Progress = silent) -> dict[str, Collected]:
+def collect(
+    project: Project, views: Collection[str] | None = None, *, wait: bool = True, progress: Progress = silent
+) -> dict[str, Collected]:
     """Brings all rows that were pushed by now into the history of their views; returns the counts by offline table.
 
-    While a build writes, it waits. What a definition that is current no more was pushed is collected, too.
+    A table whose view is being built comes last, after its build, or not at all if it shall not `wait`. What a
+    definition that is current no more was pushed is collected, too.
 
     Raises:
         DataError: a table cannot be read or written. What was pushed stays in Redis.
         DependencyError: Redis does not answer, or refuses.
     """
-    tables = _tables(project)
+    tables = _tables(project, views)
     offline, collected = OfflineStore(project.offline, project.storage_options), dict[str, Collected]()
     failure: IsthmusError | None = None
     with project.redis() as url, connect(url) as client:
-        for n, (table, definitions) in enumerate(tables.items()):
-            progress(f"collecting pushed rows of {table}", n / len(tables))
+        turns = [(table, False) for table in tables]
+        while turns:
+            table, again = turns.pop(0)
+            done = len(collected) / len(tables)
+            progress(f"collecting pushed rows of {table}{', after its build' if again else ''}", done)
             try:
-                with project.locked("tables"), answering(url):
-                    counts = collected[table] = collect_table(client, project.name, offline, table, definitions)
+                with project.adding_to(table, wait=again), answering(url):
+                    counts = collected[table] = collect_table(client, project.name, offline, table, tables[table])
                 if counts.lost_after is not None:
-                    progress(_lost(table, counts.lost_after), n / len(tables))
+                    progress(_lost(table, counts.lost_after), done)
+            except BlockingIOError:
+                turns += [(table, True)] if wait else []
             except IsthmusError as error:
                 failure = failure or error  # The other views have their rows all the same.
     if failure is not None:
@@ -47,7 +55,8 @@ def follow(project: Project, say: Callable[[str], None], stopped: Event | None =
     """Collects every `history_seconds` until it is stopped."""
 
     def turn() -> str:
-        for table, counts in collect(project).items():
+        # Rows of other views shall not wait for the build of one.
+        for table, counts in collect(project, wait=False).items():
             if counts.lost_after is not None:
                 say(_lost(table, counts.lost_after))
             if counts.rows:
@@ -80,13 +89,15 @@ def _lost(table: str, moment: int) -> str:
     return f"Redis has lost what waited for the history of {table}: rows that were pushed after {since} may be missing"
 
 
-def _tables(project: Project) -> dict[str, list[ViewContract]]:
-    """Offline table to the definitions that rows may have been pushed to, the newest first."""
+def _tables(project: Project, views: Collection[str] | None) -> dict[str, list[ViewContract]]:
+    """Offline table to the definitions that rows may have been pushed to, the newest first; of all or some views."""
     generations = project.generations()
     newest = generations.newest()
     tables: dict[str, list[ViewContract]] = {}
     for contract in (*([newest] if newest else ()), *generations.every(), *generations.forgotten):
         for view in contract.views.values():
+            if views is not None and view.name not in views:
+                continue
             known = tables.setdefault(view.table, [])
             if view.hash not in {item.hash for item in known}:
                 known.append(view)

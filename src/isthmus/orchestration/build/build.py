@@ -40,10 +40,11 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
     Raises:
         GateFailed: rows break an expectation of their view; nothing was written.
     """
-    project.applied()  # must be the contract of the definitions
+    contract = project.applied()
     selected = [project.definitions.views[name] for name in view_names(project, views)]
     store, now = OfflineStore(project.offline, project.storage_options), project.now()
-    with landed_sources(project, selected) as landed, project.locked("tables", shared=True), ExitStack() as stack:
+    tables = [contract.views[view.name].table for view in selected]
+    with landed_sources(project, selected) as landed, project.building(tables), ExitStack() as stack:
         contents = _contents(project, selected, landed)
         # Everything is computed and checked before the first table changes: a bad view leaves all of them as they were.
         prepared: dict[str, Prepared] = {}
@@ -184,7 +185,7 @@ class _Run:
                     table = pa.concat_tables(groups) if groups else None
                     gate.require(gate.findings(self.project, self.view.name, table, part=True), part)
                     with (
-                        self.project.locked("tables", shared=True),
+                        self.project.building([self.compiled.table]),
                         self.store.prepare(
                             self.compiled, rows, part, origin=self.origin, done=unchanged, now=self.now
                         ) as ready,

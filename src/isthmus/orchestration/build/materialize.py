@@ -39,9 +39,9 @@ def materialize(
         GateFailed: a table breaks an expectation of its view; nothing was written.
     """
     contract = project.applied()
-    # What was pushed and no history knows of would be replaced by rows that became known later.
-    collect(project, progress=lambda text, _: progress(text, 0.0))
     names = view_names(project, views)
+    # What was pushed and no history knows of would be replaced by rows that became known later.
+    collect(project, names if views else None, progress=lambda text, _: progress(text, 0.0))
     offline = OfflineStore(project.offline, project.storage_options)
     # Every table is opened before the first row is written.
     histories = {name: offline.history(contract.views[name]) for name in names}

@@ -1,16 +1,12 @@
 """A push: rows written to the online store by the rule that every row is written by."""
 
-from collections.abc import Sequence
-
 import orjson
 
-from isthmus.features.contract.contract import ViewContract
 from isthmus.serving.limits import Limits
-from isthmus.serving.lookup.push import FEAST, PUSH, Form, PushedView, Raws
+from isthmus.serving.lookup.push import FEAST, PUSH, Form, by_table, packed
 from isthmus.serving.redis.store import Store
 from isthmus.serving.state import State
 from isthmus.serving.threads import BYTES, offload
-from isthmus.serving.wire.errors import RowsError
 from isthmus.serving.wire.messages import PushRequest, WriteRequest
 
 
@@ -31,34 +27,15 @@ async def push(request: PushRequest | WriteRequest, state: State, store: Store, 
     declared, kept = state.pushed(name, form)
     to = request.to if isinstance(request, PushRequest) else "online"
     large = sum(len(memoryview(raw)) for raw in request.df.values()) > BYTES
-    packed = await offload(large, _packed, declared, kept, request.df, limits, now)
-    project = state.contract.project
+    parts = await offload(large, packed, declared, kept, request.df, limits, now)
+    project, count = state.contract.project, len(parts[0][2])
     if to != "online":
-        # Once for each table: first the definition that has all columns of the rows.
-        tables = {view.table: (view, names, rows) for view, names, rows in reversed(packed)}
-        for view, names, rows in tables.values():
+        for view, names, rows in by_table(parts):
             await store.append(project, view, names, rows, now, limits.waiting_rows)
     if to == "offline":
-        return orjson.dumps({"rows": len(packed[0][2]), "written": 0})
-    written = [await store.write(project, view, names, rows) for view, names, rows in packed]
-    return orjson.dumps({"rows": len(packed[0][2]), "written": written[0]})
-
-
-def _packed(
-    declared: Sequence[PushedView], kept: Sequence[PushedView], df: Raws, limits: Limits, now: int
-) -> list[tuple[ViewContract, list[bytes], list[bytes]]]:
-    """For each definition that the rows fit: itself, the Redis keys and the packed rows."""
-    refusals = []
-    for first in declared:
-        try:
-            packed = [(first.view, *first.pack(df, limits, now))]
-        except RowsError as error:
-            refusals.append(error)
-            continue
-        others = [pushed for pushed in (*declared, *kept) if pushed is not first]
-        fitting = [(pushed.view, pushed.pack_known(df, limits, now)) for pushed in others]
-        return packed + [(view, *rows) for view, rows in fitting if rows is not None]
-    raise refusals[0]
+        return orjson.dumps({"rows": count, "written": 0})
+    written = [await store.write(project, view, names, rows) for view, names, rows in parts]
+    return orjson.dumps({"rows": count, "written": written[0]})
 
 
 def view_of(request: PushRequest | WriteRequest) -> tuple[str, Form]:

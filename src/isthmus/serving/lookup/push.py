@@ -1,7 +1,7 @@
 """Pushed rows: checked against the contract, all problems at once, and packed."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -24,6 +24,8 @@ from isthmus.serving.wire.errors import RowsError, TooLargeError, UnreadableErro
 EVENT, KNOWN = RESERVED[:2]
 
 Raws = Mapping[str, msgspec.Raw]
+Packed = tuple[ViewContract, list[bytes], list[bytes]]
+"""A definition, the Redis key of each row, and the row in its form."""
 
 _FIRST = clock.micros(datetime.min.replace(tzinfo=UTC))
 """Earlier moments have no date."""
@@ -134,6 +136,32 @@ class PushedView:
         event = np.array(lists[EVENT], np.int64)
         keys = {key.name: lists[key.name] for key in self.view.keys}
         return keys, event, np.array(known or [now] * len(event), np.int64), features
+
+
+def packed(
+    declared: Sequence[PushedView], kept: Sequence[PushedView], df: Raws, limits: Limits, now: int
+) -> list[Packed]:
+    """For each definition that the rows fit: itself, the Redis keys and the packed rows; those declared come first.
+
+    Raises:
+        RowsError: with every problem of the rows.
+    """
+    refusals = []
+    for first in declared:
+        try:
+            own = [(first.view, *first.pack(df, limits, now))]
+        except RowsError as error:
+            refusals.append(error)
+            continue
+        others = [pushed for pushed in (*declared, *kept) if pushed is not first]
+        fitting = [(pushed.view, pushed.pack_known(df, limits, now)) for pushed in others]
+        return own + [(view, *rows) for view, rows in fitting if rows is not None]
+    raise refusals[0]
+
+
+def by_table(parts: Sequence[Packed]) -> list[Packed]:
+    """Of packed rows those for the history: once for each table, by the first definition, which has all columns."""
+    return list({part[0].table: part for part in reversed(parts)}.values())
 
 
 def _key(column: Column, raw: msgspec.Raw) -> list[Any]:

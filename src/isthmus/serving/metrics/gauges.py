@@ -7,6 +7,7 @@ from types import MappingProxyType
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from isthmus.features import clock
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.serving.metrics.counters import Tally
 from isthmus.serving.metrics.production import ProductionGauges
@@ -71,6 +72,7 @@ class Gauges(Collector):
         if contract is None:
             return
         yield from self._freshness(contract, served)
+        yield from self._waiting(contract)
         yield from self._deployed(contract)
 
     def _freshness(self, contract: Contract, served: Mapping[str, int]) -> Iterator[Metric]:
@@ -99,6 +101,25 @@ class Gauges(Collector):
             if name in self.freshness_objectives:
                 objective.add_metric([name], self.freshness_objectives[name])
         yield from (newest, age, objective)
+
+    def _waiting(self, contract: Contract) -> Iterator[Metric]:
+        rows = GaugeMetricFamily(
+            "isthmus_view_waiting_rows", "Pushed rows that wait in the online store for the history of a view.",
+            labels=["view"],
+        )  # fmt: skip
+        age = GaugeMetricFamily(
+            "isthmus_view_waiting_seconds",
+            "For how long the first of the pushed rows has waited for the history of a view, by the clock of the "
+            "online store; 0 if none waits.",
+            labels=["view"],
+        )
+        for name in contract.views:
+            if name in self.rows:
+                backlog = self.rows[name].backlog
+                rows.add_metric([name], backlog.rows)
+                seconds = 0.0 if backlog.since is None else max(0.0, (clock.now() - backlog.since) / 1e6)
+                age.add_metric([name], seconds)
+        yield from (rows, age)
 
     def _known(self, view: ViewContract | None, served: int | None, earlier: ViewContract | None) -> int | None:
         """When the newest current row became known or, if that was earlier, the newest of those that a model reads."""

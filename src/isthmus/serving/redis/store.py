@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from isthmus.features.clock import Status
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.online import pushes, record
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
-from isthmus.features.online.pushes import APPEND
+from isthmus.features.online.pushes import APPEND, Backlog
 from isthmus.features.online.record import NEVER, Published
 from isthmus.features.online.scripts import ANNOUNCE, WRITE, PushStep, announced, push_steps, suspects
 from isthmus.features.redis.address import Address
@@ -33,10 +34,17 @@ TIMEOUT_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ViewRows:
-    """What Redis has of a view: the record of its table, and when the latest row that was pushed since became known."""
+    """What Redis has of a view.
+
+    Attributes:
+        record: of its table.
+        pushed: when the latest row that was pushed since became known.
+        backlog: what waits for the table.
+    """
 
     record: Published | None
     pushed: int | None
+    backlog: Backlog
 
     def newest(self, view: ViewContract) -> int | None:
         """When the newest row of the view became known, microseconds since 1970 UTC; None without rows or times."""
@@ -139,11 +147,13 @@ class Store:
         latest = (b"%d" % now, b"-inf", b"WITHSCORES", b"LIMIT", b"0", b"1")
         names = [suspects(project, view.online_name) for view in views]
         pushed = [(b"ZREVRANGEBYSCORE", name, *latest) for name in names]
+        waiting = [pushes.backlog_commands(project, view.table) for view in views]
         async with self._bounded():
-            reply, *times = await self._redis.ask([record.query(project, views), *pushed])
+            reply, *rest = await self._redis.ask([record.query(project, views), *pushed, *chain(*waiting)])
+        times, backlogs = rest[: len(views)], zip(*[iter(rest[len(views) :])] * len(waiting[0]), strict=True)
         return {
-            view.name: ViewRows(record.decode(text), int(float(time[1])) if time else None)
-            for view, text, time in zip(views, reply, times, strict=True)
+            view.name: ViewRows(record.decode(text), int(float(time[1])) if time else None, pushes.backlog(backlog))
+            for view, text, time, backlog in zip(views, reply, times, backlogs, strict=True)
         }
 
     async def ping(self, contract: Contract) -> None:

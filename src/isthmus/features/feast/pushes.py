@@ -1,0 +1,128 @@
+"""Rows that Feast's SDK pushes for the history of a view that `isthmus apply` has registered.
+
+They go the way of all pushed rows: into the stream in Redis from which `isthmus collect` brings them to the table. With
+`IsthmusOnlineStore` this process appends them; with `online_store: {type: remote}` the server does.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import requests
+from feast import FeatureView
+from feast.infra.online_stores.remote import RemoteOnlineStoreConfig
+from feast.repo_config import RepoConfig
+from feast.rest_error_handler import rest_error_handling_decorator
+
+from isthmus.features import clock
+from isthmus.features.contract.contract import ViewContract
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, RequestError
+from isthmus.features.feast import values as feast_values
+from isthmus.features.feast.online import SETTING, TIMEOUT_SECONDS, IsthmusOnlineStoreConfig
+from isthmus.features.feast.views import contract_of, layout_of, project_of, registered
+from isthmus.features.offline.canonical import declared_schema
+from isthmus.features.online.store import OnlineStore
+from isthmus.features.redis.connection import answering, connect
+from isthmus.features.values.arrow import from_arrow, micros
+from isthmus.features.values.entitykey import entity_keys
+from isthmus.features.values.plain import plain
+from isthmus.features.values.rows import RowCodec
+
+COLUMNS = "isthmus.columns"
+"""The tag of a registered table with the columns that a push has, which is the table without what builds add."""
+
+PIECE = 100_000
+"""Rows that Redis takes at once: it knows no command of a million parts."""
+
+_EVENT, _KNOWN = "event_timestamp", "known_at"
+
+
+def columns_of(view: ViewContract) -> list[tuple[str, str]]:
+    """The columns that rows of a view are pushed with, each with its Arrow type."""
+    return [(field.name, str(field.type)) for field in declared_schema(view)]
+
+
+def push(config: RepoConfig, table: FeatureView, rows: pa.Table) -> None:
+    """Puts rows of a registered view on their way to its history: all or none, or of many some `PIECE` by `PIECE`.
+
+    Raises:
+        ConfigurationError: the online store is neither ours nor a server.
+        DataError: a column has another type than its feature, or a row lacks a key or a time or is of the future.
+        DependencyError: Redis or the server does not answer, or too many rows wait.
+        RequestError: a column is missing, or the server refuses the rows.
+    """
+    view = registered(table.name, table.tags)
+    columns = _columns(view, rows)
+    if isinstance(config.online_store, IsthmusOnlineStoreConfig):
+        layout_of(config, table)  # must be of this project
+        _append(config, view, columns)
+    elif isinstance(config.online_store, RemoteOnlineStoreConfig):
+        _post(config, view, columns)
+    else:
+        kind = type(config.online_store).__name__.removesuffix("Config")
+        problem = Problem("online_store", f"is {kind}, and pushed rows wait for their history in our Redis",
+                          "isthmus.features.feast.IsthmusOnlineStore or remote")  # fmt: skip
+        raise ConfigurationError("feature_store.yaml", [problem])
+
+
+def _columns(view: ViewContract, rows: pa.Table) -> dict[str, pa.ChunkedArray]:
+    """Each column in its declared type."""
+    wanted = [name for name, _ in columns_of(view)]
+    if missing := [name for name in wanted if name not in rows.column_names]:
+        raise RequestError(f"view {view.name}", f"the rows lack {', '.join(missing)}", expected=", ".join(wanted))
+    columns = {}
+    for name in (_EVENT, _KNOWN):
+        where = f"view {view.name}, {name}"
+        times = columns[name] = feast_values.moments(rows[name], where)
+        if times.null_count:
+            # What is known from when on is for the pusher to say: the online store has the rows by now.
+            raise DataError(where, f"{times.null_count} nulls", expected="a time in every row of a history")
+        later = np.flatnonzero(micros(times) > clock.now())
+        if len(later):
+            found = f"{times[int(later[0])].as_py().isoformat()} in row {later[0]} lies in the future"
+            raise DataError(where, found, expected="no later than now")
+    for column in (*view.keys, *view.fields):
+        where = f"view {view.name}, column {column.name}"
+        columns[column.name] = feast_values.typed(rows[column.name], column.dtype, where)
+    return columns
+
+
+def _append(config: RepoConfig, view: ViewContract, columns: Mapping[str, pa.ChunkedArray]) -> None:
+    keys = {key.name: feast_values.plain_keys(columns[key.name], key, f"view {view.name}") for key in view.keys}
+    features = {column.name: from_arrow(columns[column.name], column.dtype) for column in view.fields}
+    event, known = micros(columns[_EVENT]), micros(columns[_KNOWN])
+    with (
+        answering(config.online_store.url, SETTING),
+        connect(config.online_store.url, TIMEOUT_SECONDS, SETTING) as client,
+    ):
+        project = project_of(config)
+        names = entity_keys(project, view.keys, keys)
+        rows = RowCodec(view).encode(event, known, features)
+        store = OnlineStore(client, contract_of(project, [view]))
+        for start in range(0, len(rows), PIECE):
+            part = slice(start, start + PIECE)
+            store.append(view, names[part], rows[part], clock.now())
+
+
+def _post(config: RepoConfig, view: ViewContract, columns: Mapping[str, pa.ChunkedArray]) -> None:
+    body = {
+        "push_source_name": view.name,
+        "df": {name: plain(column) for name, column in columns.items()},
+        "to": "offline",
+    }
+    try:
+        answer = _posted(config, body)
+    except requests.RequestException as error:
+        raise DependencyError(
+            "online_store.path in feature_store.yaml", f"{config.online_store.path} does not answer ({error})",
+            remedy="start the server: `isthmus serve`",
+        ) from error  # fmt: skip
+    if answer.status_code != requests.codes.ok:
+        kind = DependencyError if answer.status_code >= requests.codes.server_error else RequestError
+        raise kind(f"view {view.name}", f"the server refuses the rows ({answer.status_code}: {answer.text})")
+
+
+@rest_error_handling_decorator  # type: ignore[untyped-decorator]  # so in Feast
+def _posted(session: requests.Session, config: RepoConfig, body: Mapping[str, Any]) -> requests.Response:
+    return session.post(f"{config.online_store.path}/push", json=body, verify=config.online_store.cert or True)
