@@ -1,7 +1,6 @@
-"""The recorder: answers become batches on the event loop, and are encoded and written in a thread.
+"""The recorder: answers become columns on the event loop, which a thread joins and writes.
 
-A request pays for a small object and a place in a list. What waits for the disk is bounded: whole batches are dropped
-beyond that, and counted.
+What waits for the disk is bounded: whole batches are dropped beyond that, and counted.
 """
 
 import asyncio
@@ -11,7 +10,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from isthmus.features.online.plan import LookupPlan
 from isthmus.serving import log
 from isthmus.serving.recorder.batch import Batch, Group, encoded, merged
 from isthmus.serving.recorder.columns import Answer, Reader, grouped
+from isthmus.serving.recorder.lookups import Lookups
 from isthmus.serving.recorder.options import MB, Recording
 from isthmus.serving.recorder.spool import Spool
 
@@ -27,14 +27,19 @@ ANSWER = "isthmus.answer"
 
 HEADER = b"isthmus-answer"
 
-ANSWERS = 1024
-"""Of a batch."""
-PART = 32
-"""Lookups that the event loop encodes together, in some 30 us: a thread that needs the interpreter costs it more."""
+ANSWERS = 4096
+"""Of a batch. A thread that needs the interpreter has the event loop wait: it does so seldom, and for as little as may be."""
+PART = 64
+"""Answers that the thread encodes before it lets the event loop run."""
+PAUSE = 0.0005
+"""Seconds for that."""
 BYTES = 1 << 20
 """Of a batch."""
 SECONDS = 0.5
 """How long an answer waits for others."""
+
+ROW_BYTES = 256
+"""Of a row that a model was fed, about."""
 
 READERS = 1024
 """Plans whose readers are kept."""
@@ -44,17 +49,28 @@ _LATE = 5.0
 
 
 class _Pending:
-    """A batch that grows: answers that are encoded, and those that are left to the thread."""
+    """A batch that grows: columns of lookups, and the answers that are left to the thread."""
 
     def __init__(self) -> None:
-        self.groups: list[Group] = []
+        self.lookups: dict[int, Lookups] = {}
         self.left: list[Answer] = []
         self.callers: dict[str, int] = {}
         self.answers = self.size = 0
 
-    def encode(self, answers: Sequence[Answer], secret: bytes) -> None:
-        """Adds answers to the groups."""
-        self.groups += grouped(answers, secret, self.callers)
+    def leave(self, answer: Answer) -> None:
+        """Leaves an answer to the thread: digests and keyed hashes take longer."""
+        self.left.append(answer)
+        self.size += len(answer.body) + sum(map(len, answer.stored)) + answer.rows * ROW_BYTES
+
+    def groups(self, secret: bytes) -> list[Group]:
+        """All answers as they are written."""
+        groups = [lookups.group() for lookups in self.lookups.values()]
+        left: list[Group] = []
+        for start in range(0, len(self.left), PART):
+            if start:
+                time.sleep(PAUSE)
+            left += grouped(self.left[start : start + PART], secret, self.callers)
+        return groups + merged(left)
 
 
 class Recorder:
@@ -72,7 +88,6 @@ class Recorder:
         self._sequence = self._number = 0
         # By where they were dropped: the event loop drops from memory alone, the thread never.
         self._dropped: dict[str, int] = {"memory": 0, "disk": 0, "defect": 0}
-        self._part: list[Answer] = []
         self._pending = _Pending()
         self._timer: asyncio.TimerHandle | None = None
         # Each is changed on one side alone: no lock.
@@ -109,15 +124,14 @@ class Recorder:
         """Has an answer written."""
         pending, reader = self._pending, answer.reader
         pending.answers += 1
-        pending.size += len(answer.body) + answer.rows * reader.row
-        if reader.route == "predict" or reader.private or answer.inputs:
-            # Digests and keyed hashes take longer.
-            pending.left.append(answer)
+        if reader.plain and not answer.inputs:
+            lookups = pending.lookups.get(id(reader))
+            if lookups is None:
+                lookups = pending.lookups[id(reader)] = Lookups(reader)
+            callers, name = pending.callers, answer.caller
+            pending.size += lookups.add(answer, callers[name] if name in callers else callers.setdefault(name, len(callers)))
         else:
-            self._part.append(answer)
-            if len(self._part) >= PART:
-                pending.encode(self._part, self._secret)
-                self._part = []
+            pending.leave(answer)
         if pending.answers >= ANSWERS or pending.size >= BYTES:
             self._hand_over()
         elif self._timer is None:
@@ -130,10 +144,9 @@ class Recorder:
         pending = self._pending
         if not pending.answers:
             return
-        pending.left += self._part
         # Whoever collects sees by its number that a batch is missing.
         self._number += 1
-        self._pending, self._part = _Pending(), []
+        self._pending = _Pending()
         if self._options.full == "oldest":
             while self._in - self._out + pending.size > self._most:
                 try:
@@ -179,8 +192,7 @@ class Recorder:
 
     def _write_batch(self, number: int, pending: "_Pending") -> None:
         try:
-            pending.encode(pending.left, self._secret)
-            groups = tuple(merged(pending.groups))
+            groups = tuple(pending.groups(self._secret))
             now = time.time_ns() // 1000
             batch = Batch(
                 self._spool.run, number, now, sum(self._dropped.values()), self._runtime, tuple(pending.callers), groups
