@@ -17,7 +17,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording import collect as collecting
 from isthmus.orchestration.recording.collect import Collected, collect, damaged_folder, follow
 from isthmus.orchestration.recording.table import RecordedAnswers
-from isthmus.serving.recorder.batch import Batch, Group, ViewRows, encoded
+from isthmus.serving.recorder.batch import PACK, Batch, Group, ViewRows, encoded
 from isthmus.serving.recorder.spool import Spool, segments
 from tests.orchestration.api.served import served
 from tests.orchestration.shop import Open, Shop
@@ -38,11 +38,12 @@ def group(first: int, count: int) -> Group:
     views = tuple(
         ViewRows(name, "h" + name, _packed(rows), _packed(rows), _packed(rows), bytes(2 * count)) for name in ("a", "b")
     )
-    lengths = [len(request) for request in requests]
+    answers = b"".join(PACK(first + n, 5, 0.0, 0, 2, n % 2, len(request) - n % 2) for n, request in enumerate(requests))
+    # Every other one without its first byte, which its template has.
+    written = b"".join(request[n % 2 :] for n, request in enumerate(requests))
     return Group(
-        "predict", "c0ffee", "d1", "int8/1", _packed(range(first, first + count)), _packed([5] * count),
-        _packed([0] * count, 4), _packed([0] * count, 4), _packed([2] * count, 4), _packed(lengths, 4),
-        b"".join(requests), views, _packed(rows, 4), 1, _packed(rows), ("k",),
+        "predict", "c0ffee", "d1", "int8/1", answers, written, views, _packed(rows, 4), 1, _packed(rows), ("k",),
+        ((b"", b""), (b"{", b"")),
     )  # fmt: skip
 
 

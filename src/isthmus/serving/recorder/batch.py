@@ -30,8 +30,8 @@ ANSWER = np.dtype(
      ("length", "<i4")]
 )  # fmt: skip
 """Of each answer, in the order of `PACK`: its number in the process, its present in microseconds, the seconds from the
-request to the end of the answer, places in `Batch.callers` and `Group.templates`, the rows of its request, and its bytes
-in `Group.requests`."""
+request to the end of the answer, its places in `Batch.callers` and `Group.templates`, the rows of its request, and that
+request's bytes in `Group.requests`."""
 
 Array = np.ndarray[Any, Any]
 
@@ -112,6 +112,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
 
 _COLUMNS = ("answers", "requests", "outputs", "digest")
 _VIEW_COLUMNS = ("content", "event", "known", "status")
+_ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Batch)
 
 
@@ -123,13 +124,16 @@ class OtherVersionError(ValueError):
     """A batch of another version of Isthmus."""
 
 
-def encoded(batch: Batch) -> bytes:
+def encoded(batch: Batch) -> bytearray:
     """A batch as it stands in a segment."""
-    payload = msgspec.msgpack.encode(batch)
-    return HEAD.pack(MAGIC, VERSION, len(payload), zlib.crc32(payload)) + payload
+    whole = bytearray(HEAD.size)
+    _ENCODER.encode_into(batch, whole, HEAD.size)
+    payload = memoryview(whole)[HEAD.size :]
+    HEAD.pack_into(whole, 0, MAGIC, VERSION, len(payload), zlib.crc32(payload))
+    return whole
 
 
-def batches(segment: bytes) -> Iterator[Batch]:
+def batches(segment: bytes | bytearray) -> Iterator[Batch]:
     """The batches of a segment.
 
     Raises:

@@ -15,8 +15,12 @@ from isthmus.features.values.entitykey import encode_keys
 from isthmus.serving.recorder.batch import PACK, Group, ViewRows
 from isthmus.serving.recorder.digest import digests
 
-COLUMNS = 4
-"""Of a view: the content hashes of its rows, their event and known times, and their status."""
+Stored = bytes | tuple[bytes, bytes, bytes, bytes]
+"""Of a view the packed rows behind an answer, if they say all; else their columns: see `ViewRows`."""
+STORED_BYTES, FED_BYTES = 25, 256
+"""Of a stored row, and about those of a row that a model was fed."""
+SMALL = 1024
+"""Bytes of packed rows: of more of them, the columns are kept, which are shorter."""
 
 
 class Reader(msgspec.Struct, frozen=True, gc=False):
@@ -24,18 +28,20 @@ class Reader(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         route: "lookup" or "predict".
-        views: that it reads.
+        views: that it reads, each with the NumPy type of its packed rows.
         private: join keys that are written as keyed hashes.
         plain: whether an answer needs neither digests nor keyed hashes.
+        row: bytes of a row of an answer in memory, about.
     """
 
     route: str
     contract: str
     package: str
     variant: str
-    views: tuple[ViewContract, ...]
+    views: tuple[tuple[ViewContract, Any], ...]
     private: Mapping[str, Column]
     plain: bool
+    row: int
 
     @classmethod
     def of(cls, route: str, plan: LookupPlan, package: str, variant: str, private: Iterable[str]) -> "Reader":
@@ -44,7 +50,9 @@ class Reader(msgspec.Struct, frozen=True, gc=False):
         keys = {
             column.name: column for name in private if name in contract.views for column in contract.views[name].keys
         }
-        return cls(route, contract.hash, package, variant, tuple(plan.views), keys, route == "lookup" and not keys)
+        views = tuple((view, plan.codecs[view.name].nothing.dtype) for view in plan.views)
+        row = len(views) * STORED_BYTES + (0 if route == "lookup" else FED_BYTES)
+        return cls(route, contract.hash, package, variant, views, keys, route == "lookup" and not keys, row)
 
     def group(
         self, *, outputs: bytes = b"", width: int = 0, digest: bytes = b"", hashed: tuple[str, ...] = (), **columns: Any
@@ -63,8 +71,8 @@ class Answer(msgspec.Struct, gc=False):
         at: the present that it was answered for, microseconds since 1970 UTC.
         body: of its request.
         keys: the join keys of the request.
-        stored: of each view, one after the other, the bytes of its `COLUMNS`: see `ViewRows`. Whatever else an answer
-            has would stay in memory, and that of the next one is cold then.
+        stored: of each view what `stored_of` has. Whatever else an answer has would stay in memory, and that of the
+            next one is cold then.
         outputs: of the model; None for a lookup.
         inputs: of the model, or the outputs of request transforms, by transform.
         sequence: its number in the process.
@@ -76,7 +84,7 @@ class Answer(msgspec.Struct, gc=False):
     at: int
     body: bytes
     keys: Mapping[str, Sequence[Any]]
-    stored: list[bytes]
+    stored: list[Stored]
     rows: int
     outputs: Any = None
     inputs: Any = ()
@@ -127,7 +135,6 @@ def _group(part: Sequence[Answer], secret: bytes, callers: dict[str, int]) -> Gr
         digest = digests(_together([answer.inputs for answer in part])).tobytes()
     elif part[0].inputs:
         digest = digests(_together([computed(answer.inputs) for answer in part])).tobytes()
-    stored = [b"".join(column) for column in zip(*(answer.stored for answer in part), strict=True)]
     return reader.group(
         answers=b"".join(
             PACK(answer.sequence, answer.at, answer.seconds, place, answer.rows, 0, len(request))
@@ -135,8 +142,8 @@ def _group(part: Sequence[Answer], secret: bytes, callers: dict[str, int]) -> Gr
         ),
         requests=b"".join(requests),
         views=tuple(
-            ViewRows(view.name, view.hash, *stored[n * COLUMNS : (n + 1) * COLUMNS])
-            for n, view in enumerate(reader.views)
+            ViewRows(view.name, view.hash, *columns_of(dtype, [answer.stored[n] for answer in part]))
+            for n, (view, dtype) in enumerate(reader.views)
         ),
         outputs=outputs,
         width=width,
@@ -151,15 +158,35 @@ def computed(outputs: Mapping[str, Mapping[str, Values]]) -> dict[str, Values]:
     return {f"{name}{SEPARATOR}{field}": values for name, own in outputs.items() for field, values in own.items()}
 
 
-def stored_of(reader: Reader, answers: Mapping[str, ViewAnswer]) -> list[bytes]:
-    """What `Answer.stored` has of the answers of a reader's views, in its order."""
-    stored: list[bytes] = []
-    for view in reader.views:
+def stored_of(reader: Reader, answers: Mapping[str, ViewAnswer]) -> list[Stored]:
+    """What an answer keeps of the answers of a reader's views, in its order."""
+    stored: list[Stored] = []
+    for view, _ in reader.views:
         answer = answers[view.name]
-        # A call each, of less than 0.1 us for a few rows, which one of `np.array` alone would cost.
-        status = bytes(len(answer.status)) if answer.complete else answer.status.tobytes()
-        stored += (answer.columns.packed["content"].tobytes(), answer.event.tobytes(), answer.known.tobytes(), status)
+        packed: Any = answer.columns.packed
+        rows = packed.base
+        if answer.complete and answer.event.base is packed and type(rows) is bytes and len(rows) <= SMALL:
+            stored.append(rows)
+        else:
+            status = bytes(len(packed)) if answer.complete else answer.status.tobytes()
+            stored.append((packed["content"].tobytes(), answer.event.tobytes(), answer.known.tobytes(), status))
     return stored
+
+
+def columns_of(dtype: Any, stored: Sequence[Stored]) -> tuple[bytes, bytes, bytes, bytes]:
+    """The columns of a view over several answers."""
+    try:
+        # One call over all answers each: taken apart answer by answer, these would cost ten times as much.
+        return _taken_apart(b"".join(stored), dtype)  # type: ignore[arg-type]  # most often
+    except TypeError:
+        parts = [_taken_apart(own, dtype) if isinstance(own, bytes) else own for own in stored]
+        content, event, known, status = (b"".join(column) for column in zip(*parts, strict=True))
+        return content, event, known, status
+
+
+def _taken_apart(rows: bytes, dtype: Any) -> tuple[bytes, bytes, bytes, bytes]:
+    packed = np.frombuffer(rows, dtype)
+    return packed["content"].tobytes(), packed["event"].tobytes(), packed["known"].tobytes(), bytes(len(packed))
 
 
 def _together(parts: Sequence[Mapping[str, Values]]) -> dict[str, Values]:

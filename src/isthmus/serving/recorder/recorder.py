@@ -10,14 +10,16 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from isthmus.features.online.plan import LookupPlan
+from isthmus.features.online.plan import LookupPlan, ViewAnswer
+from isthmus.features.values.columns import Values
 from isthmus.serving import log
 from isthmus.serving.recorder.batch import Batch, Group, encoded, merged
-from isthmus.serving.recorder.columns import Answer, Reader, grouped
+from isthmus.serving.recorder.columns import Answer, Reader, grouped, stored_of
 from isthmus.serving.recorder.lookups import Lookups
 from isthmus.serving.recorder.options import MB, Recording
 from isthmus.serving.recorder.spool import Spool
@@ -28,21 +30,22 @@ ANSWER = "isthmus.answer"
 HEADER = b"isthmus-answer"
 
 ANSWERS = 4096
-"""Of a batch. A thread that needs the interpreter has the event loop wait: it does so seldom, and for as little as may be."""
-PART = 64
-"""Answers that the thread encodes before it lets the event loop run."""
+"""Of a batch. A thread that needs the interpreter has the event loop wait: seldom, and for little."""
+PART = 32
+"""Answers that are encoded together: lookups on the event loop, others in the thread, which then lets the loop run."""
 PAUSE = 0.0005
 """Seconds for that."""
+MANY = 100
+"""Rows of an answer that waits for no others."""
 BYTES = 1 << 20
 """Of a batch."""
 SECONDS = 0.5
 """How long an answer waits for others."""
 
-ROW_BYTES = 256
-"""Of a row that a model was fed, about."""
-
 READERS = 1024
 """Plans whose readers are kept."""
+
+NOTHING: Mapping[str, Any] = {}
 
 _LATE = 5.0
 """Seconds that the end of a server waits for the disk."""
@@ -57,10 +60,23 @@ class _Pending:
         self.callers: dict[str, int] = {}
         self.answers = self.size = 0
 
-    def leave(self, answer: Answer) -> None:
-        """Leaves an answer to the thread: digests and keyed hashes take longer."""
-        self.left.append(answer)
-        self.size += len(answer.body) + sum(map(len, answer.stored)) + answer.rows * ROW_BYTES
+    def add(self, part: Sequence[Answer]) -> None:
+        """Adds answers."""
+        by_reader: dict[int, list[Answer]] = {}
+        for answer in part:
+            reader = answer.reader
+            self.size += len(answer.body) + answer.rows * reader.row
+            if reader.plain and not answer.inputs:
+                by_reader.setdefault(id(reader), []).append(answer)
+            else:
+                # Digests and keyed hashes take longer.
+                self.left.append(answer)
+        self.answers += len(part)
+        for known, answers in by_reader.items():
+            lookups = self.lookups.get(known)
+            if lookups is None:
+                lookups = self.lookups[known] = Lookups(answers[0].reader)
+            lookups.add(answers, self.callers)
 
     def groups(self, secret: bytes) -> list[Group]:
         """All answers as they are written."""
@@ -81,6 +97,7 @@ class Recorder:
         dropped: Callable[[str, int], None],
     ) -> None:  # fmt: skip
         self._options, self._secret = options, secret
+        self._all = options.share == 1
         self._spool = Spool(folder, int(options.spool_mb * MB), options.full)
         self._run = self._spool.run.encode()
         self._count_written, self._count_dropped = written, dropped
@@ -88,6 +105,7 @@ class Recorder:
         self._sequence = self._number = 0
         # By where they were dropped: the event loop drops from memory alone, the thread never.
         self._dropped: dict[str, int] = {"memory": 0, "disk": 0, "defect": 0}
+        self._part: list[Answer] = []
         self._pending = _Pending()
         self._timer: asyncio.TimerHandle | None = None
         # Each is changed on one side alone: no lock.
@@ -115,6 +133,19 @@ class Recorder:
             known = self._readers[plan] = Reader.of(route, plan, package, variant, options.private)
         return known
 
+    def lookup(  # noqa: PLR0913 - what an answer rested on
+        self, plan: LookupPlan, at: int, body: bytes, keys: Mapping[str, Sequence[Any]], rows: int,
+        answers: Mapping[str, ViewAnswer], computed: Mapping[str, Mapping[str, Values]],
+    ) -> Answer | None:  # fmt: skip
+        """The answer to a lookup, if it is to be recorded."""
+        reader = self._readers.get(plan) if self._all else None
+        if reader is None and (reader := self.reader("lookup", plan)) is None:
+            return None
+        # The keys of most are not needed again, and would stay in memory for a while.
+        return Answer(
+            reader, at, body, keys if reader.private else NOTHING, stored_of(reader, answers), rows, None, computed
+        )
+
     def identity(self, answer: Answer) -> bytes:
         """The id that the answer carries."""
         self._sequence = answer.sequence = self._sequence + 1
@@ -122,31 +153,28 @@ class Recorder:
 
     def add(self, answer: Answer) -> None:
         """Has an answer written."""
-        pending, reader = self._pending, answer.reader
-        pending.answers += 1
-        if reader.plain and not answer.inputs:
-            lookups = pending.lookups.get(id(reader))
-            if lookups is None:
-                lookups = pending.lookups[id(reader)] = Lookups(reader)
-            callers, name = pending.callers, answer.caller
-            pending.size += lookups.add(answer, callers[name] if name in callers else callers.setdefault(name, len(callers)))
-        else:
-            pending.leave(answer)
-        if pending.answers >= ANSWERS or pending.size >= BYTES:
-            self._hand_over()
-        elif self._timer is None:
+        part = self._part
+        part.append(answer)
+        if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SECONDS, self._hand_over)
+        # Most answers pay for no more than this.
+        if len(part) >= PART or answer.rows > MANY:
+            self._part, pending = [], self._pending
+            pending.add(part)
+            if pending.answers >= ANSWERS or pending.size >= BYTES:
+                self._hand_over()
 
     def _hand_over(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         pending = self._pending
+        pending.add(self._part)
         if not pending.answers:
             return
         # Whoever collects sees by its number that a batch is missing.
         self._number += 1
-        self._pending = _Pending()
+        self._pending, self._part = _Pending(), []
         if self._options.full == "oldest":
             while self._in - self._out + pending.size > self._most:
                 try:
