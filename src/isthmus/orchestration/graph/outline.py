@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from isthmus.features.definition.spec import Source as DeclaredSource
     from isthmus.orchestration.project import Project
 
-FORMAT = 4
+FORMAT = 5
 FILE = "outline.json"
 
 
@@ -129,6 +129,7 @@ class Outline(msgspec.Struct, frozen=True):
         automation: whether assets follow new data without being started.
         retrain: when to train models again, as cron; None for only when their features have drifted.
         made_of: digest of its inputs.
+        records: whether its servers record their answers.
     """
 
     project: str
@@ -143,6 +144,7 @@ class Outline(msgspec.Struct, frozen=True):
     retrain: str | None
     made_of: str
     storage_options: dict[str, str] = {}
+    records: bool = False
     format: int = FORMAT
 
 
@@ -247,6 +249,7 @@ def compiled(project: "Project") -> Outline:
         settings.orchestration.retrain,
         digest(project.root),
         project.storage_options,
+        settings.server.record is not None,
     )
 
 

@@ -115,6 +115,14 @@ class RecordedAnswers:
             )
         return rows.sort_by([("run", "ascending"), ("sequence", "ascending")])
 
+    def size(self) -> tuple[int, int]:
+        """The number of answers, and the version of the table, which is -1 before the first."""
+        with self._reading():
+            table = self._open()
+            if table is None:
+                return 0, -1
+            return sum(pa.table(table.get_add_actions(flatten=True))["num_records"].to_pylist()), table.version()
+
     def _open(self) -> DeltaTable | None:
         try:
             return DeltaTable(self.path)
