@@ -23,7 +23,7 @@ from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import verify
-from isthmus.serving.recorder.batch import Group, batches, encoded
+from isthmus.serving.recorder.batch import ANSWER, Group, batches, encoded
 from isthmus.serving.recorder.spool import segments
 from tests.orchestration.api.served import served
 
@@ -181,12 +181,12 @@ def ask(project: Project, day: int) -> None:
     times = np.array([row["asked_at"].value for row in questions]) // 1000
 
     def moved(group: Group) -> Group:
-        sequence = np.frombuffer(group.sequence, np.int64)
-        return msgspec.structs.replace(group, at=times[sequence - first].tobytes())
+        answers = np.frombuffer(group.answers, ANSWER).copy()
+        answers["at"] = times[answers["sequence"] - first]
+        return msgspec.structs.replace(group, answers=answers.tobytes())
 
     ours = [path for path in segments(project.spool) if path.name not in known]
-    sequences = [np.frombuffer(group.sequence, np.int64) for group in _groups(ours)]
-    first = min(map(int, map(min, sequences)))
+    first = min(int(np.frombuffer(group.answers, ANSWER)["sequence"].min()) for group in _groups(ours))
     alter(ours, moved)
 
 

@@ -24,9 +24,9 @@ from isthmus.orchestration.attribution.attribute import attribute
 from isthmus.orchestration.build.build import build, build_range, outdated_views
 from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.status import status
 from isthmus.orchestration.recording.collect import collect as collect_answers
 from isthmus.orchestration.recording.replay import replay
+from isthmus.orchestration.status import status
 from isthmus.orchestration.training.set import training_set
 from tests.features.support import DAY, same_bits
 from tests.objectstore import ACCESS, SECRET, Lossy, ObjectStore, lossy, object_store

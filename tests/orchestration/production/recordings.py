@@ -14,7 +14,7 @@ from isthmus.orchestration.api.secret import secret
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.table import RecordedAnswers
-from isthmus.serving.recorder.batch import Batch, Group
+from isthmus.serving.recorder.batch import ANSWER, Batch, Group
 from isthmus.serving.recorder.columns import hashes
 
 HOUR = 3_600_000_000
@@ -53,12 +53,13 @@ def record(
         }).encode()
         for n in range(count)
     ]  # fmt: skip
+    records = np.zeros(count, ANSWER)
+    records["sequence"], records["at"], records["rows"] = np.arange(count) + 1 + start, at, 1
+    records["length"] = [*map(len, bodies)]
     group = Group(
         route="predict", contract=project.applied().hash, package=package or digest(project), variant="fp32/1",
-        sequence=(np.arange(count) + 1 + start).astype(np.int64).tobytes(), at=np.asarray(at, np.int64).tobytes(),
-        seconds=np.zeros(count, np.float32).tobytes(), caller=np.zeros(count, np.int32).tobytes(),
-        rows=np.ones(count, np.int32).tobytes(), length=np.array([*map(len, bodies)], np.int32).tobytes(),
-        requests=b"".join(bodies), views=(), outputs=np.asarray(scores, "<f4").tobytes(), width=1, digest=b"",
+        answers=records.tobytes(), requests=b"".join(bodies), templates=((b"", b""),), views=(),
+        outputs=np.asarray(scores, "<f4").tobytes(), width=1, digest=b"",
         hashed=hashed,
     )  # fmt: skip
     batch = Batch(

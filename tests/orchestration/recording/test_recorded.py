@@ -7,18 +7,22 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import dagster as dg
 import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
 
 from isthmus.features.clock import now
+from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording import collect as collecting
 from isthmus.orchestration.recording.collect import Collected, collect, damaged_folder, follow
 from isthmus.orchestration.recording.table import RecordedAnswers
-from isthmus.serving.recorder.batch import Batch, Group, ViewRows, encoded
+from isthmus.serving.recorder.batch import PACK, Batch, Group, ViewRows, encoded
 from isthmus.serving.recorder.spool import Spool, segments
 from tests.orchestration.api.served import served
 from tests.orchestration.shop import Open, Shop
@@ -39,11 +43,12 @@ def group(first: int, count: int) -> Group:
     views = tuple(
         ViewRows(name, "h" + name, _packed(rows), _packed(rows), _packed(rows), bytes(2 * count)) for name in ("a", "b")
     )
-    lengths = [len(request) for request in requests]
+    answers = b"".join(PACK(first + n, 5, 0.0, 0, 2, n % 2, len(request) - n % 2) for n, request in enumerate(requests))
+    # Every other one without its first byte, which its template has.
+    written = b"".join(request[n % 2 :] for n, request in enumerate(requests))
     return Group(
-        "predict", "c0ffee", "d1", "int8/1", _packed(range(first, first + count)), _packed([5] * count),
-        _packed([0] * count, 4), _packed([0] * count, 4), _packed([2] * count, 4), _packed(lengths, 4),
-        b"".join(requests), views, _packed(rows, 4), 1, _packed(rows), ("k",),
+        "predict", "c0ffee", "d1", "int8/1", answers, written, views, _packed(rows, 4), 1, _packed(rows), ("k",),
+        ((b"", b""), (b"{", b"")),
     )  # fmt: skip
 
 
@@ -220,6 +225,7 @@ def test_following_says_a_problem_once(opened: Project, monkeypatch: pytest.Monk
 RUN = """
 import sys
 from pathlib import Path
+from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
 project = Project(Path(sys.argv[1]))
@@ -251,3 +257,52 @@ def test_killed_at_any_moment(opened: Project) -> None:
     assert collect(opened).missing == 0
     assert len(set(_ids(opened))) == len(_ids(opened)) == expected
     assert segments(opened.spool) == []
+
+
+def test_two_that_collect_at_the_same_moment_have_each_answer_once(opened: Project) -> None:
+    spool = spooled(opened, [*range(1, 20)])
+    with ThreadPoolExecutor() as threads:
+        counts = [*threads.map(lambda _: collect(opened, lot=6), range(4))]
+    assert sorted(count.answers for count in counts) == [0, 0, 0, 57]
+    assert len(set(_ids(opened))) == len(_ids(opened)) == 57
+    spool.close()
+
+
+def test_recorded_answers_are_an_asset_that_is_collected_every_hour(shop: Shop, project: Open, tmp_path: Path) -> None:
+    key = dg.AssetKey("recorded")
+    assert key not in build_definitions(shop.root).resolve_asset_graph().get_all_asset_keys()
+    shop.append("\n[server.record]\n", "isthmus.toml")
+    opened = project(shop)
+    spooled(opened, [1, 2, 4]).close()
+    cut = spooled(opened, [1])
+    cut.close()
+    (last,) = (path for path in segments(opened.spool) if path.name.startswith(cut.run))
+    last.write_bytes(last.read_bytes()[:-1])
+    definitions = dg.Definitions.merge(
+        build_definitions(shop.root),
+        dg.Definitions(jobs=[dg.define_asset_job("chosen", dg.AssetSelection.assets(key))]),
+    )
+
+    def asked(
+        at: datetime, before: dg.EvaluateAutomationConditionsResult | None
+    ) -> dg.EvaluateAutomationConditionsResult:
+        return dg.evaluate_automation_conditions(
+            definitions, instance, dg.AssetSelection.all(), evaluation_time=at,
+            cursor=None if before is None else before.cursor,
+        )  # fmt: skip
+
+    noon = datetime(2030, 6, 1, 12, 30, tzinfo=UTC)
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        before = asked(noon, None)
+        before = asked(noon + timedelta(hours=1), before)
+        assert before.get_num_requested(key) == 0, "nobody has collected any yet"
+        result = definitions.resolve_job_def("chosen").execute_in_process(instance=instance)
+        (made,) = result.get_asset_materialization_events()
+        metadata = made.materialization.metadata
+        shown = {name: metadata[name].value for name in ("dagster/row_count", "answers", "missing", "damaged")}
+        assert shown == {"dagster/row_count": 9, "answers": 9, "missing": 1, "damaged": 1}
+        assert "what was whole is in the table" in str(metadata["problems"].value)
+        before = asked(noon + timedelta(hours=1, minutes=10), before)
+        assert before.get_num_requested(key) == 0
+        assert asked(noon + timedelta(hours=2), before).get_num_requested(key) == 1
+    assert collect(opened) == Collected()

@@ -28,7 +28,7 @@ from isthmus.orchestration.recording.collect import collect
 from isthmus.orchestration.recording.replay import Replay, replay, require_same
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.orchestration.verification.verify import verify
-from isthmus.serving.recorder.batch import Group, batches, encoded
+from isthmus.serving.recorder.batch import ANSWER, Group, batches, encoded
 from isthmus.serving.recorder.spool import segments
 from tests import commandline
 from tests.orchestration.api.served import served
@@ -196,9 +196,9 @@ def test_a_clock_that_went_back_is_named(recorded: Shop, project: Open) -> None:
     now = opened.now()
 
     def back(group: Group) -> Group:
-        at = np.frombuffer(group.at, np.int64).copy()
-        at[1:] -= 3 * MINUTE
-        return msgspec.structs.replace(group, at=at.tobytes())
+        answers = np.frombuffer(group.answers, ANSWER).copy()
+        answers["at"][1:] -= 3 * MINUTE
+        return msgspec.structs.replace(group, answers=answers.tobytes())
 
     with served(opened) as http:
         first = looked_up(http, [one])
@@ -219,10 +219,10 @@ def test_answers_that_overtake_others_are_no_clock_that_went_back(recorded: Shop
     now = opened.now()
 
     def slow(group: Group) -> Group:
-        at, seconds = np.frombuffer(group.at, np.int64).copy(), np.frombuffer(group.seconds, np.float32).copy()
-        at[1:] -= 3 * MINUTE
-        seconds[1:] = 181.0
-        return msgspec.structs.replace(group, at=at.tobytes(), seconds=seconds.tobytes())
+        answers = np.frombuffer(group.answers, ANSWER).copy()
+        answers["at"][1:] -= 3 * MINUTE
+        answers["seconds"][1:] = 181.0
+        return msgspec.structs.replace(group, answers=answers.tobytes())
 
     with served(opened) as http:
         looked_up(http, [one])
@@ -328,7 +328,7 @@ def test_predictions_are_the_same_and_what_is_not_has_a_cause(deployed: Shop, pr
     def alter(group: Group) -> Group:
         if group.route != "predict":
             return group
-        sequence = np.frombuffer(group.sequence, np.int64)
+        sequence = np.frombuffer(group.answers, ANSWER)["sequence"]
         outputs, digest = np.frombuffer(group.outputs, "<u4").copy(), np.frombuffer(group.digest, np.uint64).copy()
         outputs[sequence == changed[0]] ^= 1
         digest[sequence == changed[1]] ^= 1

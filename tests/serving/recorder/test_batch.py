@@ -26,7 +26,7 @@ class _Read:
     problem: str
 
 
-def _read(segment: bytes) -> _Read:
+def _read(segment: bytes | bytearray) -> _Read:
     whole: list[int] = []
     try:
         whole.extend(batch.number for batch in batches(segment))

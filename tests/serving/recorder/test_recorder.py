@@ -12,13 +12,16 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from isthmus.features.clock import Status
 from isthmus.features.contract.contract import Column
 from isthmus.features.errors import ConfigurationError
 from isthmus.features.types import Bytes, String
-from isthmus.serving.recorder.batch import Batch, Group, batches, count, encoded
-from isthmus.serving.recorder.columns import Answer, Reader, hashes, without_keys
+from isthmus.serving.recorder.batch import ANSWER, Batch, Group, batches, count, encoded
+from isthmus.serving.recorder.columns import Answer, Reader, columns_of, hashes, without_keys
+from isthmus.serving.recorder.lookups import TEMPLATES, Lookups
 from isthmus.serving.recorder.options import Recording
 from isthmus.serving.recorder.recorder import ANSWERS, Recorder
 from isthmus.serving.recorder.spool import Spool, ended, segments
@@ -60,11 +63,13 @@ def test_an_answer_is_recorded_with_what_it_rested_on(tmp_path: Path, redis_url:
     found = {group.route: (batch, group) for batch in _batches(tmp_path) for group in batch.groups}
     batch, group = found["lookup"]
     assert batch.run == first[0]
-    assert np.frombuffer(group.sequence, np.int64).tolist() == [int(first[1], 16)]
+    (written,) = np.frombuffer(group.answers, ANSWER)
+    assert written["sequence"] == int(first[1], 16)
     assert (group.contract, group.package) == (CONTRACT.hash, "")
-    assert np.frombuffer(group.at, np.int64).tolist() == [NOW]
-    assert 0 < np.frombuffer(group.seconds, np.float32)[0] < 5
-    assert json.loads(group.requests)["entities"] == {"carrier": ["UA", "??", "OO"]}
+    assert written["at"] == NOW
+    assert 0 < written["seconds"] < 5
+    head, tail = group.templates[written["template"]]
+    assert json.loads(head + group.requests + tail)["entities"] == {"carrier": ["UA", "??", "OO"]}
     (view,) = group.views
     assert np.frombuffer(view.status, np.uint8).tolist() == [Status.PRESENT, Status.NOT_FOUND, Status.EXPIRED]
     assert np.frombuffer(view.event, np.int64).tolist() == [NOW - HOUR, 0, NOW - 24 * HOUR - 1]
@@ -76,6 +81,61 @@ def test_an_answer_is_recorded_with_what_it_rested_on(tmp_path: Path, redis_url:
     assert np.frombuffer(group.outputs, "<f4").tolist() == predicted.json()["predictions"]
     assert len(group.digest) == 8
     assert "onnxruntime " in batch.runtime
+
+
+def test_an_answer_without_an_id_of_its_request_has_one_for_the_log_and_the_record(
+    tmp_path: Path, redis_url: str
+) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    asked = {"features": FEATURES, "entities": {"carrier": ["UA"]}}
+    with _recording(tmp_path, redis_url) as server:
+        own = server.http.post("/get-online-features", json=asked, headers={"x-request-id": "abc-1"}).headers
+        made = server.http.post("/get-online-features", json=asked).headers
+        assert own["x-request-id"] == "abc-1" != own["isthmus-answer"]
+        assert made["x-request-id"] == made["isthmus-answer"]
+        wait(lambda: any(line.get("id") == made["isthmus-answer"] for line in server.lines()), "the line of the log")
+
+
+BODIES = st.one_of(
+    st.binary(max_size=40),
+    st.sampled_from([b"", b"[", b'"entities"', b'"entities"[', b'"entities":{"a":[1]}', b'}"entities"]']),
+    st.builds(
+        lambda before, keys, after: b"{%s\"entities\":{\"k\":[%s]}%s}" % (before, keys, after),
+        st.sampled_from([b"", b'"features":["v:f"],']), st.sampled_from([b"", b"1", b"2,3", b'"}"', b'"]"']),
+        st.sampled_from([b"", b',"full_feature_names":true', b',"features":["v:f"]']),
+    ),
+)  # fmt: skip
+
+
+@given(st.lists(BODIES, min_size=1, max_size=200))
+def test_any_body_is_what_its_template_and_its_bytes_are(bodies: list[bytes]) -> None:
+    lookups = Lookups(Reader("lookup", "c", "", "", (), {}, plain=True, row=0))
+    for start in range(0, len(bodies), 7):
+        lookups.add([Answer(lookups.reader, 0, body, {}, [], 1) for body in bodies[start : start + 7]], {})
+    group, place, found = lookups.group(), 0, []
+    for answer in np.frombuffer(group.answers, ANSWER):
+        head, tail = group.templates[answer["template"]]
+        found.append(head + group.requests[place : place + answer["length"]] + tail)
+        place += answer["length"]
+    assert found == bodies
+    assert len(group.templates) <= TEMPLATES
+
+
+def test_the_names_of_features_are_written_once() -> None:
+    lookups = Lookups(Reader("lookup", "c", "", "", (), {}, plain=True, row=0))
+    bodies = [b'{"features":["view:feature"],"entities":{"k":[%d]}}' % n for n in range(10)]
+    lookups.add([Answer(lookups.reader, 0, body, {}, [], 1) for body in bodies], {})
+    assert lookups.group().requests == b"0]1]2]3]4]5]6]7]8]9]"
+
+
+def test_columns_of_packed_rows_and_of_others_are_put_together_in_order() -> None:
+    dtype = np.dtype([("event", "<i8"), ("known", "<i8"), ("content", "<u8"), ("value", "<f4")])
+    packed = np.array([(n, n + 10, n + 20, 0.5) for n in range(4)], dtype)
+    times = (packed["content"].tobytes(), packed["event"].tobytes(), packed["known"].tobytes())
+    apart = tuple(part[24:] for part in times)
+    expected = (*times, bytes(3) + b"\x01")
+    assert columns_of(dtype, [packed[:3].tobytes(), (*apart, b"\x01")]) == expected  # type: ignore[list-item]
+    assert columns_of(dtype, [packed[:2].tobytes(), packed[2:].tobytes()]) == (*times, bytes(4))
 
 
 def test_spool_files_are_for_their_owner_alone(tmp_path: Path, redis_url: str) -> None:
@@ -145,7 +205,7 @@ def _counted(server: Server, where: str) -> float:
 
 def test_without_room_answers_go_on_and_dropped_batches_are_counted(tmp_path: Path, redis_url: str) -> None:
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
-    with _recording(tmp_path, redis_url, spool_mb=0.05) as server:
+    with _recording(tmp_path, redis_url, spool_mb=0.01) as server:
         for _ in range(640):
             server.lookup(features=FEATURES, entities={"carrier": ["UA"]}).raise_for_status()
         wait(lambda: _counted(server, "") + _counted(server, "disk") == 640, "all batches")
@@ -162,8 +222,8 @@ def test_a_folder_that_cannot_be_made_costs_no_answer(tmp_path: Path, redis_url:
 
 
 def test_the_oldest_segments_make_room_if_that_is_the_policy(tmp_path: Path) -> None:
-    def batch(number: int) -> bytes:
-        group = Group("lookup", "", "", "", b"", b"", b"", b"", bytes(4 * 10), b"", b"x" * 600, (), b"", 0, b"", ())
+    def batch(number: int) -> bytearray:
+        group = Group("lookup", "", "", "", bytes(36 * 10), b"x" * 340, (), b"", 0, b"", (), ())
         return encoded(Batch("run", number, 0, 0, "", (), (group,)))
 
     former = Spool(tmp_path, 3000, "oldest")
@@ -233,13 +293,13 @@ def test_a_slow_disk_drops_whole_batches_by_the_policy(
     began, goes_on, written, dropped = threading.Event(), threading.Event(), list[int](), list[tuple[str, int]]()
     real = Spool.write
 
-    def slow(spool: Spool, batch: bytes) -> int:
+    def slow(spool: Spool, batch: bytes | bytearray) -> int:
         began.set()
         goes_on.wait()
         return real(spool, batch)
 
     monkeypatch.setattr(Spool, "write", slow)
-    reader = Reader("lookup", "c", "", "", (), {}, 0)
+    reader = Reader("lookup", "c", "", "", (), {}, plain=True, row=0)
 
     async def record() -> None:
         # Room for a batch that is written and two that wait.

@@ -85,6 +85,9 @@ def _nodes(outline: Outline) -> Mapping[str, Node]:
         add("online", view.name, [f"offline/{view.name}"], view=view)
     for snapshot in outline.snapshots:
         add("snapshot", snapshot.name, [f"offline/{view}" for view in snapshot.views], snapshot=snapshot)
+    if outline.records:
+        # Of no dependency: answers come by themselves.
+        add("recorded")
     for model in outline.models:
         name, examples = model.name, f"training_set/{model.name}"
         inputs = [*(f"offline/{view}" for view in model.views), *(f"source/{source}" for source in model.sources)]

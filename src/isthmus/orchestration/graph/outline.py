@@ -131,6 +131,7 @@ class Outline(msgspec.Struct, frozen=True):
         automation: whether assets follow new data without being started.
         retrain: when to train models again, as cron; None for only when their features have drifted.
         made_of: digest of its inputs.
+        records: whether its servers record their answers.
     """
 
     project: str
@@ -145,6 +146,7 @@ class Outline(msgspec.Struct, frozen=True):
     retrain: str | None
     made_of: str
     storage_options: dict[str, str] = {}
+    records: bool = False
     format: int = FORMAT
 
 
@@ -249,6 +251,7 @@ def compiled(project: "Project") -> Outline:
         settings.orchestration.retrain,
         digest(project.root),
         project.storage_options,
+        settings.server.record is not None,
     )
 
 

@@ -174,6 +174,20 @@ def _snapshot(project: "Project", request: Request, progress: Progress) -> Itera
         yield Materialized(node, written.snapshot, metadata)
 
 
+def _recorded(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
+    from isthmus.orchestration.recording.collect import collect, damaged_folder
+    from isthmus.orchestration.recording.table import RecordedAnswers
+
+    (node,), began = request.nodes, time.perf_counter()
+    collected = collect(project, progress=progress)
+    rows, version = RecordedAnswers(project.offline).size()
+    metadata = {"dagster/row_count": rows, **reported(asdict(collected), began, ["answers", "missing"])}
+    metadata["damaged"] = sum(1 for _ in damaged_folder(project).glob("*"))
+    if collected.problems:
+        metadata["problems"] = "\n".join(collected.problems)
+    yield Materialized(node, f"{version}", metadata)
+
+
 def _training_set(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
     from isthmus.orchestration.training.set import training_set
 
@@ -375,6 +389,7 @@ STEPS: Mapping[str, Step] = {
     "check-drift": Step(_check_drift, "engine", ("offline",), _DRIFT_CHECK, blocking=False),
     "materialize": Step(_materialize, "serve", ("online",)),
     "snapshot": Step(_snapshot, "serve", ("snapshot",)),
+    "recorded": Step(_recorded, "serve", ("recorded",)),
     "training-set": Step(_training_set, "engine", ("training_set",)),
     "check-examples": Step(_check_examples, "engine", ("training_set",), _EXAMPLES_CHECK),
     "distill": Step(_distill, "train", ("teacher", "teacher_outputs", "student", "control"), divisible=False),

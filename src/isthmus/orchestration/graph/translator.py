@@ -12,7 +12,7 @@ from isthmus.orchestration.graph.outline import Model, Outline, Place, Snapshot,
 
 Kind = Literal[
     "source", "contract", "build", "offline", "online", "training_set", "teacher", "teacher_outputs", "student",
-    "control", "package", "deployment", "snapshot",
+    "control", "package", "deployment", "snapshot", "recorded",
 ]  # fmt: skip
 KINDS = {
     "contract": {"feast"},
@@ -27,6 +27,7 @@ KINDS = {
     "package": {"onnx"},
     "deployment": {"onnx"},
     "snapshot": {"file"},
+    "recorded": {"deltalake"},
 }
 """The library that creates each, as a badge in Dagster."""
 
@@ -35,8 +36,8 @@ KINDS = {
 class Node:
     """A node of the graph, and the view, the model or the snapshot that it belongs to.
 
-    Its name is that of the source, the view, the model or the snapshot's service; the contract has none. `deps` are the
-    nodes it depends on.
+    Its name is that of the source, the view, the model or the snapshot's service; the contract and recorded answers
+    have none. `deps` are the nodes it depends on.
     """
 
     kind: Kind
@@ -103,6 +104,8 @@ class IsthmusTranslator:
         if node.snapshot is not None:
             version = node.snapshot.code
             description = "The stored features that devices keep, as a signed file."
+        if node.kind == "recorded":
+            description = "What each answer of the servers rested on: enough to compute it again."
         if node.kind == "contract":
             version = node.outline.contract
             description = "The compiled definitions: what every reader holds its data against."
@@ -147,8 +150,8 @@ _FOLLOWING = {
 def condition(node: Node) -> dg.AutomationCondition[Any] | None:
     """When a node is materialized again: after one of its dependencies, if it has been materialized before.
 
-    A training set follows the project's schedule, or drift of its views from what the model has learned; everything
-    else of a model follows its training set.
+    Recorded answers are collected every hour. A training set follows the project's schedule, or drift of its views from
+    what the model has learned; everything else of a model follows its training set.
     """
     of = dg.AutomationCondition
     ready = ~of.missing() & ~of.in_progress() & ~of.any_deps_in_progress() & of.all_deps_blocking_checks_passed()
@@ -162,6 +165,9 @@ def condition(node: Node) -> dg.AutomationCondition[Any] | None:
             # A snapshot grows old, whether its rows change or not.
             updated = updated | of.cron_tick_passed(node.snapshot.cron)
         return (updated.since_last_handled() & ready).with_label("something new below it")
+    if node.kind == "recorded":
+        hour: dg.AutomationCondition[Any] = of.cron_tick_passed("@hourly")
+        return (hour.since_last_handled() & ~of.missing() & ~of.in_progress()).with_label("every hour")
     if node.kind == "training_set":
         # Drift is the only check of a dependency that does not block. Each dependency is matched separately: checks of
         # the rest come and go with every build, and would make an old drift newly true.

@@ -47,7 +47,8 @@ _SLICED = ("Bool", "Int32", "Int64", "Float32", "Float64", "String")
 def monitor(project: Project, name: str | None = None, *, progress: Progress = silent) -> Production:
     """Measures the recorded answers of a distillation's packages by the labels that are known by now.
 
-    What servers have recorded is collected first, and the spine is computed anew. The result is written to `production_file`, with a page beside it.
+    What servers have recorded is collected first, and the spine is computed anew. The result is written to
+    `production_file`, with a page beside it.
 
     Raises:
         RequestError: such answers have no measure by labels.

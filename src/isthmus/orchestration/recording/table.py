@@ -14,7 +14,7 @@ from isthmus.features.days import DAY
 from isthmus.features.errors import DataError, first_line
 from isthmus.features.offline.storage import unavailable
 from isthmus.features.values.arrow import ARROW
-from isthmus.serving.recorder.batch import Batch, Group
+from isthmus.serving.recorder.batch import ANSWER, Batch, Group
 
 FOLDER = "_recorded"
 """No view has this name: a declared name begins with a letter."""
@@ -122,6 +122,14 @@ class RecordedAnswers:
             )
         return rows.sort_by([("run", "ascending"), ("sequence", "ascending")])
 
+    def size(self) -> tuple[int, int]:
+        """The number of answers, and the version of the table, which is -1 before the first."""
+        with self._reading():
+            table = self._open()
+            if table is None:
+                return 0, -1
+            return sum(pa.table(table.get_add_actions(flatten=True))["num_records"].to_pylist()), table.version()
+
     def _open(self) -> DeltaTable | None:
         try:
             return DeltaTable(self.path, storage_options=self._options)
@@ -170,17 +178,20 @@ def answers(batch: Batch, group: Group) -> pa.Table:
     Raises:
         ValueError: its columns do not fit together.
     """
-    sequence, at = np.frombuffer(group.sequence, np.int64), np.frombuffer(group.at, np.int64)
-    rows, length = (np.frombuffer(part, np.int32).astype(np.int64) for part in (group.rows, group.length))
-    count = len(sequence)
-    if not len(at) == len(rows) == len(length) == count or length.sum() != len(group.requests):
+    found = np.frombuffer(group.answers, ANSWER)
+    count, rows, length = len(found), found["rows"].astype(np.int64), found["length"].astype(np.int64)
+    if length.sum() != len(group.requests):
         raise ValueError(f"batch {batch.number} of {batch.run} has columns of different lengths")
-    caller = np.frombuffer(group.caller, np.int32)
-    ends = np.concatenate([[0], np.cumsum(length)])
+    ends = np.cumsum(length).tolist()
     width = len(group.views)
 
     def same(value: Any) -> pa.Array:
         return pa.repeat(pa.scalar(value), count)
+
+    def requests() -> Iterator[bytes]:
+        for place, begin, end in zip(found["template"].tolist(), [0, *ends], ends, strict=False):
+            head, tail = group.templates[place]
+            yield head + group.requests[begin:end] + tail
 
     def listed(values: Sequence[str]) -> pa.Array:
         return pa.repeat(pa.scalar(list(values), pa.list_(pa.string())), count)
@@ -192,24 +203,22 @@ def answers(batch: Batch, group: Group) -> pa.Table:
     outputs, digest = np.frombuffer(group.outputs, "<f4"), np.frombuffer(group.digest, np.int64)
     columns = {
         "day": pa.repeat(pa.scalar(batch.written // DAY, pa.int32()).cast(pa.date32()), count),
-        "id": pa.array([f"{batch.run}-{number:x}" for number in sequence.tolist()]),
+        "id": pa.array([f"{batch.run}-{number:x}" for number in found["sequence"].tolist()]),
         "run": same(batch.run),
         "batch": same(batch.number),
-        "sequence": pa.array(sequence),
+        "sequence": pa.array(found["sequence"]),
         "written": same(batch.written).cast(_TIME),
-        "at": pa.array(at).cast(_TIME),
+        "at": pa.array(found["at"]).cast(_TIME),
         "route": same(group.route),
-        "caller": pa.array([batch.callers[place] for place in caller.tolist()], pa.string()),
-        "seconds": pa.array(np.frombuffer(group.seconds, np.float32)),
+        "caller": pa.array([batch.callers[place] for place in found["caller"].tolist()], pa.string()),
+        "seconds": pa.array(found["seconds"]),
         "contract": same(group.contract),
         "package": same(group.package),
         "variant": same(group.variant),
         "runtime": same(batch.runtime),
         "dropped": same(batch.dropped),
-        "rows": pa.array(rows.astype(np.int32)),
-        "request": pa.StringArray.from_buffers(
-            count, pa.py_buffer(ends.astype(np.int32).tobytes()), pa.py_buffer(group.requests)
-        ),
+        "rows": pa.array(found["rows"]),
+        "request": pa.array(requests(), pa.binary()),
         "hashed": listed(group.hashed),
         "views": listed([view.view for view in group.views]),
         "hashes": listed([view.hash for view in group.views]),

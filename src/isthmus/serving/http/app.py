@@ -152,10 +152,10 @@ class Handlers:
         except DamagedRowError:
             # Found while values were read: now each row is looked at, and the others are answered.
             answer = await self._encoded(asked, check=True)
-        if self._lookups is not None and (reader := self._lookups.reader("lookup", lookup.plan)) is not None:
+        if self._lookups is not None:
             inputs = asked.inputs
-            request.scope[ANSWER] = Answer(
-                reader, asked.at, body, inputs.keys, stored_of(reader, asked.answers), inputs.rows, None, asked.computed
+            request.scope[ANSWER] = self._lookups.lookup(
+                lookup.plan, asked.at, body, inputs.keys, inputs.rows, asked.answers, asked.computed
             )
         return reply(answer, state.contract.hash, answer_format.value)
 

@@ -39,12 +39,17 @@ class Observed:
         recorder, status = self._recorder, 0
 
         async def observed(message: Message) -> None:
-            nonlocal status
+            nonlocal status, request_id
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"].append((b"x-request-id", request_id))
-                if recorder is not None and (answer := scope.get(ANSWER)) is not None:
-                    message["headers"].append((HEADER, recorder.identity(answer)))
+                if recorder is None or (answer := scope.get(ANSWER)) is None:
+                    request_id = request_id or _new_id()
+                    message["headers"].append((b"x-request-id", request_id))
+                else:
+                    # Where the caller has none of its own, the log has the id under which the answer is recorded.
+                    identity = recorder.identity(answer)
+                    request_id = request_id or identity
+                    message["headers"] += ((b"x-request-id", request_id), (HEADER, identity))
             await send(message)
 
         details: dict[str, str] = {}
@@ -73,7 +78,7 @@ class Observed:
         named = route is None or "value" not in route.param_convertors
         log.info(
             "request",
-            id=request_id.decode(),
+            id=(request_id or _new_id()).decode(),
             method=scope["method"],
             path=scope["path"] if named else path,
             status=status,
@@ -82,9 +87,13 @@ class Observed:
         )
 
 
-def _request_id(scope: Scope) -> bytes:
-    """The caller's id if it may be written to a log, else a new id."""
+def _request_id(scope: Scope) -> bytes | None:
+    """The caller's id, if it may be written to a log."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _ID.match(value):
             return bytes(value)
+    return None
+
+
+def _new_id() -> bytes:
     return os.urandom(8).hex().encode()

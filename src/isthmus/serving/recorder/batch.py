@@ -21,8 +21,17 @@ import msgspec
 import numpy as np
 
 MAGIC = b"ISRB"
-VERSION = 1
+VERSION = 2
 HEAD = struct.Struct("<4sBII")
+
+PACK = struct.Struct("<qqfiiii").pack
+ANSWER = np.dtype(
+    [("sequence", "<i8"), ("at", "<i8"), ("seconds", "<f4"), ("caller", "<i4"), ("rows", "<i4"), ("template", "<i4"),
+     ("length", "<i4")]
+)  # fmt: skip
+"""Of each answer, in the order of `PACK`: its number in the process, its present in microseconds, the seconds from the
+request to the end of the answer, its places in `Batch.callers` and `Group.templates`, the rows of its request, and that
+request's bytes in `Group.requests`."""
 
 Array = np.ndarray[Any, Any]
 
@@ -55,35 +64,28 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
         contract: hash of the contract that it was answered under.
         package: digest of the package; empty for a lookup.
         variant: precision and threads with which it ran, `int8/1`; empty for a lookup.
-        sequence: int64, the numbers of the answers in the process.
-        at: int64 microseconds, the present of each answer.
-        seconds: float32, from the request to the end of the answer.
-        caller: int32, places in `Batch.callers`.
-        rows: int32, rows of each request.
-        length: int32, bytes of each request.
-        requests: their bodies, JSON.
+        answers: records of `ANSWER`.
+        requests: the bytes of each request between the two ends of its template.
         views: the stored rows behind them.
         outputs: float32, what the model said, `width` numbers a row.
         digest: uint64, of each row's inputs of the model, or of what request transforms computed of it; else empty.
         hashed: join keys whose values in the requests are keyed hashes.
+        templates: ends of requests, which most of them share: the names of features are there once. With its ends, a
+            request is the body as it came, JSON.
     """
 
     route: str
     contract: str
     package: str
     variant: str
-    sequence: bytes
-    at: bytes
-    seconds: bytes
-    caller: bytes
-    rows: bytes
-    length: bytes
+    answers: bytes
     requests: bytes
     views: tuple[ViewRows, ...]
     outputs: bytes
     width: int
     digest: bytes
     hashed: tuple[str, ...]
+    templates: tuple[tuple[bytes, bytes], ...]
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
@@ -108,8 +110,9 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     groups: tuple[Group, ...]
 
 
-_COLUMNS = ("sequence", "at", "seconds", "caller", "rows", "length", "requests", "outputs", "digest")
+_COLUMNS = ("answers", "requests", "outputs", "digest")
 _VIEW_COLUMNS = ("content", "event", "known", "status")
+_ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Batch)
 
 
@@ -121,13 +124,16 @@ class OtherVersionError(ValueError):
     """A batch of another version of Isthmus."""
 
 
-def encoded(batch: Batch) -> bytes:
+def encoded(batch: Batch) -> bytearray:
     """A batch as it stands in a segment."""
-    payload = msgspec.msgpack.encode(batch)
-    return HEAD.pack(MAGIC, VERSION, len(payload), zlib.crc32(payload)) + payload
+    whole = bytearray(HEAD.size)
+    _ENCODER.encode_into(batch, whole, HEAD.size)
+    payload = memoryview(whole)[HEAD.size :]
+    HEAD.pack_into(whole, 0, MAGIC, VERSION, len(payload), zlib.crc32(payload))
+    return whole
 
 
-def batches(segment: bytes) -> Iterator[Batch]:
+def batches(segment: bytes | bytearray) -> Iterator[Batch]:
     """The batches of a segment.
 
     Raises:
@@ -158,7 +164,7 @@ def batches(segment: bytes) -> Iterator[Batch]:
 
 def count(batch: Batch) -> int:
     """The number of answers in a batch."""
-    return sum(len(group.rows) // 4 for group in batch.groups)
+    return sum(len(group.answers) // ANSWER.itemsize for group in batch.groups)
 
 
 def merged(groups: Sequence[Group]) -> list[Group]:
@@ -166,7 +172,8 @@ def merged(groups: Sequence[Group]) -> list[Group]:
     alike: dict[tuple[Any, ...], list[Group]] = {}
     for group in groups:
         views = tuple((view.view, view.hash) for view in group.views)
-        shared = group.route, group.contract, group.package, group.variant, group.width, group.hashed, views
+        reader = group.route, group.contract, group.package, group.variant, group.hashed, views
+        shared = *reader, group.width, group.templates
         # An answer that computes nothing has no digest.
         alike.setdefault((*shared, not group.digest), []).append(group)
     return [own[0] if len(own) == 1 else _merged(own) for own in alike.values()]

@@ -13,11 +13,15 @@ from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.types import Bytes
 from isthmus.features.values.columns import Values
 from isthmus.features.values.entitykey import encode_keys
-from isthmus.serving.recorder.batch import Group, ViewRows
+from isthmus.serving.recorder.batch import PACK, Group, ViewRows
 from isthmus.serving.recorder.digest import digests
 
-ROW_BYTES = 64
-"""Of a row of an answer in memory, besides its values."""
+Stored = bytes | tuple[bytes, bytes, bytes, bytes]
+"""Of a view the packed rows behind an answer, if they say all; else their columns: see `ViewRows`."""
+STORED_BYTES, FED_BYTES = 25, 256
+"""Of a stored row, and about those of a row that a model was fed."""
+SMALL = 1024
+"""Bytes of packed rows: of more of them, the columns are kept, which are shorter."""
 
 
 class Reader(msgspec.Struct, frozen=True, gc=False):
@@ -27,6 +31,7 @@ class Reader(msgspec.Struct, frozen=True, gc=False):
         route: "lookup" or "predict".
         views: that it reads, each with the NumPy type of its packed rows.
         private: join keys that are written as keyed hashes.
+        plain: whether an answer needs neither digests nor keyed hashes.
         row: bytes of a row of an answer in memory, about.
     """
 
@@ -36,6 +41,7 @@ class Reader(msgspec.Struct, frozen=True, gc=False):
     variant: str
     views: tuple[tuple[ViewContract, Any], ...]
     private: Mapping[str, Column]
+    plain: bool
     row: int
 
     @classmethod
@@ -46,8 +52,17 @@ class Reader(msgspec.Struct, frozen=True, gc=False):
             column.name: column for name in private if name in contract.views for column in contract.views[name].keys
         }
         views = tuple((view, plan.codecs[view.name].nothing.dtype) for view in plan.views)
-        row = sum(codec.width + ROW_BYTES for codec in plan.codecs.values())
-        return cls(route, contract.hash, package, variant, views, keys, row)
+        row = len(views) * STORED_BYTES + (0 if route == "lookup" else FED_BYTES)
+        return cls(route, contract.hash, package, variant, views, keys, route == "lookup" and not keys, row)
+
+    def group(
+        self, *, outputs: bytes = b"", width: int = 0, digest: bytes = b"", hashed: tuple[str, ...] = (), **columns: Any
+    ) -> Group:
+        """Answers as they are written."""
+        return Group(
+            self.route, self.contract, self.package, self.variant, outputs=outputs, width=width, digest=digest,
+            hashed=hashed, **columns,
+        )  # fmt: skip
 
 
 class Answer(msgspec.Struct, gc=False):
@@ -57,8 +72,8 @@ class Answer(msgspec.Struct, gc=False):
         at: the present that it was answered for, microseconds since 1970 UTC.
         body: of its request.
         keys: the join keys of the request.
-        stored: of each view the packed rows, their times unless they are those in the rows, and their status unless all
-            are present. Whatever else an answer has would stay in memory, and that of the next one is cold then.
+        stored: of each view what `stored_of` has. Whatever else an answer has would stay in memory, and that of the
+            next one is cold then.
         outputs: of the model; None for a lookup.
         inputs: of the model, or the outputs of request transforms, by transform.
         sequence: its number in the process.
@@ -70,10 +85,10 @@ class Answer(msgspec.Struct, gc=False):
     at: int
     body: bytes
     keys: Mapping[str, Sequence[Any]]
-    stored: list[tuple[Any, Any, Any]]
+    stored: list[Stored]
     rows: int
     outputs: Any = None
-    inputs: Any = msgspec.field(default_factory=dict)
+    inputs: Any = ()
     sequence: int = 0
     seconds: float = 0.0
     caller: str = ""
@@ -126,26 +141,21 @@ def _group(part: Sequence[Answer], secret: bytes, callers: dict[str, int]) -> Gr
         digest = digests(_together([answer.inputs for answer in part])).tobytes()
     elif part[0].inputs:
         digest = digests(_together([computed(answer.inputs) for answer in part])).tobytes()
-    return Group(
-        route=reader.route,
-        contract=reader.contract,
-        package=reader.package,
-        variant=reader.variant,
-        sequence=np.array([answer.sequence for answer in part], np.int64).tobytes(),
-        at=np.array([answer.at for answer in part], np.int64).tobytes(),
-        seconds=np.array([answer.seconds for answer in part], np.float32).tobytes(),
-        caller=np.array(caller, np.int32).tobytes(),
-        rows=np.array([answer.rows for answer in part], np.int32).tobytes(),
-        length=np.array([*map(len, requests)], np.int32).tobytes(),
+    return reader.group(
+        answers=b"".join(
+            PACK(answer.sequence, answer.at, answer.seconds, place, answer.rows, 0, len(request))
+            for answer, place, request in zip(part, caller, requests, strict=True)
+        ),
         requests=b"".join(requests),
         views=tuple(
-            _view_rows(view, dtype, [answer.stored[n] for answer in part])
+            ViewRows(view.name, view.hash, *columns_of(dtype, [answer.stored[n] for answer in part]))
             for n, (view, dtype) in enumerate(reader.views)
         ),
         outputs=outputs,
         width=width,
         digest=digest,
         hashed=tuple(reader.private),
+        templates=((b"", b""),),
     )
 
 
@@ -154,36 +164,35 @@ def computed(outputs: Mapping[str, Mapping[str, Values]]) -> dict[str, Values]:
     return {f"{name}{SEPARATOR}{field}": values for name, own in outputs.items() for field, values in own.items()}
 
 
-def stored_of(reader: Reader, answers: Mapping[str, ViewAnswer]) -> list[tuple[Any, Any, Any]]:
-    """What `Answer.stored` has of the answers of a reader's views, in its order."""
-    stored: list[tuple[Any, Any, Any]] = []
+def stored_of(reader: Reader, answers: Mapping[str, ViewAnswer]) -> list[Stored]:
+    """What an answer keeps of the answers of a reader's views, in its order."""
+    stored: list[Stored] = []
     for view, _ in reader.views:
         answer = answers[view.name]
         packed: Any = answer.columns.packed
-        event = answer.event
-        rows = packed.base if type(packed.base) is bytes else packed
-        times = None if event.base is packed else (event, answer.known)
-        stored.append((rows, times, None if answer.complete else answer.status))
+        rows = packed.base
+        if answer.complete and answer.event.base is packed and type(rows) is bytes and len(rows) <= SMALL:
+            stored.append(rows)
+        else:
+            status = bytes(len(packed)) if answer.complete else answer.status.tobytes()
+            stored.append((packed["content"].tobytes(), answer.event.tobytes(), answer.known.tobytes(), status))
     return stored
 
 
-def _view_rows(view: ViewContract, dtype: Any, stored: Sequence[tuple[Any, Any, Any]]) -> ViewRows:
-    # One call over all answers each: taken apart answer by answer, these would cost ten times as much. Bytes, because
-    # NumPy takes 11 us for each array of records.
-    packed: Any = np.frombuffer(b"".join([rows for rows, _, _ in stored]), dtype)
-    event, known, status = packed["event"], packed["known"], np.zeros(len(packed), np.uint8)
-    if any(times is not None or statuses is not None for _, times, statuses in stored):
-        event, known, place = event.copy(), known.copy(), 0
-        for rows, times, statuses in stored:
-            part = slice(place, place := place + memoryview(rows).nbytes // dtype.itemsize)
-            if times is not None:
-                event[part], known[part] = times
-            if statuses is not None:
-                status[part] = statuses
-    return ViewRows(
-        view.name, view.hash, packed["content"].astype(np.int64).tobytes(), event.tobytes(), known.tobytes(),
-        status.tobytes(),
-    )  # fmt: skip
+def columns_of(dtype: Any, stored: Sequence[Stored]) -> tuple[bytes, bytes, bytes, bytes]:
+    """The columns of a view over several answers."""
+    try:
+        # One call over all answers each: taken apart answer by answer, these would cost ten times as much.
+        return _taken_apart(b"".join(stored), dtype)  # type: ignore[arg-type]  # most often
+    except TypeError:
+        parts = [_taken_apart(own, dtype) if isinstance(own, bytes) else own for own in stored]
+        content, event, known, status = (b"".join(column) for column in zip(*parts, strict=True))
+        return content, event, known, status
+
+
+def _taken_apart(rows: bytes, dtype: Any) -> tuple[bytes, bytes, bytes, bytes]:
+    packed = np.frombuffer(rows, dtype)
+    return packed["content"].tobytes(), packed["event"].tobytes(), packed["known"].tobytes(), bytes(len(packed))
 
 
 def _together(parts: Sequence[Mapping[str, Values]]) -> dict[str, Values]:

@@ -1,7 +1,6 @@
-"""The recorder: answers become batches on the event loop, and are encoded and written in a thread.
+"""The recorder: answers become columns on the event loop, which a thread joins and writes.
 
-A request pays for a small object and a place in a list. What waits for the disk is bounded: whole batches are dropped
-beyond that, and counted.
+What waits for the disk is bounded: whole batches are dropped beyond that, and counted.
 """
 
 import asyncio
@@ -11,14 +10,17 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from isthmus.features.online.plan import LookupPlan
+from isthmus.features.online.plan import LookupPlan, ViewAnswer
+from isthmus.features.values.columns import Values
 from isthmus.serving import log
 from isthmus.serving.recorder.batch import Batch, Group, encoded, merged
-from isthmus.serving.recorder.columns import Answer, Reader, grouped
+from isthmus.serving.recorder.columns import Answer, Reader, grouped, stored_of
+from isthmus.serving.recorder.lookups import Lookups
 from isthmus.serving.recorder.options import MB, Recording
 from isthmus.serving.recorder.spool import Spool
 
@@ -27,10 +29,14 @@ ANSWER = "isthmus.answer"
 
 HEADER = b"isthmus-answer"
 
-ANSWERS = 1024
-"""Of a batch."""
+ANSWERS = 4096
+"""Of a batch. A thread that needs the interpreter has the event loop wait: seldom, and for little."""
 PART = 32
-"""Lookups that the event loop encodes together, in some 30 us: a thread that needs the interpreter costs it more."""
+"""Answers that are encoded together: lookups on the event loop, others in the thread, which then lets the loop run."""
+PAUSE = 0.0005
+"""Seconds for that."""
+MANY = 100
+"""Rows of an answer that waits for no others."""
 BYTES = 1 << 20
 """Of a batch."""
 SECONDS = 0.5
@@ -39,22 +45,48 @@ SECONDS = 0.5
 READERS = 1024
 """Plans whose readers are kept."""
 
+NOTHING: Mapping[str, Any] = {}
+
 _LATE = 5.0
 """Seconds that the end of a server waits for the disk."""
 
 
 class _Pending:
-    """A batch that grows: answers that are encoded, and those that are left to the thread."""
+    """A batch that grows: columns of lookups, and the answers that are left to the thread."""
 
     def __init__(self) -> None:
-        self.groups: list[Group] = []
+        self.lookups: dict[int, Lookups] = {}
         self.left: list[Answer] = []
         self.callers: dict[str, int] = {}
         self.answers = self.size = 0
 
-    def encode(self, answers: Sequence[Answer], secret: bytes) -> None:
-        """Adds answers to the groups."""
-        self.groups += grouped(answers, secret, self.callers)
+    def add(self, part: Sequence[Answer]) -> None:
+        """Adds answers."""
+        by_reader: dict[int, list[Answer]] = {}
+        for answer in part:
+            reader = answer.reader
+            self.size += len(answer.body) + answer.rows * reader.row
+            if reader.plain and not answer.inputs:
+                by_reader.setdefault(id(reader), []).append(answer)
+            else:
+                # Digests and keyed hashes take longer.
+                self.left.append(answer)
+        self.answers += len(part)
+        for known, answers in by_reader.items():
+            lookups = self.lookups.get(known)
+            if lookups is None:
+                lookups = self.lookups[known] = Lookups(answers[0].reader)
+            lookups.add(answers, self.callers)
+
+    def groups(self, secret: bytes) -> list[Group]:
+        """All answers as they are written."""
+        groups = [lookups.group() for lookups in self.lookups.values()]
+        left: list[Group] = []
+        for start in range(0, len(self.left), PART):
+            if start:
+                time.sleep(PAUSE)
+            left += grouped(self.left[start : start + PART], secret, self.callers)
+        return groups + merged(left)
 
 
 class Recorder:
@@ -65,6 +97,7 @@ class Recorder:
         dropped: Callable[[str, int], None],
     ) -> None:  # fmt: skip
         self._options, self._secret = options, secret
+        self._all = options.share == 1
         self._spool = Spool(folder, int(options.spool_mb * MB), options.full)
         self._run = self._spool.run.encode()
         self._count_written, self._count_dropped = written, dropped
@@ -100,6 +133,19 @@ class Recorder:
             known = self._readers[plan] = Reader.of(route, plan, package, variant, options.private)
         return known
 
+    def lookup(  # noqa: PLR0913 - what an answer rested on
+        self, plan: LookupPlan, at: int, body: bytes, keys: Mapping[str, Sequence[Any]], rows: int,
+        answers: Mapping[str, ViewAnswer], computed: Mapping[str, Mapping[str, Values]],
+    ) -> Answer | None:  # fmt: skip
+        """The answer to a lookup, if it is to be recorded."""
+        reader = self._readers.get(plan) if self._all else None
+        if reader is None and (reader := self.reader("lookup", plan)) is None:
+            return None
+        # The keys of most are not needed again, and would stay in memory for a while.
+        return Answer(
+            reader, at, body, keys if reader.private else NOTHING, stored_of(reader, answers), rows, None, computed
+        )
+
     def identity(self, answer: Answer) -> bytes:
         """The id that the answer carries."""
         self._sequence = answer.sequence = self._sequence + 1
@@ -107,30 +153,25 @@ class Recorder:
 
     def add(self, answer: Answer) -> None:
         """Has an answer written."""
-        pending, reader = self._pending, answer.reader
-        pending.answers += 1
-        pending.size += len(answer.body) + answer.rows * reader.row
-        if reader.route == "predict" or reader.private or answer.inputs:
-            # Digests and keyed hashes take longer.
-            pending.left.append(answer)
-        else:
-            self._part.append(answer)
-            if len(self._part) >= PART:
-                pending.encode(self._part, self._secret)
-                self._part = []
-        if pending.answers >= ANSWERS or pending.size >= BYTES:
-            self._hand_over()
-        elif self._timer is None:
+        part = self._part
+        part.append(answer)
+        if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SECONDS, self._hand_over)
+        # Most answers pay for no more than this.
+        if len(part) >= PART or answer.rows > MANY:
+            self._part, pending = [], self._pending
+            pending.add(part)
+            if pending.answers >= ANSWERS or pending.size >= BYTES:
+                self._hand_over()
 
     def _hand_over(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         pending = self._pending
+        pending.add(self._part)
         if not pending.answers:
             return
-        pending.left += self._part
         # Whoever collects sees by its number that a batch is missing.
         self._number += 1
         self._pending, self._part = _Pending(), []
@@ -179,8 +220,7 @@ class Recorder:
 
     def _write_batch(self, number: int, pending: "_Pending") -> None:
         try:
-            pending.encode(pending.left, self._secret)
-            groups = tuple(merged(pending.groups))
+            groups = tuple(pending.groups(self._secret))
             now = time.time_ns() // 1000
             batch = Batch(
                 self._spool.run, number, now, sum(self._dropped.values()), self._runtime, tuple(pending.callers), groups

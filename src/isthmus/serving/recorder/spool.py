@@ -38,7 +38,7 @@ class Spool:
         self._began = self._looked = 0.0
         self._free = 0
 
-    def write(self, batch: bytes) -> int:
+    def write(self, batch: bytes | bytearray) -> int:
         """Writes a batch; returns how many answers were removed to make room for it.
 
         Raises:
