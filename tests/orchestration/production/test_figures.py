@@ -52,6 +52,13 @@ def test_classes_have_theirs_and_one_that_the_package_has_not_is_wrong() -> None
     assert figures.metric(declared(Classes())) == ("log_loss", False)
 
 
+@pytest.mark.parametrize(
+    ("labels", "classes"), [([True, False, None], ["0", "1"]), ([2, 1, 7], ["1", "2"]), (["b", "a", ""], ["a", "b"])]
+)
+def test_labels_are_places_of_classes(labels: list[Any], classes: list[str]) -> None:
+    assert figures.class_places(pa.chunked_array([labels]), classes).to_pylist() == [1, 0, -1]
+
+
 @pytest.mark.parametrize("label", [Rank(within="query"), None])
 def test_what_has_no_measure_is_refused(label: Label | None) -> None:
     with pytest.raises(RequestError, match="there is none of"):

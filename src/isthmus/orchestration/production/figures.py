@@ -1,11 +1,12 @@
 """The figures of answers with known labels: of all, of each week, of each slice."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.evaluation import confidence
@@ -55,6 +56,13 @@ def measuring(declared: Distillation) -> Measuring:
     if isinstance(declared.label, Binary):
         return _binary
     return _classes if isinstance(declared.label, Classes) else _number
+
+
+def class_places(column: pa.ChunkedArray, classes: Sequence[str]) -> pa.ChunkedArray:
+    """The place of each label among the classes of a package, which are texts; -1 of one that it has not."""
+    if not pa.types.is_string(column.type):
+        column = column.cast(pa.int64())  # truth values, too
+    return pc.fill_null(pc.index_in(column.cast(pa.string()), value_set=pa.array(classes, pa.string())), -1)
 
 
 def quality(measured: Measuring, labels: Array, outputs: Array, chosen: Mask) -> Quality:

@@ -217,8 +217,6 @@ def _labels(declared: Distillation, spine: pa.Table, folder: Path | None) -> Arr
     if isinstance(declared.label, Classes):
         if folder is None:
             return None
-        classes = pa.array(read_package(folder).classes, pa.string())
-        places = pc.index_in(column.cast(pa.string()), value_set=classes)
-        column = pc.fill_null(places, -1)
+        column = figures.class_places(column, read_package(folder).classes)
     values: Array = pc.cast(column, pa.float64(), safe=False).to_numpy()
     return values
