@@ -1,7 +1,7 @@
 """Answers that are recorded without a server: of the shop's orders, or of anything else."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,12 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from isthmus.features import clock
+from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.manifest import open_package
 from isthmus.orchestration.api.secret import secret
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.stored import from_history
 from isthmus.orchestration.recording.table import RecordedAnswers
-from isthmus.serving.recorder.batch import ANSWER, Batch, Group
+from isthmus.serving.recorder.batch import ANSWER, Batch, Group, ViewRows
 from isthmus.serving.recorder.columns import hashes
 
 HOUR = 3_600_000_000
@@ -34,6 +36,19 @@ def orders(project: Project) -> pa.Table:
     ordered, delivered = (rows[name].cast(pa.int64()).to_numpy() for name in ("ordered_at", "delivered_at"))
     rows = rows.append_column("hour", pa.array(ordered // HOUR % 24))
     return rows.append_column("event", pa.array(ordered)).append_column("known", pa.array(delivered))
+
+
+def _stored(project: Project, rows: pa.Table, at: np.ndarray[Any, Any]) -> Iterator[ViewRows]:
+    """What Redis would have given at these moments."""
+    contract = project.applied()
+    for name in dict.fromkeys(view for view, _ in contract.read(Artifacts.of(project).declared.student.name)):
+        view = contract.views[name]
+        keys = {column.name: rows[column.name].to_pylist() for column in view.keys}
+        stored = from_history(OfflineStore(project.offline).history(view), view, keys, at)
+        content, event, known = (
+            part.astype(np.int64).tobytes() for part in (stored.content, stored.event, stored.known)
+        )
+        yield ViewRows(name, view.hash, content, event, known, stored.status.astype(np.uint8).tobytes())
 
 
 def record(
@@ -58,7 +73,8 @@ def record(
     records["length"] = [*map(len, bodies)]
     group = Group(
         route="predict", contract=project.applied().hash, package=package or digest(project), variant="fp32/1",
-        answers=records.tobytes(), requests=b"".join(bodies), templates=((b"", b""),), views=(),
+        answers=records.tobytes(), requests=b"".join(bodies), templates=((b"", b""),),
+        views=tuple(_stored(project, rows, np.asarray(at, np.int64))) if "store" in columns else (),
         outputs=np.asarray(scores, "<f4").tobytes(), width=1, digest=b"",
         hashed=hashed,
     )  # fmt: skip

@@ -6,7 +6,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from isthmus.distill.declaration import LOST, Distillation, Gate
 from isthmus.distill.evaluation.paired import lost
@@ -60,8 +59,8 @@ def losses(
 
 def _asked(project: Project, ids: pa.ChunkedArray, before: Deployment) -> Array:
     """What the model of a deployment says to recorded predictions, row by row."""
-    rows = RecordedAnswers(project.offline, project.storage_options).read(ds.field("id").isin(ids))
-    return asked(Origins(project), rows.take(pc.index_in(ids, value_set=rows["id"])), Model(before))[:, 0]
+    answers = RecordedAnswers(project.offline, project.storage_options).named(ids)
+    return asked(Origins(project), answers, Model(before))[:, 0]
 
 
 def _loss(bound: Gate, before: Deployment, labels: Array, scores: Array, former: Array) -> Loss:

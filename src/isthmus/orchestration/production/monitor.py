@@ -84,7 +84,7 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
     packages = []
     for each in found:
         progress(f"measuring package {each.package[:12]}", 0.5)
-        packages.append(_package(_Work(project, declared, columns, decides, deployment), each, spine(), keys, left_out))
+        packages.append(_package(_Work(project, declared, columns, decides, deployment), each, spine(), left_out))
     lost = [loss for package in packages for loss in package.lost]
     result = Production(
         model=declared.name, metric=decides[0], higher_is_better=decides[1], at=project.now(),
@@ -131,7 +131,7 @@ class _Work(NamedTuple):
     deployment: Deployment | None
 
 
-def _package(work: _Work, answers: Answered, spine: pa.Table, keys: Any, left_out: Counter[Without]) -> PackageQuality:
+def _package(work: _Work, answers: Answered, spine: pa.Table, left_out: Counter[Without]) -> PackageQuality:
     project, declared = work.project, work.declared
     folder, unknown = package_folder(project, declared, answers.package), []
     if folder is None:
@@ -153,7 +153,7 @@ def _package(work: _Work, answers: Answered, spine: pa.Table, keys: Any, left_ou
     since = None
     if folder is not None and len(answers.at):
         try:
-            since, drifted = served_drift(project, declared, folder, answers, keys)
+            since, drifted = served_drift(project, declared, folder, answers)
         except IsthmusError as error:
             unknown.append(f"drift is not known: {error}")
     lost: tuple[Loss, ...] = ()

@@ -27,8 +27,6 @@ def asked(origins: Origins, answers: pa.Table, model: Model) -> Array:
         except IsthmusError:
             continue
         rows = part.requests.rows
-        if not rows.any():
-            continue
         found = predicted(model, part.inputs(part.served)).reshape(len(part.known), -1)
         if outputs.shape[1] != found.shape[1]:
             outputs = np.full((len(outputs), found.shape[1]), np.nan)

@@ -52,7 +52,8 @@ def read(origins: Origins, group: pa.Table, model: Model | None = None) -> Predi
     """Reads a group again, for the model that answered, or for another of the same service.
 
     Raises:
-        IsthmusError: the contract, the package or a history of these answers is gone.
+        IsthmusError: the contract, the package or a history of these answers is gone, or none of their requests can be
+            read.
     """
     one = group.slice(0, 1).to_pylist()[0]
     contract = origins.contract(one["contract"])
@@ -68,6 +69,8 @@ def read(origins: Origins, group: pa.Table, model: Model | None = None) -> Predi
         histories[name] = history
     bodies = origins.bodies(group, contract, one["hashed"], histories)
     requests = read_predictions(predictor, bodies)
+    if not requests.rows.any():
+        raise DataError("their requests", "cannot be read any more")
     recorded = Recorded.of(group, requests.rows)
     now, served, known = dict[str, StoredRows](), dict[str, StoredRows](), np.ones(len(recorded.answer), bool)
     for name, history in histories.items():

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
@@ -129,6 +130,11 @@ class RecordedAnswers:
             if table is None:
                 return 0, -1
             return sum(pa.table(table.get_add_actions(flatten=True))["num_records"].to_pylist()), table.version()
+
+    def named(self, ids: pa.ChunkedArray) -> pa.Table:
+        """The answers with these ids, in their order, without those that are not here any more."""
+        rows = self.read(ds.field("id").isin(ids))
+        return rows.take(pc.index_in(ids, value_set=rows["id"]).drop_null())
 
     def _open(self) -> DeltaTable | None:
         try:
