@@ -15,9 +15,9 @@ from isthmus.features.errors import RequestError
 from isthmus.features.package.manifest import open_package
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts
-from isthmus.orchestration.attribution.change import change, segments_of
-from isthmus.orchestration.attribution.changepage import Change
-from isthmus.orchestration.attribution.periods import CONTRACT, FEATURES, MODEL, PARTS, POPULATION
+from isthmus.orchestration.attribution.periods.change import change, segments_of
+from isthmus.orchestration.attribution.periods.coalitions import CONTRACT, FEATURES, MODEL, PARTS, POPULATION
+from isthmus.orchestration.attribution.periods.page import Change
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.models.models import export
 from isthmus.orchestration.project import Project

@@ -10,7 +10,7 @@ import msgspec
 from isthmus.features.document.blocks import Block, Bullets, Group, Heading, Paragraph, Table, code, strong
 from isthmus.features.document.html import to_html
 from isthmus.orchestration.attribution.page import STYLE, measure_name, parts_table, waterfall
-from isthmus.orchestration.attribution.periods import MEANINGS
+from isthmus.orchestration.attribution.periods.coalitions import MEANINGS
 from isthmus.orchestration.attribution.report import Measure, Part
 
 _NUMBERS = ("rows before", "rows", "mean before", "mean", "moves the mean by")

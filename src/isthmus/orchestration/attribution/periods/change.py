@@ -22,21 +22,21 @@ from isthmus.features.progress import Progress, silent
 from isthmus.features.values.arrow import ARROW, micros, to_arrow
 from isthmus.features.values.columns import Ints
 from isthmus.orchestration.artifacts import Artifacts, TrainingSet, serving_profile
-from isthmus.orchestration.attribution import weighted
-from isthmus.orchestration.attribution.answered import predictions
-from isthmus.orchestration.attribution.changepage import Change, Difference, Period, Segment, page, page_file
 from isthmus.orchestration.attribution.compared import REFUSED
 from isthmus.orchestration.attribution.inputs import TIME, labels, within
-from isthmus.orchestration.attribution.periods import (
+from isthmus.orchestration.attribution.periods import weighted
+from isthmus.orchestration.attribution.periods.coalitions import (
     CONTRACT,
     PARTS,
     Weighted,
     coalition_values,
     weights,
 )
-from isthmus.orchestration.attribution.recorded import TOLERANCE, plain, recorded_rows, with_column
+from isthmus.orchestration.attribution.periods.page import Change, Difference, Period, Segment, page, page_file
+from isthmus.orchestration.attribution.periods.segments import Segments, segments
+from isthmus.orchestration.attribution.recordings.answered import predictions
+from isthmus.orchestration.attribution.recordings.rows import TOLERANCE, plain, recorded_rows, with_column
 from isthmus.orchestration.attribution.report import SCORE, Part
-from isthmus.orchestration.attribution.segments import Segments, segments
 from isthmus.orchestration.attribution.shapley import Numbers, shapley
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.origins import Origins
