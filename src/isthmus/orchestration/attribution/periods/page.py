@@ -128,7 +128,7 @@ def _tables(result: Change) -> Iterator[Block]:
     for name, change in result.measures.items():
         moved = f"{change.before:.4g} to {change.after:.4g}, {change.difference:+.4g}"
         yield Heading(f"{measure_name(name)}: {moved}", 2)
-        yield parts_table(change.measure, "part")
+        yield parts_table(change.measure, "what changed")
     yield Heading("Segments that moved the mean most", 2)
     rows = [
         [*(value or "" for value in segment.values.values()), f"{segment.rows_before:,}", f"{segment.rows:,}",
