@@ -15,9 +15,9 @@ from isthmus.features.errors import RequestError
 from isthmus.features.package.manifest import open_package
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts
-from isthmus.orchestration.attribution.change import change
-from isthmus.orchestration.attribution.changepage import Change
-from isthmus.orchestration.attribution.periods import CONTRACT, FEATURES, MODEL, PARTS, POPULATION
+from isthmus.orchestration.attribution.periods.change import change, segments_of
+from isthmus.orchestration.attribution.periods.coalitions import CONTRACT, FEATURES, MODEL, PARTS, POPULATION
+from isthmus.orchestration.attribution.periods.page import Change
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.models.models import export
 from isthmus.orchestration.project import Project
@@ -149,6 +149,18 @@ def test_another_contract_and_nothing_else(unserved: Path) -> None:
     found = change(project, days=AFTER, against=AFTER, package=before)
     assert found.unknown[CONTRACT].startswith("its features are not known any more")
     assert found.measures["score"].difference == 0
+
+
+def test_segments_by_as_many_keys_as_are_there_in_both_periods() -> None:
+    rows = pa.table({"origin": ["JFK", "LGA"] * 4, "tail": list("abcdefgh"), "hour": [1, 1, 1, 1, 9, 9, 9, 9]})
+    by, found = segments_of(rows, [], ["origin", "tail"], 4)
+    assert (by, found.places.tolist()) == (["origin"], [0, 1] * 4)
+    by, found = segments_of(rows, ["tail"], ["origin", "tail"], 4)
+    assert (by, len(found.values)) == (["tail"], 8)
+    by, found = segments_of(rows, ["hour", "origin"], ["origin", "tail"], 4)
+    assert found.values[0] == {"hour": "1", "origin": "JFK"}
+    # A single key stays, whatever there is of it.
+    assert segments_of(rows, [], ["tail"], 4)[0] == ["tail"]
 
 
 def test_what_is_asked_wrongly(unserved: Path) -> None:

@@ -48,6 +48,7 @@ VERBS = [
     "ladder",
     "attribute",
     "explain",
+    "monitor",
     "plan",
     "page",
     "verify",

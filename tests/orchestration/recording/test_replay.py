@@ -20,7 +20,7 @@ from isthmus.features.errors import GateFailed, PackageError, RequestError
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.redis.connection import connect
 from isthmus.orchestration.api.collect import collect as collect_pushes
-from isthmus.orchestration.attribution.explain import explain
+from isthmus.orchestration.attribution.recordings.explain import explain
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.causes import Cause

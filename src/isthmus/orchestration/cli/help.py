@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "Project": ("init", "status", "dev", "demo"),
     "Features": ("apply", "build", "materialize", "collect", "snapshot", "lookup", "quality", "training-set"),
-    "Models": ("distill", "search", "export", "ladder", "attribute", "explain", "plan", "page"),
+    "Models": ("distill", "search", "export", "ladder", "attribute", "explain", "monitor", "plan", "page"),
     "Releases and servers": ("verify", "deploy", "rollback", "history", "serve", "recorded", "replay", "fleet"),
     "Keys, contracts and packages": ("keys", "contract", "package"),
 }

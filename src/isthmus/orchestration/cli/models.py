@@ -142,14 +142,14 @@ def _change(
     recorded: bool, tolerance: float, project: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     from isthmus.features.days import Days
-    from isthmus.orchestration.attribution.change import change as run
+    from isthmus.orchestration.attribution.periods.change import change as run
 
     with progress() as bar:
         result = run(
             open_project(project), name, days=days, against=Days.parse(*against), by=by, package=package,
             recorded=recorded, tolerance=tolerance, progress=bar,
         )  # fmt: skip
-    from isthmus.orchestration.attribution.changepage import change_blocks
+    from isthmus.orchestration.attribution.periods.page import change_blocks
 
     present(result.as_dict(), partial(change_blocks, result), as_json=as_json)
 
@@ -191,11 +191,11 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Split what a recorded prediction differs by from the ideal one, and show its features beside the ideal ones."""
-    from isthmus.orchestration.attribution.explain import explain as run
+    from isthmus.orchestration.attribution.recordings.explain import explain as run
 
     with progress() as bar:
         result = run(open_project(project), identity, tolerance=tolerance, progress=bar)
-    from isthmus.orchestration.attribution.explanation import explanation_blocks
+    from isthmus.orchestration.attribution.recordings.explanation import explanation_blocks
 
     present(result.as_dict(), partial(explanation_blocks, result), as_json=as_json)
 

@@ -180,7 +180,7 @@ def _recorded(project: "Project", request: Request, progress: Progress) -> Itera
 
     (node,), began = request.nodes, time.perf_counter()
     collected = collect(project, progress=progress)
-    rows, version = RecordedAnswers(project.offline).size()
+    rows, version = RecordedAnswers(project.offline, project.storage_options).size()
     metadata = {"dagster/row_count": rows, **reported(asdict(collected), began, ["answers", "missing"])}
     metadata["damaged"] = sum(1 for _ in damaged_folder(project).glob("*"))
     if collected.problems:

@@ -25,10 +25,10 @@ from isthmus.features.types import TYPES
 from isthmus.features.values.arrow import ARROW, micros, to_arrow
 from isthmus.features.values.columns import Ints, Mask, Values, from_python
 from isthmus.orchestration.artifacts import Artifacts, TrainingSet
-from isthmus.orchestration.attribution.answered import Answered
 from isthmus.orchestration.attribution.compared import Choose, Chosen
 from isthmus.orchestration.attribution.inputs import TIME, Rows
-from isthmus.orchestration.attribution.nearest import nearest
+from isthmus.orchestration.attribution.recordings.answered import Answered
+from isthmus.orchestration.attribution.recordings.nearest import nearest
 from isthmus.orchestration.attribution.shapley import Numbers
 from isthmus.orchestration.attribution.stages import SKEW, Features
 from isthmus.orchestration.project import Project

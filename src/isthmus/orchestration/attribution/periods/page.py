@@ -10,7 +10,7 @@ import msgspec
 from isthmus.features.document.blocks import Block, Bullets, Group, Heading, Paragraph, Table, code, strong
 from isthmus.features.document.html import to_html
 from isthmus.orchestration.attribution.page import STYLE, measure_name, parts_table, waterfall
-from isthmus.orchestration.attribution.periods import MEANINGS
+from isthmus.orchestration.attribution.periods.coalitions import MEANINGS
 from isthmus.orchestration.attribution.report import Measure, Part
 
 _NUMBERS = ("rows before", "rows", "mean before", "mean", "moves the mean by")
@@ -128,7 +128,7 @@ def _tables(result: Change) -> Iterator[Block]:
     for name, change in result.measures.items():
         moved = f"{change.before:.4g} to {change.after:.4g}, {change.difference:+.4g}"
         yield Heading(f"{measure_name(name)}: {moved}", 2)
-        yield parts_table(change.measure, "part")
+        yield parts_table(change.measure, "what changed")
     yield Heading("Segments that moved the mean most", 2)
     rows = [
         [*(value or "" for value in segment.values.values()), f"{segment.rows_before:,}", f"{segment.rows:,}",

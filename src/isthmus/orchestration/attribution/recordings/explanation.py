@@ -10,10 +10,10 @@ import msgspec
 from isthmus.features.document.blocks import Block, Group, Heading, Paragraph, Table, cell, code, strong
 from isthmus.features.document.html import to_html
 from isthmus.orchestration.attribution.page import STYLE, parts_table, waterfall
-from isthmus.orchestration.attribution.report import SCORE, Measure
+from isthmus.orchestration.attribution.report import Measure
 
-SHOWN = 10
-"""Rows of an answer on the terminal."""
+SHOWN, ON_PAGE = 10, 100
+"""Rows of an answer on the terminal, and on a page."""
 _FORMS = ("ideal", "served", "fed")
 
 
@@ -78,8 +78,9 @@ def page(result: Explanation) -> str:
     """A self-contained HTML page."""
     blocks: list[Block] = [Heading(f"{result.name}: answer {result.id}", 1), Paragraph(_origin(result))]
     blocks += [*_notes(result)]
-    for number, row in enumerate(result.rows):
-        blocks += [*_row(number, row), Group("plots", [waterfall(SCORE, row.score)])]
+    for number, row in enumerate(result.rows[:ON_PAGE]):
+        blocks += [*_row(number, row, result), Group("plots", [waterfall("score of the row", row.score)])]
+    blocks += [*_further(result, ON_PAGE)]
     return to_html(f"Answer {result.id}", blocks, STYLE)
 
 
@@ -87,9 +88,8 @@ def explanation_blocks(result: Explanation) -> Iterator[Block]:
     """What the terminal shows."""
     yield Paragraph(_origin(result))
     for number, row in enumerate(result.rows[:SHOWN]):
-        yield from _row(number, row)
-    if len(result.rows) > SHOWN:
-        yield Paragraph(f"{len(result.rows) - SHOWN:,} further rows are on the page, and in --json.")
+        yield from _row(number, row, result)
+    yield from _further(result, SHOWN)
     yield from _notes(result)
     yield Paragraph(f"Page: {page_file(result)}")
 
@@ -98,7 +98,12 @@ def _origin(result: Explanation) -> tuple[Any, ...]:
     return (f"{result.name}, of {result.at}, by package ", code(result.package[:12]), f" in {result.precision}")
 
 
-def _row(number: int, row: ExplainedRow) -> Iterator[Block]:
+def _further(result: Explanation, shown: int) -> Iterator[Block]:
+    if len(result.rows) > shown:
+        yield Paragraph(f"{len(result.rows) - shown:,} further rows are in --json.")
+
+
+def _row(number: int, row: ExplainedRow, result: Explanation) -> Iterator[Block]:
     keys = ", ".join(f"{name} {value}" for name, value in row.keys.items())
     score = row.score
     moved = f"{score.ideal:.4g} to {score.answer:.4g}, {score.difference:+.4g}"
@@ -109,7 +114,8 @@ def _row(number: int, row: ExplainedRow) -> Iterator[Block]:
         yield Table(["input", *_FORMS], rows, numbers=_FORMS)
     same = len(row.features) - len(row.differing)
     label = "" if row.label is None else f" The label is {row.label:g}."
-    yield Paragraph(f"{same} of {len(row.features)} inputs were what they should have been.{label}")
+    known = ", as far as is known" if result.unknown else ""
+    yield Paragraph(f"{same} of {len(row.features)} inputs were what they should have been{known}.{label}")
 
 
 def _notes(result: Explanation) -> Iterator[Block]:

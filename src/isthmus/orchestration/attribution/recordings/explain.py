@@ -8,10 +8,10 @@ from isthmus.distill.declaration import STAGES
 from isthmus.features.files import write_atomically
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.artifacts import Artifacts
-from isthmus.orchestration.attribution.answered import prediction
 from isthmus.orchestration.attribution.compared import Compared, compared
-from isthmus.orchestration.attribution.explanation import ExplainedRow, Explanation, page, page_file
-from isthmus.orchestration.attribution.recorded import TOLERANCE, choose_recorded
+from isthmus.orchestration.attribution.recordings.answered import prediction
+from isthmus.orchestration.attribution.recordings.explanation import ExplainedRow, Explanation, page, page_file
+from isthmus.orchestration.attribution.recordings.rows import TOLERANCE, choose_recorded
 from isthmus.orchestration.attribution.report import Measure, Part
 from isthmus.orchestration.attribution.shapley import shapley
 from isthmus.orchestration.attribution.stages import CELLS, NEEDS, coalitions

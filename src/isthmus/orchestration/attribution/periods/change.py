@@ -22,21 +22,21 @@ from isthmus.features.progress import Progress, silent
 from isthmus.features.values.arrow import ARROW, micros, to_arrow
 from isthmus.features.values.columns import Ints
 from isthmus.orchestration.artifacts import Artifacts, TrainingSet, serving_profile
-from isthmus.orchestration.attribution import weighted
-from isthmus.orchestration.attribution.answered import predictions
-from isthmus.orchestration.attribution.changepage import Change, Difference, Period, Segment, page, page_file
 from isthmus.orchestration.attribution.compared import REFUSED
 from isthmus.orchestration.attribution.inputs import TIME, labels, within
-from isthmus.orchestration.attribution.periods import (
+from isthmus.orchestration.attribution.periods import weighted
+from isthmus.orchestration.attribution.periods.coalitions import (
     CONTRACT,
     PARTS,
     Weighted,
     coalition_values,
     weights,
 )
-from isthmus.orchestration.attribution.recorded import TOLERANCE, plain, recorded_rows, with_column
+from isthmus.orchestration.attribution.periods.page import Change, Difference, Period, Segment, page, page_file
+from isthmus.orchestration.attribution.periods.segments import Segments, segments
+from isthmus.orchestration.attribution.recordings.answered import predictions
+from isthmus.orchestration.attribution.recordings.rows import TOLERANCE, plain, recorded_rows, with_column
 from isthmus.orchestration.attribution.report import SCORE, Part
-from isthmus.orchestration.attribution.segments import Segments, segments
 from isthmus.orchestration.attribution.shapley import Numbers, shapley
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.origins import Origins
@@ -46,6 +46,8 @@ from isthmus.serving.predict.model import Model
 
 Pairs = Sequence[tuple[str, str]]
 """Stored features, as (view, feature)."""
+COMMON = 0.95
+"""The share of the rows that is to be in segments of both periods."""
 LARGEST = 10
 """Segments that moved the score most, which a report has."""
 _BATCH = 1 << 14
@@ -89,8 +91,8 @@ def change(  # noqa: PLR0913 - the options of the command
 
     The rows are those of the last training set, with the features that could be known, asked of the last package; in
     the earlier period of `package`, if it is named. With `recorded` they are the recorded predictions, as the model was
-    fed, asked of the package that answered last in each period. Segments are those of the columns `by`, or of the join
-    keys of the spine.
+    fed, asked of the package that answered last in each period. Segments are those of the columns `by`, or of the first
+    join keys of the spine, as many as leave 95 % of the rows in segments of both periods.
 
     Raises:
         RequestError: a period or a column is missing, or the answers are no numbers.
@@ -120,8 +122,7 @@ def change(  # noqa: PLR0913 - the options of the command
     both, scores, count = _answered(sides, scores_of(project, sides, unknown))
     progress("splitting the change", 0.9)
     spine = [key for key, _ in project.applied().spines[declared.spine.name]["keys"]]
-    columns_by = list(by) or [key for key in spine if key in both.column_names]
-    found = segments(both, columns_by, spine)
+    columns_by, found = segments_of(both, by, spine, count)
     known = [part for part in PARTS if part not in unknown]
     measures = {
         measure: difference
@@ -306,6 +307,20 @@ def _difference(
 def _period(side: Side, rows: int) -> Period:
     first, end = str(side.days).split(" to ")
     return Period(first, end, rows, side.package.files.digest, side.package.manifest.contract, side.left_out)
+
+
+def segments_of(rows: pa.Table, by: Sequence[str], spine: Sequence[str], count: int) -> tuple[Sequence[str], Segments]:
+    """The segments by the columns `by`, or by the first join keys of the spine, and these columns.
+
+    Of the keys there are as many as leave nearly all rows in segments of both periods: nothing is known of what
+    the features of the others would have been.
+    """
+    keys = [key for key in spine if key in rows.column_names]
+    while True:
+        found = segments(rows, by or keys, spine)
+        if by or len(keys) == 1 or _common(found.places, count) >= COMMON:
+            return by or keys, found
+        keys.pop()
 
 
 def _common(places: Ints, count: int) -> float:

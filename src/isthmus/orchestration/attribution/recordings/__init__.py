@@ -1,0 +1,1 @@
+"""Recorded predictions: as the rows of an attribution, and a single one explained."""
