@@ -65,7 +65,7 @@ class _Pending:
         by_reader: dict[int, list[Answer]] = {}
         for answer in part:
             reader = answer.reader
-            self.size += len(answer.body) + answer.rows * reader.row
+            self.size += len(answer.body) + answer.size + answer.rows * reader.row
             if reader.plain and not answer.inputs:
                 by_reader.setdefault(id(reader), []).append(answer)
             else:
@@ -158,7 +158,7 @@ class Recorder:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SECONDS, self._hand_over)
         # Most answers pay for no more than this.
-        if len(part) >= PART or answer.rows > MANY:
+        if len(part) >= PART or answer.rows > MANY or answer.size:
             self._part, pending = [], self._pending
             pending.add(part)
             if pending.answers >= ANSWERS or pending.size >= BYTES:
