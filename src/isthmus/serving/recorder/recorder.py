@@ -65,18 +65,18 @@ class _Pending:
         by_reader: dict[int, list[Answer]] = {}
         for answer in part:
             reader = answer.reader
-            self.size += len(answer.body) + answer.size + answer.rows * reader.row
             if reader.plain and not answer.inputs:
                 by_reader.setdefault(id(reader), []).append(answer)
             else:
                 # Digests and keyed hashes take longer.
                 self.left.append(answer)
+                self.size += len(answer.body) + answer.size + answer.rows * reader.row
         self.answers += len(part)
         for known, answers in by_reader.items():
             lookups = self.lookups.get(known)
             if lookups is None:
                 lookups = self.lookups[known] = Lookups(answers[0].reader)
-            lookups.add(answers, self.callers)
+            self.size += lookups.add(answers, self.callers)
 
     def groups(self, secret: bytes) -> list[Group]:
         """All answers as they are written."""
