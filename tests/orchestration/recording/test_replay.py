@@ -18,7 +18,9 @@ from deltalake import DeltaTable
 from isthmus.features import clock
 from isthmus.features.errors import GateFailed, PackageError, RequestError
 from isthmus.features.offline.store import OfflineStore
+from isthmus.features.package.manifest import package_digest
 from isthmus.features.redis.connection import connect
+from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.orchestration.api.collect import collect as collect_pushes
 from isthmus.orchestration.attribution.recordings.explain import explain
 from isthmus.orchestration.models.release import deploy
@@ -28,12 +30,17 @@ from isthmus.orchestration.recording.collect import collect
 from isthmus.orchestration.recording.replay import Replay, replay, require_same
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.orchestration.verification.verify import verify
+from isthmus.serving.deployment.cache import folder_of
 from isthmus.serving.recorder.batch import ANSWER, Group, batches, encoded
+from isthmus.serving.recorder.options import Recording
 from isthmus.serving.recorder.spool import segments
 from tests import commandline
 from tests.orchestration.api.served import served
 from tests.orchestration.api.test_collect import VIEW, pushed
 from tests.orchestration.shop import Open, Shop
+from tests.serving.http.test_inference import INFER, put
+from tests.serving.support import CONTRACT, NOW, serving
+from tests.serving.tensors import as_binary, as_json, frames, make_drawing_package
 
 MINUTE = 60_000_000
 DAY = 24 * 60 * MINUTE
@@ -371,3 +378,32 @@ def test_predictions_are_the_same_and_what_is_not_has_a_cause(deployed: Shop, pr
     shutil.rmtree(package_of(opened))
     report = replay(opened, ids[2])
     assert "is gone" in only(report, Cause.PACKAGE)
+
+
+def test_answers_of_tensors_are_the_same_in_either_form(recorded: Shop, project: Open) -> None:
+    opened = project(recorded)
+    home = recorded.root / "tensors"
+    home.mkdir()
+    (home / "contract.json").write_bytes(CONTRACT.dumps())
+    package, fed = make_drawing_package(home / "package"), frames(2)
+    with (
+        EmbeddedRedis(home) as redis,
+        serving(home, redis.url, record=Recording(), spool=str(opened.spool)) as server,
+    ):
+        put(server, package)
+        first = server.http.post(INFER, json=as_json(fed, outputs=[{"name": "vector"}]))
+        content, headers = as_binary(fed)
+        second = server.http.post(INFER, content=content, headers=headers)
+        refused = server.http.post(INFER, json=as_json({"frame": fed["frame"]}))
+    assert (first.status_code, second.status_code, refused.status_code) == (200, 200, 422)
+    assert "isthmus-answer" not in refused.headers
+    shutil.copytree(package, folder_of(opened.deployment_file) / package_digest(package))
+    assert collect(opened).answers == 2
+    ids = [answer.headers["isthmus-answer"] for answer in (first, second)]
+    assert [replay(opened, identity).same for identity in ids] == [1, 1]
+    assert replay(opened, between=(clock.moment(NOW), clock.moment(NOW + 1))).same == 2
+
+    other = make_drawing_package(home / "other", weight=3.0)
+    # The vector does not depend on that weight.
+    assert replay(opened, ids[0], package=other).same == 1
+    assert "says other tensors" in only(replay(opened, ids[1], package=other), Cause.PACKAGE)

@@ -1,6 +1,7 @@
 """What a segment gives back: whole batches, whatever came behind them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from isthmus.serving.recorder.batch import (
     batches,
     encoded,
 )
-from isthmus.serving.recorder.digest import digests
+from isthmus.serving.recorder.digest import digests, tensors_digest
 
 FIRST, SECOND = (Batch("ab", number, 5, 0, "isthmus 1", ("",), ()) for number in (1, 2))
 
@@ -82,3 +83,21 @@ def test_one_nan_is_like_another() -> None:
     other = np.array([0x7FC00001], "<u4").view("<f4")
     sides = [digests({"x": Values(data, np.ones(1, bool))}) for data in (np.array([np.nan], np.float32), other)]
     assert sides[0] == sides[1]
+
+
+def test_the_digest_of_tensors_has_their_names_types_shapes_and_bits() -> None:
+    words = np.empty((2, 1), object)
+    words[:, 0] = ["a", "é"]
+    first: dict[str, np.ndarray[Any, Any]] = {"x": np.arange(4, dtype=np.float32), "y": words}
+    others: list[dict[str, np.ndarray[Any, Any]]] = [
+        {"x": first["x"], "z": words},
+        {"x": first["x"].astype(np.float64), "y": words},
+        {"x": first["x"].reshape(2, 2), "y": words},
+        {"x": np.array([-0.0, 1, 2, 3], np.float32), "y": words},
+        {"x": first["x"], "y": words[::-1]},
+        {"x": np.array([np.nan, 1, 2, 3], np.float32), "y": words},
+    ]
+    found = [tensors_digest(tensors) for tensors in (first, *others)]
+    assert len(set(found)) == len(found)
+    assert tensors_digest(dict(reversed(first.items()))) == found[0]
+    assert 0 <= min(found) <= max(found) < 1 << 64

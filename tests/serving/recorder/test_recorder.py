@@ -303,7 +303,7 @@ def test_a_slow_disk_drops_whole_batches_by_the_policy(
 
     async def record() -> None:
         # Room for a batch that is written and two that wait.
-        options = Recording(memory_mb=3.5 * ANSWERS * 100 / (1 << 20), full=full)
+        options = Recording(memory_mb=3.5 * ANSWERS * (100 + ANSWER.itemsize) / (1 << 20), full=full)
         recorder = Recorder(options, tmp_path, b"", written.append, lambda where, n: dropped.append((where, n)))
         for batch in range(6):
             for _ in range(ANSWERS):

@@ -106,7 +106,10 @@ class Causes:
 
     def runtime(self, recorded: Recorded, place: int) -> str:
         """What computed an answer, and what computes it now."""
-        then = recorded.part["runtime"][place].as_py()
+        return self.runtimes(recorded.part["runtime"][place].as_py())
+
+    def runtimes(self, then: str) -> str:
+        """What computed an answer, as its batch says it, and what computes it now."""
         return f"by {then} then, by {self._runtime} now" if then != self._runtime else f"by {then}, as now"
 
     def of(  # noqa: PLR0913 - both sides of a row, and where it stands

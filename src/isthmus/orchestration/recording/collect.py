@@ -26,6 +26,8 @@ from isthmus.serving.recorder.spool import ended, segments
 
 LOT = 1 << 16
 """Answers of a commit, about."""
+LOT_BYTES = 128 << 20
+"""Of their requests, which may have tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class _Lot:
     over: list[Path] = field(default_factory=list)
     damaged: list[Path] = field(default_factory=list)
     answers: int = 0
+    size: int = 0
 
 
 @dataclass(slots=True)
@@ -86,7 +89,8 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
                 last[batch.run] = batch.number
                 waiting.batches.append(batch)
                 waiting.answers += count(batch)
-                if waiting.answers >= lot:
+                waiting.size += sum(len(group.requests) for group in batch.groups)
+                if waiting.answers >= lot or waiting.size >= LOT_BYTES:
                     answers += _commit(project, table, waiting)
                     waiting = _Lot()
             if path in problems.damaged:

@@ -36,8 +36,10 @@ from isthmus.orchestration.recording.requests import (
 )
 from isthmus.orchestration.recording.stored import StoredRows, from_history
 from isthmus.orchestration.recording.table import RecordedAnswers
+from isthmus.orchestration.recording.tensors import differing
 from isthmus.serving.lookup.lookup import Lookup
 from isthmus.serving.predict.predictor import Predictor
+from isthmus.serving.predict.tensors import TensorPredictor
 from isthmus.serving.recorder.columns import computed
 from isthmus.serving.recorder.digest import digests
 
@@ -182,12 +184,17 @@ class _Replay:
         graphs = lru_cache(None)(lambda name: RowGraph(contract.transforms[name]))
         try:
             reader: Lookup | Predictor
+            if one["route"] == "infer":
+                tensors = TensorPredictor(contract, self._origins.model(one["package"], one["variant"]))
+                for place, cause, why in differing(part, tensors, self._causes, another=self._package is not None):
+                    found.add([place], cause, why)
+                return
             if one["route"] == "predict":
                 reader = Predictor(contract, self._origins.model(one["package"], one["variant"]), graphs)
             else:
                 reader = lookup_of(contract, one["request"].encode(), graphs)
         except IsthmusError as error:
-            cause = Cause.PACKAGE if one["route"] == "predict" else Cause.CONTRACT
+            cause = Cause.CONTRACT if one["route"] == "lookup" else Cause.PACKAGE
             found.add(everything, cause, str(error))
             return
         histories = {}

@@ -18,12 +18,24 @@ from isthmus.serving.lookup.request import LookupInputs
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.recorder.columns import hashes
 from isthmus.serving.wire import decode
+from isthmus.serving.wire.inference import InferRequest, TensorRequest
 from isthmus.serving.wire.messages import LookupRequest, PredictRequest
 
 _LOOKUP = msgspec.json.Decoder(LookupRequest)
 _PREDICT = msgspec.json.Decoder(PredictRequest)
+_INFER = msgspec.json.Decoder(InferRequest)
 _MOST = 1 << 62
-_LIMITS = Limits(rows=_MOST, values=_MOST)
+LIMITS = Limits(rows=_MOST, values=_MOST)
+
+
+class _Tensors(msgspec.Struct):
+    """What has both parts of a body that was not JSON alone."""
+
+    json: msgspec.Raw = msgspec.Raw()
+    binary: bytes | None = None
+
+
+_TENSORS = msgspec.json.Decoder(_Tensors)
 
 
 @dataclass(frozen=True)
@@ -95,7 +107,7 @@ def read_lookups(lookup: Lookup, contract: Contract, bodies: Sequence[bytes | Lo
     def read(body: bytes) -> tuple[Mapping[str, Sequence[Any]], Mapping[str, Values], int]:
         wanted = _LOOKUP.decode(body)
         keys, fields = decode.entities(wanted.entities, join_keys, lookup.request, lookup.optional)
-        inputs = LookupInputs.of(lookup, keys, fields, _LIMITS)
+        inputs = LookupInputs.of(lookup, keys, fields, LIMITS)
         return inputs.keys, inputs.request, inputs.rows
 
     return _joined(bodies, read, list(lookup.plan.keys))
@@ -103,7 +115,15 @@ def read_lookups(lookup: Lookup, contract: Contract, bodies: Sequence[bytes | Lo
 
 def read_predictions(predictor: Predictor, bodies: Sequence[bytes | LookupError]) -> Requests:
     """The rows of requests for predictions of a model."""
-    return _joined(bodies, lambda body: predictor.read(_PREDICT.decode(body), _LIMITS), list(predictor.plan.keys))
+    return _joined(bodies, lambda body: predictor.read(_PREDICT.decode(body), LIMITS), list(predictor.plan.keys))
+
+
+def read_tensors(body: bytes) -> TensorRequest:
+    """A request for tensors as `text_of` has written it."""
+    whole = _TENSORS.decode(body)
+    if whole.binary is None:
+        return TensorRequest(_INFER.decode(body), memoryview(b""))
+    return TensorRequest(_INFER.decode(whole.json), memoryview(whole.binary))
 
 
 def sent_keys(bodies: Sequence[bytes | LookupError], rows: Ints, column: Column) -> list[Any]:

@@ -30,7 +30,7 @@ from isthmus.serving.http.generate import Generations
 from isthmus.serving.http.guard import Guarded, Limited, granted, refused
 from isthmus.serving.http.inference import Inference
 from isthmus.serving.http.middleware import Observed
-from isthmus.serving.http.predict import PredictCall, Predictions, candidate_state, probation_state
+from isthmus.serving.http.predict import PredictCall, Predictions, candidate_state, probation_state, recorded_by
 from isthmus.serving.lookup import compact
 from isthmus.serving.lookup.lookup import Lookup, TransformOutputs
 from isthmus.serving.lookup.request import LookupInputs
@@ -84,7 +84,6 @@ class Handlers:
         latency = settings.latency
         self._latency = None if latency is None else LatencyWriter(Path(latency), objective, self.metrics.bounds)
         self._predictions = Predictions(self._store, settings.limits, self.metrics, self._at)
-        self.inference = Inference(lambda: self._watch.state, self._predictions, self._store, self._limits)
         self.generations = Generations(lambda: self._watch.state, self._predictions, self._limits)
         record, spool = settings.record, settings.spool
         self.recorder = None if record is None or spool is None else Recorder(
@@ -93,6 +92,9 @@ class Handlers:
         )  # fmt: skip
         self._lookups = self.recorder if record is not None and record.lookups else None
         self._predicted = self.recorder if record is not None and record.predictions else None
+        self.inference = Inference(
+            lambda: self._watch.state, self._predictions, self._store, self._limits, self._predicted
+        )
         self._document = orjson.dumps(openapi.document())
 
     @asynccontextmanager
@@ -203,15 +205,12 @@ class Handlers:
             wanted = message_of(body, _PREDICT)
             granted(request).require("predict", state.deployed(wanted.model).deployment.model)
             answer, predictor, predicted = await self._predictions.answer(PredictCall(state, wanted, body))
-            if self._predicted is not None:
-                stored, deployment = predicted.stored, predictor.model.deployment
-                variant = f"{deployment.precision}/{deployment.threads}"
-                reader = self._predicted.reader("predict", predictor.plan, deployment.digest, variant)
-                if reader is not None:
-                    request.scope[ANSWER] = Answer(
-                        reader, stored.at, body, stored.keys, stored_of(reader, stored.answers), stored.rows,
-                        predicted.outputs, predicted.inputs,
-                    )  # fmt: skip
+            if (reader := recorded_by(self._predicted, "predict", predictor)) is not None:
+                stored = predicted.stored
+                request.scope[ANSWER] = Answer(
+                    reader, stored.at, body, stored.keys, stored_of(reader, stored.answers), stored.rows,
+                    predicted.outputs, predicted.inputs,
+                )  # fmt: skip
             return reply(answer, predictor.contract.hash)
         except RequestError as error:
             with suppress(IsthmusError):

@@ -11,9 +11,11 @@ from starlette.routing import Route
 from isthmus.features.errors import RequestError, one_of
 from isthmus.features.package.manifest import Tensor
 from isthmus.serving.http.guard import granted
-from isthmus.serving.http.predict import PredictCall, Predictions
+from isthmus.serving.http.predict import PredictCall, Predictions, recorded_by
 from isthmus.serving.limits import Limits
 from isthmus.serving.predict.tensors import TensorPredictor, require_elements
+from isthmus.serving.recorder.columns import Answer
+from isthmus.serving.recorder.recorder import ANSWER, Recorder
 from isthmus.serving.redis.store import Store
 from isthmus.serving.state import AnyPredictor, State
 from isthmus.serving.threads import BYTES, VALUES, offload
@@ -29,8 +31,12 @@ _BINARY = "application/octet-stream"
 class Inference:
     """The handlers of the protocol, over the state and the predictions of a server process."""
 
-    def __init__(self, state: Callable[[], State], predictions: Predictions, store: Store, limits: Limits) -> None:
+    def __init__(
+        self, state: Callable[[], State], predictions: Predictions, store: Store, limits: Limits,
+        recorder: Recorder | None = None,
+    ) -> None:  # fmt: skip
         self._state, self._predictions, self._store, self._limits = state, predictions, store, limits
+        self._recorder = recorder
 
     def routes(self) -> list[Route]:
         """The paths of the protocol."""
@@ -104,6 +110,11 @@ class Inference:
         require_elements("outputs", (array.shape for array in predicted.outputs.values()), self._limits)
         elements = sum(array.size for array in predicted.outputs.values())
         content, json = await offload(elements > VALUES, predictor.encode, predicted.outputs, message)
+        if (reader := recorded_by(self._recorder, "infer", predictor)) is not None:
+            size = sum(array.nbytes for array in predicted.outputs.values())
+            request.scope[ANSWER] = Answer(
+                reader, predicted.stored.at, body, {}, [], 1, predicted.outputs, json=length % len(body), size=size
+            )
         if json is None:
             return reply(content, predictor.contract.hash)
         more = ((wire.HEADER.lower().encode(), b"%d" % json),)

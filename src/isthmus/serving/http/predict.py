@@ -21,6 +21,8 @@ from isthmus.serving.predict.batches import QUICK_ROWS, Outputs
 from isthmus.serving.predict.model import unanswered
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.predict.tensors import flat
+from isthmus.serving.recorder.columns import Reader as AnswerReader
+from isthmus.serving.recorder.recorder import Recorder
 from isthmus.serving.redis.store import Store
 from isthmus.serving.rollout.candidate import CandidateRun
 from isthmus.serving.rollout.probation import ProbationRun
@@ -95,6 +97,14 @@ class Predicted:
     def numbers(self) -> Outputs:
         """The outputs as trials compare them, shape (n,) or (n, classes)."""
         return self.outputs if isinstance(self.outputs, np.ndarray) else flat(self.outputs)
+
+
+def recorded_by(recorder: Recorder | None, route: str, predictor: AnyPredictor) -> AnswerReader | None:
+    """The reader of an answer of a model, if it is to be recorded."""
+    if recorder is None:
+        return None
+    deployment = predictor.model.deployment
+    return recorder.reader(route, predictor.plan, deployment.digest, f"{deployment.precision}/{deployment.threads}")
 
 
 class Predictions:

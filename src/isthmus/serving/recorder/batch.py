@@ -60,7 +60,7 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
     """Answers of one kind by the same reader: a service, a list of features, or a model.
 
     Attributes:
-        route: "lookup" or "predict".
+        route: "lookup", "predict" or "infer", whose request is one row.
         contract: hash of the contract that it was answered under.
         package: digest of the package; empty for a lookup.
         variant: precision and threads with which it ran, `int8/1`; empty for a lookup.
@@ -68,7 +68,8 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
         requests: the bytes of each request between the two ends of its template.
         views: the stored rows behind them.
         outputs: float32, what the model said, `width` numbers a row.
-        digest: uint64, of each row's inputs of the model, or of what request transforms computed of it; else empty.
+        digest: uint64, of each row's inputs of the model, or of what request transforms computed of it, or of
+            the tensors that answer a request; else empty.
         hashed: join keys whose values in the requests are keyed hashes.
         templates: ends of requests, which most of them share: the names of features are there once. With its ends, a
             request is the body as it came, JSON.

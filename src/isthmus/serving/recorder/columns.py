@@ -1,6 +1,7 @@
 """From answers in memory to a group of a batch."""
 
 import hashlib
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from isthmus.features.types import Bytes
 from isthmus.features.values.columns import Values
 from isthmus.features.values.entitykey import encode_keys
 from isthmus.serving.recorder.batch import PACK, Group, ViewRows
-from isthmus.serving.recorder.digest import digests
+from isthmus.serving.recorder.digest import digests, tensors_digest
 
 Stored = bytes | tuple[bytes, bytes, bytes, bytes]
 """Of a view the packed rows behind an answer, if they say all; else their columns: see `ViewRows`."""
@@ -28,7 +29,7 @@ class Reader(msgspec.Struct, frozen=True, gc=False):
     """What is the same for all answers to requests for the same features, or of the same model.
 
     Attributes:
-        route: "lookup" or "predict".
+        route: "lookup", "predict" or "infer".
         views: that it reads, each with the NumPy type of its packed rows.
         private: join keys that are written as keyed hashes.
         plain: whether an answer needs neither digests nor keyed hashes.
@@ -75,6 +76,8 @@ class Answer(msgspec.Struct, gc=False):
         stored: of each view what `stored_of` has. Whatever else an answer has would stay in memory, and that of the
             next one is cold then.
         outputs: of the model; None for a lookup.
+        json: bytes of the body before the tensors that it has in binary form; 0 if it has none.
+        size: bytes of the outputs, where they are tensors.
         inputs: of the model, or the outputs of request transforms, by transform.
         sequence: its number in the process.
         seconds: from the request to the end of the answer.
@@ -89,6 +92,8 @@ class Answer(msgspec.Struct, gc=False):
     rows: int
     outputs: Any = None
     inputs: Any = ()
+    json: int = 0
+    size: int = 0
     sequence: int = 0
     seconds: float = 0.0
     caller: str = ""
@@ -119,6 +124,13 @@ def without_keys(body: bytes, keys: Mapping[str, Sequence[Any]], private: Mappin
     return orjson.dumps(request)
 
 
+def text_of(body: bytes, json: int) -> bytes:
+    """The body of a request for tensors as JSON, in which what follows its own JSON is Base64."""
+    if not json:
+        return body
+    return orjson.dumps({"json": orjson.Fragment(body[:json]), "binary": b64encode(body[json:]).decode()})
+
+
 def grouped(answers: Sequence[Answer], secret: bytes, callers: dict[str, int]) -> list[Group]:
     """Answers as groups; `callers` gets a place for each new one."""
     by_reader: dict[int, list[Answer]] = {}
@@ -129,7 +141,9 @@ def grouped(answers: Sequence[Answer], secret: bytes, callers: dict[str, int]) -
 
 def _group(part: Sequence[Answer], secret: bytes, callers: dict[str, int]) -> Group:
     reader = part[0].reader
-    if reader.private:
+    if reader.route == "infer":
+        requests = [text_of(answer.body, answer.json) for answer in part]
+    elif reader.private:
         requests = [without_keys(answer.body, answer.keys, reader.private, secret) for answer in part]
     else:
         requests = [answer.body for answer in part]
@@ -139,6 +153,8 @@ def _group(part: Sequence[Answer], secret: bytes, callers: dict[str, int]) -> Gr
         joined = np.concatenate([answer.outputs for answer in part])
         outputs, width = joined.astype("<f4", copy=False).tobytes(), 1 if joined.ndim == 1 else joined.shape[1]
         digest = digests(_together([answer.inputs for answer in part])).tobytes()
+    elif reader.route == "infer":
+        digest = np.array([tensors_digest(answer.outputs) for answer in part], np.uint64).tobytes()
     elif part[0].inputs:
         digest = digests(_together([computed(answer.inputs) for answer in part])).tobytes()
     return reader.group(

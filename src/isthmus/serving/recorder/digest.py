@@ -23,6 +23,13 @@ def digests(columns: Mapping[str, Values]) -> Digests:
     return state
 
 
+def tensors_digest(tensors: Mapping[str, np.ndarray[Any, Any]]) -> int:
+    """A digest of tensors by name, with their types and shapes."""
+    named = [f"{name} {array.dtype.str} {array.shape}".encode() for name, array in sorted(tensors.items())]
+    words = [_word(array) for _, array in sorted(tensors.items())]
+    return _hash(b"\0".join(named) + b"".join(word.to_bytes(8, "little") for word in words))
+
+
 def _hash(text: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
@@ -44,6 +51,8 @@ def _word(value: Any) -> int:
             return _hash(b"s" + value.encode("utf-8", "surrogatepass"))
         case bytes():
             return _hash(b"b" + value)
+        case np.ndarray() if value.dtype == object:
+            return _word(value.ravel().tolist())
         case np.ndarray():
             return _hash(b"a" + _words(value).tobytes())
     return _hash(b"l" + b"".join(_word(item).to_bytes(8, "little") for item in value))

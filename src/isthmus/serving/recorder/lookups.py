@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import cast
 
-from isthmus.serving.recorder.batch import PACK, Group, ViewRows
+from isthmus.serving.recorder.batch import ANSWER, PACK, Group, ViewRows
 from isthmus.serving.recorder.columns import Answer, Reader, columns_of
 
 TEMPLATES = 64
@@ -24,8 +24,8 @@ class Lookups:
         self._head, self._tail = WHOLE
         self._place = 0
 
-    def add(self, answers: Sequence[Answer], callers: dict[str, int]) -> None:
-        """Adds answers; `callers` gets a place for each new one."""
+    def add(self, answers: Sequence[Answer], callers: dict[str, int]) -> int:
+        """Adds answers, and returns how many bytes that takes; `callers` gets a place for each new one."""
         heads, requests = [], []
         for answer in answers:
             body, head, tail = answer.body, self._head, self._tail
@@ -39,9 +39,12 @@ class Lookups:
             )
         self._answers += b"".join(heads)
         self._requests += b"".join(requests)
+        size = len(requests) * ANSWER.itemsize + sum(map(len, requests))
         for n, (columns, (_, dtype)) in enumerate(zip(self._stored, self.reader.views, strict=True)):
             for column, part in zip(columns, columns_of(dtype, [answer.stored[n] for answer in answers]), strict=True):
                 column += part
+                size += len(part)
+        return size
 
     def _find(self, body: bytes) -> tuple[bytes, bytes]:
         """The ends of a request, around the values of its entities in most.

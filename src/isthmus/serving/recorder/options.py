@@ -15,7 +15,7 @@ class Recording:
     Attributes:
         share: of the answers that are recorded.
         lookups: whether those of `/get-online-features` are.
-        predictions: whether those of `/predict` are.
+        predictions: whether those of `/predict` and `/v2` are.
         private: views whose join keys are written as a keyed hash, wherever a request has them.
         memory_mb: of batches that wait for the disk, in a worker.
         spool_mb: of the folder that they are written to, until they are collected.

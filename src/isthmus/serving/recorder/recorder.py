@@ -65,18 +65,18 @@ class _Pending:
         by_reader: dict[int, list[Answer]] = {}
         for answer in part:
             reader = answer.reader
-            self.size += len(answer.body) + answer.rows * reader.row
             if reader.plain and not answer.inputs:
                 by_reader.setdefault(id(reader), []).append(answer)
             else:
                 # Digests and keyed hashes take longer.
                 self.left.append(answer)
+                self.size += len(answer.body) + answer.size + answer.rows * reader.row
         self.answers += len(part)
         for known, answers in by_reader.items():
             lookups = self.lookups.get(known)
             if lookups is None:
                 lookups = self.lookups[known] = Lookups(answers[0].reader)
-            lookups.add(answers, self.callers)
+            self.size += lookups.add(answers, self.callers)
 
     def groups(self, secret: bytes) -> list[Group]:
         """All answers as they are written."""
@@ -158,7 +158,7 @@ class Recorder:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SECONDS, self._hand_over)
         # Most answers pay for no more than this.
-        if len(part) >= PART or answer.rows > MANY:
+        if len(part) >= PART or answer.rows > MANY or answer.size:
             self._part, pending = [], self._pending
             pending.add(part)
             if pending.answers >= ANSWERS or pending.size >= BYTES:

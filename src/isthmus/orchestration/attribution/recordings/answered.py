@@ -71,7 +71,7 @@ def prediction(project: Project, identity: str) -> Answered:
     """The prediction with an id.
 
     Raises:
-        RequestError: there is none in the table, or it is a lookup.
+        RequestError: there is none in the table, or it has no score.
         DataError: its package is gone.
     """
     part = RecordedAnswers(project.offline, project.storage_options).read(ds.field("id") == identity)
@@ -79,7 +79,8 @@ def prediction(project: Project, identity: str) -> Answered:
         raise _missing(project, identity)
     one = part.slice(0, 1).to_pylist()[0]
     if one["route"] != PREDICT:
-        raise RequestError(f"answer {identity}", "is a lookup, which has no score", expected="the id of a prediction",
+        found = "is a lookup" if one["route"] == "lookup" else "is of tensors"
+        raise RequestError(f"answer {identity}", f"{found}, which has no score", expected="the id of a prediction",
                            remedy=f"run `isthmus replay {identity}`")  # fmt: skip
     return Answered(Origins(project).package(one["package"]), _precision(one["variant"]), part, {})
 
