@@ -20,12 +20,14 @@ from isthmus.orchestration.api.collect import repeat
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.serving.deployment.cache import folder_of
-from isthmus.serving.recorder.batch import Batch, DamagedBatchError, OtherVersionError, batches, count
+from isthmus.serving.recorder.batch import Batch, DamagedBatchError, OtherVersionError, batches, count, size
 from isthmus.serving.recorder.options import Recording
 from isthmus.serving.recorder.spool import ended, segments
 
 LOT = 1 << 16
 """Answers of a commit, about."""
+BYTES = 64 << 20
+"""Of the answers of a commit: one may have ten thousand rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class _Lot:
     over: list[Path] = field(default_factory=list)
     damaged: list[Path] = field(default_factory=list)
     answers: int = 0
+    size: int = 0
 
 
 @dataclass(slots=True)
@@ -86,7 +89,8 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
                 last[batch.run] = batch.number
                 waiting.batches.append(batch)
                 waiting.answers += count(batch)
-                if waiting.answers >= lot:
+                waiting.size += size(batch)
+                if waiting.answers >= lot or waiting.size >= BYTES:
                     answers += _commit(project, table, waiting)
                     waiting = _Lot()
             if path in problems.damaged:
