@@ -22,6 +22,8 @@ from isthmus.features.values.columns import from_python
 from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts, page_file
+from isthmus.orchestration.attribution.attribute import attribute
+from isthmus.orchestration.attribution.report import page_file as attribution_page
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.device.site import site
@@ -159,6 +161,7 @@ def pages(project: Project, written: Path, tmp_path: Path) -> Iterator[dict[str,
         "quality": tmp_path / "quality.html",
         "verdict": page_file(project),
         "report": Artifacts.of(project).last_model() / PAGE,
+        "attribution": attribution_page(attribute(project).folder),
         "search": search(project).path / SEARCH,
     }
     files["quality"].write_text(quality_page(quality(project, since=datetime(2024, 2, 1, tzinfo=UTC))))

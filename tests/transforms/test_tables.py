@@ -21,7 +21,7 @@ from isthmus import ConfigurationError, DataError, DependencyError, Source
 from isthmus.features import clock
 from isthmus.transforms import engine, sources
 from isthmus.transforms.sources import NoRowsError
-from isthmus.transforms.tables import delta, iceberg, sql
+from isthmus.transforms.tables import delta, iceberg, objects, sql
 from isthmus.transforms.tables.table import Table
 from tests.databases import PASSWORD, postgresql
 from tests.transforms.conftest import Read
@@ -262,6 +262,23 @@ def test_the_folder_of_a_delta_table_is_no_folder_of_parquet(read: Read, tmp_pat
         ConfigurationError, match=r'orders is a Delta table; expected delta="orders". Name it with delta='
     ):
         read(Source("orders", path="orders"))
+    with (
+        pytest.raises(ConfigurationError, match="is a Delta table"),
+        objects.opened(Source("orders", path=f"file://{tmp_path}/orders"), {}),
+    ):
+        pass
+
+
+def test_files_of_objects_are_those_that_engines_see(tmp_path: Path) -> None:
+    seen = ["part-0.parquet", "june/part-1.parquet"]
+    for name in (*seen, "_SUCCESS", "_temporary/0/part-2.parquet", ".spark/part-3.parquet", "june/.part-4.parquet"):
+        file = tmp_path / "rows" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"n": [1]}), file)
+    with objects.opened(Source("s", path=f"file://{tmp_path}/rows", timestamp="n"), {}) as table:
+        assert sum(map(len, table.batches(None, None))) == len(seen)
+    with objects.opened(Source("s", path=f"file://{tmp_path}/rows/part-0.parquet", timestamp="n"), {}) as table:
+        assert sum(map(len, table.batches(None, None))) == 1
 
 
 def test_columns_that_spark_has_no_type_for(tmp_path: Path) -> None:

@@ -252,6 +252,7 @@ def test_the_command_and_its_page(served: Path) -> None:
     page = Path(shown["page"]).read_text()
     assert page.count("<svg") == 3
     assert "waterfall of log loss" in page
+    assert "-0.0%" not in page
     rows = pq.read_table(shown["table"])
     assert rows.num_rows == shown["rows"]
     done = run("attribute", "--from", "2024-02-30", "--to", "2024-03-01", cwd=served)

@@ -206,6 +206,13 @@ def test_days_with_many_files_are_joined(opened: Project, monkeypatch: pytest.Mo
     assert collect(opened) == Collected(), "the last batch of the server is known all the same"
 
 
+def test_a_commit_has_so_many_bytes(opened: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    spooled(opened, [1, 2, 3]).close()
+    monkeypatch.setattr(collecting, "BYTES", 1)
+    assert collect(opened) == Collected(answers=9)
+    assert DeltaTable(RecordedAnswers(opened.offline).path).version() == 2
+
+
 def test_following_says_a_problem_once(opened: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped, said, turns = threading.Event(), list[str](), iter(range(3))
 

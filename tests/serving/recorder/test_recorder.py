@@ -288,8 +288,9 @@ def test_settings_that_record_nowhere_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("full", ["newest", "oldest"])
 def test_a_slow_disk_drops_whole_batches_by_the_policy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: Literal["newest", "oldest"]
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    full: Literal["newest", "oldest"],
+) -> None:  # fmt: skip
     began, goes_on, written, dropped = threading.Event(), threading.Event(), list[int](), list[tuple[str, int]]()
     real = Spool.write
 
@@ -317,6 +318,9 @@ def test_a_slow_disk_drops_whole_batches_by_the_policy(
 
     asyncio.run(record())
     assert dropped == [("memory", ANSWERS)] * 3
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "answers are not recorded" in line
+    assert "too slow" in line
     assert sum(written) == 3 * ANSWERS
     kept = [batch for path in segments(tmp_path) for batch in batches(path.read_bytes())]
     assert [batch.number for batch in kept] == ([1, 2, 3] if full == "newest" else [1, 5, 6])

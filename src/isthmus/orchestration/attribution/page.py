@@ -36,6 +36,7 @@ svg text { font: 11px system-ui, sans-serif; fill: var(--soft) } svg .grid { str
 svg .better { fill: var(--good) } svg .worse { fill: var(--mark) } svg .moved { fill: var(--soft) }
 svg .end { fill: var(--base) } .plots figure { flex: 1 1 300px; max-width: 460px }
 svg .range { stroke: var(--soft); stroke-width: 1.5 }
+.plots { flex-wrap: wrap }
 """
 _ROW, _LEFT, _WIDTH, _RIGHT = 24, 86, 420, 78
 
@@ -131,7 +132,7 @@ def parts_table(measure: Measure, kind: str = "stage") -> Table:
     rows: list[Sequence[Text]] = []
     for stage, part in measure.parts.items():
         mixed = part.high - part.low > MIXED
-        share = f"{part.value / measure.difference:.1%}" if abs(measure.difference) > MIXED else ""
+        share = f"{part.value / measure.difference:z.1%}" if abs(measure.difference) > MIXED else ""
         ends = (f"{part.low:+.4g}", f"{part.high:+.4g}") if mixed else ("", "")
         rows.append([stage, f"{part.value:+.4g}", *ends, share])
     return Table([kind, *NUMBERS], rows, numbers=NUMBERS)

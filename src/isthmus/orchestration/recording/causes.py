@@ -180,21 +180,22 @@ class Causes:
 
     def _ahead(self, recorded: Recorded) -> dict[int, int]:
         """Of answers whose server has a later answer that was over before their moment: the earliest such end."""
-        runs = pc.unique(recorded.part["run"])
+        part = recorded.part
+        # A server may have answered for a month: as long as its clock was steady, these are the answers between.
+        between = (ds.field("sequence") >= pc.min(part["sequence"])) & (ds.field("at") <= pc.max(part["at"]))
         table = RecordedAnswers(self._project.offline, self._project.storage_options)
-        whole = table.read(ds.field("run").isin(runs), ["run", "sequence", "at", "seconds"])
-        earliest: dict[tuple[str, int], int] = {}
-        sequence, at = whole["sequence"].to_pylist(), whole["at"].cast(pa.int64()).to_numpy()
+        columns = ["run", "sequence", "at", "seconds"]
+        whole = table.read(ds.field("run").isin(pc.unique(part["run"])) & between, columns)
+        at = whole["at"].cast(pa.int64()).to_numpy()
         # An answer is numbered when it is over: one that took longer may be of an earlier moment by a steady clock.
         ends = at + np.ceil(whole["seconds"].to_numpy().astype(np.float64) * 1e6).astype(np.int64)
-        run, least = None, 0
-        backwards = (whole["run"].to_pylist()[::-1], sequence[::-1], at[::-1].tolist(), ends[::-1].tolist())
-        for own, number, moment, end in zip(*backwards, strict=True):
-            if own != run:
-                run, least = own, end
-            if moment > least:
-                earliest[own, number] = least
-            least = min(least, end)
+        runs = whole["run"].combine_chunks().dictionary_encode()
+        earliest: dict[tuple[str, int], int] = {}
+        for own in np.split(np.arange(len(at)), np.flatnonzero(np.diff(runs.indices.to_numpy())) + 1):
+            later = np.minimum.accumulate(ends[own][::-1])[::-1][1:]
+            for place in np.flatnonzero(at[own][:-1] > later).tolist():
+                row = int(own[place])
+                earliest[runs[row].as_py(), whole["sequence"][row].as_py()] = int(later[place])
         pairs = zip(recorded.part["run"].to_pylist(), recorded.part["sequence"].to_pylist(), strict=True)
         return {place: earliest[pair] for place, pair in enumerate(pairs) if pair in earliest}
 

@@ -20,14 +20,14 @@ from isthmus.orchestration.api.collect import repeat
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.serving.deployment.cache import folder_of
-from isthmus.serving.recorder.batch import Batch, DamagedBatchError, OtherVersionError, batches, count
+from isthmus.serving.recorder.batch import Batch, DamagedBatchError, OtherVersionError, batches, count, size
 from isthmus.serving.recorder.options import Recording
 from isthmus.serving.recorder.spool import ended, segments
 
 LOT = 1 << 16
 """Answers of a commit, about."""
-LOT_BYTES = 128 << 20
-"""Of their requests, which may have tensors."""
+BYTES = 64 << 20
+"""Of the answers of a commit: one may have ten thousand rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
                 last[batch.run] = batch.number
                 waiting.batches.append(batch)
                 waiting.answers += count(batch)
-                waiting.size += sum(len(group.requests) for group in batch.groups)
-                if waiting.answers >= lot or waiting.size >= LOT_BYTES:
+                waiting.size += size(batch)
+                if waiting.answers >= lot or waiting.size >= BYTES:
                     answers += _commit(project, table, waiting)
                     waiting = _Lot()
             if path in problems.damaged:

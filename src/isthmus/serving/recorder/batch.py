@@ -168,6 +168,13 @@ def count(batch: Batch) -> int:
     return sum(len(group.answers) // ANSWER.itemsize for group in batch.groups)
 
 
+def size(batch: Batch) -> int:
+    """The bytes of the columns of a batch, about what it takes in memory."""
+    columns = (len(getattr(group, name)) for group in batch.groups for name in _COLUMNS)
+    views = (view for group in batch.groups for view in group.views)
+    return sum(columns) + sum(len(getattr(view, name)) for view in views for name in _VIEW_COLUMNS)
+
+
 def merged(groups: Sequence[Group]) -> list[Group]:
     """The groups, those of the same reader as one: its columns are bytes."""
     alike: dict[tuple[Any, ...], list[Group]] = {}

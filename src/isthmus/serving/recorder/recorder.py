@@ -113,7 +113,7 @@ class Recorder:
         self._in, self._out = 0, 0
         self._most = int(options.memory_mb * MB)
         self._wake, self._ending = threading.Event(), False
-        self._failed = False
+        self._failed = self._behind = False
         self._runtime = runtime()
         self._thread = threading.Thread(target=self._write, name="recorder", daemon=True)
         self._thread.start()
@@ -175,6 +175,8 @@ class Recorder:
         # Whoever collects sees by its number that a batch is missing.
         self._number += 1
         self._pending, self._part = _Pending(), []
+        if self._in == self._out:
+            self._behind = False
         if self._options.full == "oldest":
             while self._in - self._out + pending.size > self._most:
                 try:
@@ -182,9 +184,9 @@ class Recorder:
                 except IndexError:
                     break
                 self._in -= old.size
-                self._drop("memory", old.answers)
+                self._drop_from_memory(old)
         if self._in - self._out + pending.size > self._most:
-            self._drop("memory", pending.answers)
+            self._drop_from_memory(pending)
             return
         self._in += pending.size
         self._waiting.append((self._number, pending))
@@ -196,6 +198,13 @@ class Recorder:
         self._ending = True
         self._wake.set()
         self._thread.join(_LATE)
+
+    def _drop_from_memory(self, pending: _Pending) -> None:
+        self._drop("memory", pending.answers)
+        if not self._behind:
+            problem = f"the disk is too slow: {self._options.memory_mb:g} MB wait for it"
+            log.warning("answers are not recorded", problem=problem)
+        self._behind = True
 
     def _drop(self, why: str, answers: int) -> None:
         self._dropped[why] += answers

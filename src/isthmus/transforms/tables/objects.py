@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from isthmus.features.definition.spec import Source
-from isthmus.features.errors import DataError, extra
+from isthmus.features.errors import ConfigurationError, DataError, Problem, extra
 from isthmus.transforms.tables.table import Table, Within, reading
 
 SCHEMES = ("s3://", "s3a://")
@@ -26,7 +26,11 @@ class _Objects:
         if found.type != fs.FileType.File:
             found = storage.get_file_info(fs.FileSelector(name, allow_not_found=True, recursive=True))
         files = [each for each in (found if isinstance(found, list) else [found]) if each.type == fs.FileType.File]
-        files = sorted((each for each in files if _is_data(each.base_name)), key=lambda each: each.path)
+        if any("/_delta_log/" in each.path[len(name) :] for each in files):
+            # Read as Parquet, it would have the rows that were deleted, too.
+            problem = Problem(f"source {source.name}", f"{source.path} is a Delta table", f'delta="{source.path}"')
+            raise ConfigurationError("definitions.py", [problem], remedy="name it with delta= instead of path=")
+        files = sorted((each for each in files if _is_data(each.path[len(name) :])), key=lambda each: each.path)
         if not files:
             raise DataError(f"source {source.name}", f"there is nothing at {source.path}",
                             remedy="correct path= of the source, or bring it there")  # fmt: skip
@@ -51,6 +55,7 @@ def opened(source: Source, options: Mapping[str, str]) -> Iterator[Table]:
     """The Parquet files at a URL: one, or all of a folder.
 
     Raises:
+        ConfigurationError: the folder is a Delta table.
         DataError: there is none, or one is damaged.
         DependencyError: the storage refuses or does not answer, or deltalake is not installed.
     """
@@ -61,6 +66,6 @@ def opened(source: Source, options: Mapping[str, str]) -> Iterator[Table]:
     yield table
 
 
-def _is_data(name: str) -> bool:
-    # As engines see it: `_SUCCESS` and hidden files are none.
-    return not name.startswith(("_", "."))
+def _is_data(path: str) -> bool:
+    # As engines see it: `_SUCCESS`, `_temporary` and what is hidden are none, wherever they are below the folder.
+    return not any(part.startswith(("_", ".")) for part in path.split("/"))
