@@ -75,7 +75,7 @@ def test_the_wheel_holds_the_examples_and_nothing_that_was_made_in_them(built: P
 def test_the_sdist_holds_every_module_once(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
-        modules = [name for name in archive.getnames() if name.endswith("rows.py") and "/test" not in name]
+        modules = [name for name in archive.getnames() if name.endswith("/values/rows.py") and "/test" not in name]
     assert len(modules) == 1
 
 
