@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -163,10 +164,34 @@ def test_an_answer_explained(recorded: Path) -> None:
     (row,) = explain(project, good).rows
     assert row.differing == []
     assert row.score.parts[DISTILLATION].value == pytest.approx(row.score.difference, abs=1e-6)
-    # A question that the training set does not have.
-    apart = explain(project, good, tolerance=-1)
+    # Questions that the training set does not have.
+    file = recorded / "data" / "asked.parquet"
+    pq.write_table(pq.read_table(file).slice(0, ASKED * (machines.DAYS - 1)), file)
+    training_set(project)
+    apart = explain(project, good)
     assert apart.unknown.keys() == {SKEW}
     assert apart.rows[0].label is None
+    assert attribute(project, recorded=True).matched == ASKED
+
+
+def test_questions_are_matched_as_labels_are_declared_to_be(recorded: Path) -> None:
+    project = Project(recorded)
+    collect(project)
+    file = recorded / "definitions.py"
+    text = file.read_text()
+    text = text.replace("import (", "import (\n    Monitor,")
+    within = text.replace("seeds=1,", "seeds=1, monitor=Monitor(within=timedelta(minutes=1)),")
+    # All questions of a day are asked a minute and a half later.
+    asked = recorded / "data" / "asked.parquet"
+    rows = pq.read_table(asked)
+    late = [moment + timedelta(seconds=90) for moment in rows["asked_at"].to_pylist()]
+    pq.write_table(rows.set_column(1, "asked_at", pa.array(late, rows.schema.field("asked_at").type)), asked)
+    training_set(project)
+    assert attribute(project, recorded=True, days=GOOD).matched == ASKED
+    file.write_text(within)
+    assert attribute(Project(recorded), recorded=True, days=GOOD).matched == 0
+    file.write_text(within.replace("minutes=1)", "minutes=2), match=['machine', 'speed']"))
+    assert attribute(Project(recorded), recorded=True, days=GOOD).matched == ASKED
 
 
 def test_an_answer_that_cannot_be_explained(recorded: Path) -> None:

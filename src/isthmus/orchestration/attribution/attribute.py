@@ -31,7 +31,7 @@ from isthmus.orchestration.attribution.compared import Choose, Chosen, compared
 from isthmus.orchestration.attribution.inputs import TIME, Rows
 from isthmus.orchestration.attribution.page import page
 from isthmus.orchestration.attribution.recordings.answered import predictions
-from isthmus.orchestration.attribution.recordings.rows import ID, TOLERANCE, choose_recorded
+from isthmus.orchestration.attribution.recordings.rows import ID, choose_recorded
 from isthmus.orchestration.attribution.report import SCORE, Attribution, Measure, Part, page_file, rows_file
 from isthmus.orchestration.attribution.shapley import Numbers, Shares, shapley
 from isthmus.orchestration.attribution.stages import (
@@ -76,7 +76,6 @@ def attribute(  # noqa: PLR0913 - the options of the command
     precision: str | None = None,
     runtime: str | None = None,
     recorded: bool = False,
-    tolerance: float = TOLERANCE,
     progress: Progress = silent,
 ) -> Attribution:
     """Splits the difference of the last package's answers from the ideal ones among the stages between them.
@@ -86,7 +85,7 @@ def attribute(  # noqa: PLR0913 - the options of the command
     model was fed, of keys, event times and inputs; without it, that is what was served.
 
     With `recorded`, the rows are the recorded predictions of `days`, or all of them, of the package that answered last;
-    what was answered is what they say. `tolerance` is that of `recorded_rows`.
+    what was answered is what they say.
 
     Raises:
         RequestError: the answers are no numbers, no row is in the range, or there is no such file or runtime.
@@ -100,7 +99,7 @@ def attribute(  # noqa: PLR0913 - the options of the command
         progress("reading recorded answers", 0.0)
         answered = predictions(project, declared, days)
         package, precision = answered.package, answered.precision
-        choose = choose_recorded(project, artifacts, answered, tolerance)
+        choose = choose_recorded(project, artifacts, answered)
     else:
         package = open_package(artifacts.last_package())
         precision = precision or serving_profile(project, package.files.folder).precision

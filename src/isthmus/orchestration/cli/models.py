@@ -95,9 +95,6 @@ def attribute(
         typer.Option(help="That answers: ort, as the API does, web, executorch, litert or coreml; by default ort."),
     ] = None,
     recorded: Annotated[bool, typer.Option("--recorded", help="Rows that servers recorded, as they answered.")] = False,
-    tolerance: Annotated[
-        float, typer.Option(min=0, help="Seconds between a recorded row and the row of the training set of its label.")
-    ] = 60.0,
     against: Annotated[
         tuple[str, str] | None,
         typer.Option(help="An earlier period, from a day on and before another: splits the change since then."),
@@ -123,13 +120,13 @@ def attribute(
     days = day_range(first, end)
     if against is not None:
         refuse({"--fed": fed, "--precision": precision, "--runtime": runtime}, "--against")
-        _change(name, days, against, by or [], package_against, recorded, tolerance, project, as_json)
+        _change(name, days, against, by or [], package_against, recorded, project, as_json)
         return
     refuse({"--by": by, "--package-against": package_against}, "attribute without --against")
     with progress() as bar:
         result = run(
             open_project(project), name, days=days, fed=fed, precision=precision, runtime=runtime,
-            recorded=recorded, tolerance=tolerance, progress=bar,
+            recorded=recorded, progress=bar,
         )  # fmt: skip
     from isthmus.orchestration.attribution.page import screen
     from isthmus.orchestration.attribution.report import require_bounds
@@ -139,7 +136,7 @@ def attribute(
 
 def _change(
     name: str | None, days: "Days | None", against: tuple[str, str], by: list[str], package: Path | None,
-    recorded: bool, tolerance: float, project: Path | None, as_json: bool,
+    recorded: bool, project: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     from isthmus.features.days import Days
     from isthmus.orchestration.attribution.periods.change import change as run
@@ -147,7 +144,7 @@ def _change(
     with progress() as bar:
         result = run(
             open_project(project), name, days=days, against=Days.parse(*against), by=by, package=package,
-            recorded=recorded, tolerance=tolerance, progress=bar,
+            recorded=recorded, progress=bar,
         )  # fmt: skip
     from isthmus.orchestration.attribution.periods.page import change_blocks
 
@@ -184,9 +181,6 @@ def monitor(
 @verbs.command()
 def explain(
     identity: Annotated[str, typer.Argument(metavar="ID", help="Of a recorded prediction, from its `isthmus-answer`.")],
-    tolerance: Annotated[
-        float, typer.Option(min=0, help="Seconds between it and the row of the training set of its label.")
-    ] = 60.0,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -194,7 +188,7 @@ def explain(
     from isthmus.orchestration.attribution.recordings.explain import explain as run
 
     with progress() as bar:
-        result = run(open_project(project), identity, tolerance=tolerance, progress=bar)
+        result = run(open_project(project), identity, progress=bar)
     from isthmus.orchestration.attribution.recordings.explanation import explanation_blocks
 
     present(result.as_dict(), partial(explanation_blocks, result), as_json=as_json)

@@ -35,7 +35,7 @@ from isthmus.orchestration.attribution.periods.coalitions import (
 from isthmus.orchestration.attribution.periods.page import Change, Difference, Period, Segment, page, page_file
 from isthmus.orchestration.attribution.periods.segments import Segments, segments
 from isthmus.orchestration.attribution.recordings.answered import predictions
-from isthmus.orchestration.attribution.recordings.rows import TOLERANCE, plain, recorded_rows, with_column
+from isthmus.orchestration.attribution.recordings.rows import plain, recorded_rows, with_column
 from isthmus.orchestration.attribution.report import SCORE, Part
 from isthmus.orchestration.attribution.shapley import Numbers, shapley
 from isthmus.orchestration.project import Project
@@ -84,7 +84,6 @@ def change(  # noqa: PLR0913 - the options of the command
     by: Sequence[str] = (),
     package: Path | None = None,
     recorded: bool = False,
-    tolerance: float = TOLERANCE,
     progress: Progress = silent,
 ) -> Change:
     """Splits the change from the period `against` to that of `days` among population, features, contract and model.
@@ -109,7 +108,7 @@ def change(  # noqa: PLR0913 - the options of the command
     progress("reading the rows", 0.0)
     examples = artifacts.latest_training_set() or artifacts.current_training_set()
     if recorded:
-        sides = [_recorded(project, declared, examples, period, tolerance) for period in (against, days)]
+        sides = [_recorded(project, declared, examples, period) for period in (against, days)]
     else:
         folders = [package or artifacts.last_package(), artifacts.last_package()]
         profile = serving_profile(project, folders[1])
@@ -145,9 +144,9 @@ def _of_training_set(examples: TrainingSet, days: Days, package: Package, profil
     return Side(days, within(examples, days).table, views, package, profile, {})
 
 
-def _recorded(project: Project, declared: Distillation, examples: TrainingSet, days: Days, tolerance: float) -> Side:
+def _recorded(project: Project, declared: Distillation, examples: TrainingSet, days: Days) -> Side:
     answered = predictions(project, declared, days)
-    found = recorded_rows(project, declared, answered, examples, tolerance)
+    found = recorded_rows(project, declared, answered, examples)
     table = found.rows.table
     for column in found.fed.column_names:
         table = table.set_column(table.column_names.index(column), column, found.fed[column])

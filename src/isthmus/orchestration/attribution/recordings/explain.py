@@ -11,7 +11,7 @@ from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.attribution.compared import Compared, compared
 from isthmus.orchestration.attribution.recordings.answered import prediction
 from isthmus.orchestration.attribution.recordings.explanation import ExplainedRow, Explanation, page, page_file
-from isthmus.orchestration.attribution.recordings.rows import TOLERANCE, choose_recorded
+from isthmus.orchestration.attribution.recordings.rows import choose_recorded
 from isthmus.orchestration.attribution.report import Measure, Part
 from isthmus.orchestration.attribution.shapley import shapley
 from isthmus.orchestration.attribution.stages import CELLS, NEEDS, coalitions
@@ -19,13 +19,10 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.products import RUNTIMES
 
 
-def explain(
-    project: Project, identity: str, *, tolerance: float = TOLERANCE, progress: Progress = silent
-) -> Explanation:
+def explain(project: Project, identity: str, *, progress: Progress = silent) -> Explanation:
     """Splits the difference of a recorded prediction from the ideal one among the stages between them.
 
-    The ideal one is the teacher's, to the features that the history has now for the moment of the answer. `tolerance`
-    is that of `recorded_rows`.
+    The ideal one is the teacher's, to the features that the history has now for the moment of the answer.
 
     Raises:
         RequestError: the table has no such answer, it is a lookup, or its model answers with no number.
@@ -37,7 +34,7 @@ def explain(
     package = answered.package
     artifacts = Artifacts.of(project, package.manifest.name)
     declared = artifacts.declared
-    choose = choose_recorded(project, artifacts, answered, tolerance)
+    choose = choose_recorded(project, artifacts, answered)
     product = RUNTIMES["ONNX Runtime"]
     found = compared(project, declared, package, answered.precision, product, choose, progress)
     one = answered.part.slice(0, 1).to_pylist()[0]

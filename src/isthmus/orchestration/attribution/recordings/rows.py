@@ -17,6 +17,7 @@ from isthmus.distill.tabular.scores import Scores
 from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.task import Material
+from isthmus.features import clock
 from isthmus.features.contract.contract import Column, Contract
 from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.offline.history import ViewHistory
@@ -41,8 +42,6 @@ from isthmus.serving.recorder.digest import digests
 
 ID = "isthmus_answer"
 """The column with the ids of answers. An answer of several rows is there several times."""
-TOLERANCE = 60.0
-"""Seconds between an answer and the row of the training set that is about the same question."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +91,13 @@ class RecordedRows:
         return {SKEW: "the training set has none of these questions: what was sent counts as right"}
 
 
-def choose_recorded(project: Project, artifacts: Artifacts, answered: Answered, tolerance: float) -> Choose:
+def choose_recorded(project: Project, artifacts: Artifacts, answered: Answered) -> Choose:
     """The rows of answers for an attribution: all that is known of them."""
 
     def choose(scores: Scores, material: Material) -> Chosen:
         declared = artifacts.declared
         examples = artifacts.latest_training_set() or artifacts.training_set(material.training_set)
-        found = recorded_rows(project, declared, answered, examples, tolerance)
+        found = recorded_rows(project, declared, answered, examples)
         found = with_teacher(project, declared, found, material.teacher_inputs)
         features, matched = found.features(scores.student_inputs), int(found.matched.sum())
         return Chosen(found.rows, features, found.left_out, found.unknown(), None, found.scores, matched, found.keys)
@@ -106,13 +105,12 @@ def choose_recorded(project: Project, artifacts: Artifacts, answered: Answered, 
     return choose
 
 
-def recorded_rows(
-    project: Project, declared: Distillation, answered: Answered, examples: TrainingSet, tolerance: float = TOLERANCE
-) -> RecordedRows:
+def recorded_rows(project: Project, declared: Distillation, answered: Answered, examples: TrainingSet) -> RecordedRows:
     """The rows of answers, without what only the teacher reads.
 
-    A row of the training set is about the same question if it has the same keys and is nearest in time, within
-    `tolerance` seconds, and no other answer is nearer to it. Its request fields are the ideal ones.
+    A row of the training set is about the same question if it has the same join keys and is nearest in time, and no
+    other answer is nearer to it: as near and, where it names columns, by those that `Distillation.monitor` says. Its
+    request fields are the ideal ones.
 
     Raises:
         DataError: nothing is left of the answers.
@@ -131,7 +129,7 @@ def recorded_rows(
     table, served, fed = (
         pa.concat_tables([getattr(part, name) for part in parts]) for name in ("table", "served", "fed")
     )
-    places = _matched(table, examples, reader.spine_keys, tolerance)
+    places = _matched(table, examples, declared, reader.spine_keys)
     taken = examples.table().take(pa.array(places, mask=places < 0))
     label = declared.spine.label.name
     for name in [name for name in reader.request if name in taken.column_names]:
@@ -295,11 +293,15 @@ class _Reader:
         return to_arrow(values, column.dtype).cast(ARROW[column.dtype.name])
 
 
-def _matched(table: pa.Table, examples: TrainingSet, keys: Sequence[str], tolerance: float) -> Ints:
+def _matched(table: pa.Table, examples: TrainingSet, declared: Distillation, keys: Sequence[str]) -> Ints:
     """Of each row the place of that of the training set, or -1."""
-    rows = examples.table().select([*keys, TIME])
-    own = table.select(keys).cast(rows.select(keys).schema)
-    return nearest(own, micros(table[TIME]), rows.select(keys), micros(rows[TIME]), int(tolerance * 1e6))
+    rows, by = examples.table(), list(declared.monitor.match or keys)
+    if not {*by} <= {*table.column_names}:
+        return np.full(len(table), -1)
+    theirs = rows.select(by)
+    within = declared.monitor.within // clock.MICROSECOND
+    own = table.select(by).cast(theirs.schema)
+    return nearest(own, micros(table[TIME]), theirs, micros(rows[TIME]), within)
 
 
 def with_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
