@@ -87,9 +87,10 @@ class Lossy:
     port: int
     folder: Path
 
-    def lose(self, word: str) -> None:
-        """Loses the next answer to a request whose first line has this word."""
+    def lose(self, word: str, *, silent: bool = False) -> None:
+        """Loses the next answer to a request whose first line has this word: the connection ends, or stays `silent`."""
         self.lost.unlink(missing_ok=True)
+        (self.folder / "silent").touch() if silent else (self.folder / "silent").unlink(missing_ok=True)
         (self.folder / "lose").write_text(word)
 
     @property
@@ -120,6 +121,8 @@ def _pump(client: socket.socket, to: int, folder: Path) -> None:
                 while data := backend.recv(1 << 16):
                     if losing.is_set():
                         (folder / "lose").rename(folder / "lost")
+                        if (folder / "silent").exists():
+                            return
                         break
                     client.sendall(data)
                 client.shutdown(socket.SHUT_RDWR)

@@ -60,7 +60,7 @@ def remote(shop: Shop, name: str, port: int) -> dict[str, str]:
     """Puts the tables of a shop into the storage; returns the options with which it is reached."""
     options = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
     lines = "".join(f'{name} = "{value}"\n' for name, value in options.items())
-    lines = f'\n[stores]\noffline = "s3://shop/{name}"\n\n[stores.storage_options]\n{lines}max_retries = "3"\n'
+    lines = f'\n[stores]\noffline = "s3://shop/{name}"\n\n[stores.storage_options]\n{lines}max_retries = "3"\ntimeout = "5s"\n'
     shop.append(lines, "isthmus.toml")
     return options
 
@@ -226,7 +226,8 @@ def test_pushed_rows_are_there_once_though_the_answer_to_their_commit_is_lost(
         # Into a log that is not there yet, into one that is, and into the table.
         for customer, table in zip(customers, [f"_pushed/{VIEW}", f"_pushed/{VIEW}", VIEW], strict=True):
             pushed(opened, customer)
-            way.lose(f"/pushed/{table}/_delta_log/")
+            # Of the first one, until deltalake's patience has an end.
+            way.lose(f"/pushed/{table}/_delta_log/", silent=customer == customers[0])
             counts = collect(project(built))[VIEW]
             assert way.lost.exists()
             assert (counts.rows, counts.added) == (1, 1)
