@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.distill.evaluation.confidence import placements
 from isthmus.distill.evaluation.metrics import auc, brier, log_loss
-from isthmus.distill.evaluation.paired import MEASURES, lost, placement
+from isthmus.distill.evaluation.paired import MEASURES, lost
 from isthmus.distill.evaluation.residuals import mae, rmse
 from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
@@ -39,7 +40,7 @@ def rows(draw: st.DrawFn) -> tuple[Array, Array, Array]:
 @given(rows())
 def test_placements_are_those_of_all_pairs(drawn: tuple[Array, Array, Array]) -> None:
     labels, scores, _ = drawn
-    assert placement(labels, scores) == pytest.approx(naive(labels, scores))
+    assert placements(labels, scores) == pytest.approx(naive(labels, scores))
 
 
 @pytest.mark.parametrize("metric", MEASURES)

@@ -60,7 +60,8 @@ def remote(shop: Shop, name: str, port: int) -> dict[str, str]:
     """Puts the tables of a shop into the storage; returns the options with which it is reached."""
     options = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
     lines = "".join(f'{name} = "{value}"\n' for name, value in options.items())
-    lines = f'\n[stores]\noffline = "s3://shop/{name}"\n\n[stores.storage_options]\n{lines}max_retries = "3"\ntimeout = "5s"\n'
+    lines += 'max_retries = "3"\ntimeout = "5s"\n'
+    lines = f'\n[stores]\noffline = "s3://shop/{name}"\n\n[stores.storage_options]\n{lines}'
     shop.append(lines, "isthmus.toml")
     return options
 

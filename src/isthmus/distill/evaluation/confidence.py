@@ -45,6 +45,21 @@ def share(count: int, rows: int) -> Interval:
     return Interval(value, max(middle - half, 0.0), min(middle + half, 1.0))
 
 
+def placements(labels: Array, scores: Array) -> Array:
+    """Of each row the share of rows with the other label, 0 or 1, that its score is on the right side of, ties half.
+
+    The mean over the ones is the AUC, and so is that over the zeros.
+    """
+    ones = labels == 1
+    found = np.empty(len(labels))
+    for own, others in ((ones, ~ones), (~ones, ones)):
+        ordered = np.sort(scores[others])
+        below = np.searchsorted(ordered, scores[own], "left") + np.searchsorted(ordered, scores[own], "right")
+        found[own] = below / (2 * len(ordered))
+    found[~ones] = 1 - found[~ones]
+    return found
+
+
 def auc(labels: Array, scores: Array) -> Interval | None:
     """The area under the ROC curve with its interval; None if all labels are the same.
 
@@ -53,16 +68,12 @@ def auc(labels: Array, scores: Array) -> Interval | None:
     is that of the logit, so that it stays between 0 and 1. Labels that are told apart without a fault have none.
     """
     ones = labels == 1
-    above, below = scores[ones], scores[~ones]
-    if not len(above) or not len(below):
+    if not ones.any() or ones.all():
         return None
-    # Of a 1 the share of zeros below it, ties counting half; and of a 0 the share of ones above it.
-    ordered = np.sort(below)
-    up = (np.searchsorted(ordered, above, "left") + np.searchsorted(ordered, above, "right")) / (2 * len(below))
-    ordered = np.sort(above)
-    down = 1 - (np.searchsorted(ordered, below, "left") + np.searchsorted(ordered, below, "right")) / (2 * len(above))
+    places = placements(labels, scores)
+    up, down = places[ones], places[~ones]
     value = float(up.mean())
-    if min(len(above), len(below)) < 2:
+    if min(len(up), len(down)) < 2:
         return Interval(value, None, None)
     error = math.sqrt(up.var(ddof=1) / len(up) + down.var(ddof=1) / len(down))
     if not 0 < value < 1:

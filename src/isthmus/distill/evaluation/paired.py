@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtri
-from scipy.stats import rankdata
 
+from isthmus.distill.evaluation.confidence import placements
 from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
 
@@ -58,22 +58,10 @@ MEASURES = ("auc", "rmse", *ROWS)
 
 
 def _auc(labels: Array, scores: Array, former: Array) -> Loss:
-    """By the placements of DeLong et al. (Biometrics 44, 1988), from ranks (Sun and Xu, IEEE SPL 21, 2014)."""
-    places = placement(labels, former) - placement(labels, scores)
+    """By the placements of DeLong et al. (Biometrics 44, 1988)."""
+    places = placements(labels, former) - placements(labels, scores)
     ones, zeros = places[labels == 1], places[labels == 0]
     return Loss(float(ones.mean()), float(np.hypot(_error(ones), _error(zeros))))
-
-
-def placement(labels: Array, scores: Array) -> Array:
-    """Of each row, the share of rows with the other label that its score is on the right side of, ties half.
-
-    The mean over the ones is the AUC, and so is that over the zeros.
-    """
-    places, ones = rankdata(scores), labels == 1
-    found = np.empty(len(labels))
-    found[ones] = (places[ones] - rankdata(scores[ones])) / (~ones).sum()
-    found[~ones] = 1 - (places[~ones] - rankdata(scores[~ones])) / ones.sum()
-    return found
 
 
 def _rmse(labels: Array, scores: Array, former: Array) -> Loss:
