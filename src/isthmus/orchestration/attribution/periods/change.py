@@ -35,7 +35,7 @@ from isthmus.orchestration.attribution.periods.coalitions import (
 from isthmus.orchestration.attribution.periods.page import Change, Difference, Period, Segment, page, page_file
 from isthmus.orchestration.attribution.periods.segments import Segments, segments
 from isthmus.orchestration.attribution.recordings.answered import predictions
-from isthmus.orchestration.attribution.recordings.rows import plain, recorded_rows, with_column
+from isthmus.orchestration.attribution.recordings.questions import plain, recorded_rows, with_column
 from isthmus.orchestration.attribution.report import SCORE, Part
 from isthmus.orchestration.attribution.shapley import Numbers, shapley
 from isthmus.orchestration.project import Project
