@@ -258,9 +258,9 @@ class RowCodec:
             if not damaged.any():
                 return block, None
         whole = [None if bad else row for row, bad in zip(rows, damaged.tolist(), strict=True)]
-        block = self._decode(whole)
-        assert block is not None  # noqa: S101 - each row alone is readable
-        return block, damaged
+        # Each row alone is readable. What they hold is looked at where that could not be done together.
+        block, altered = self.decode_whole(whole, check=check and block is None)
+        return block, damaged if altered is None else damaged | altered
 
     def _foreign(self, rows: Sequence[bytes | None]) -> bool:
         """Whether every row is one of another contract."""
