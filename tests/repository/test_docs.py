@@ -61,6 +61,7 @@ OTHER_OPTIONS = {
 
 BEFORE = {
     "docs/attribution.md": "flights",
+    "docs/deployment.md": "flights",
     "docs/features.md": "empty",
     "docs/distillation.md": "flights",
     "docs/production.md": "flights",
