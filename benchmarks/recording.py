@@ -1,8 +1,9 @@
 """What recording answers costs lookups, and how long replaying them takes.
 
 Two servers stand over the same Redis, one records. wrk asks them in turn, in many short pairs, so that what else the
-machine does meets both of a pair; the ratio of each pair counts, and its median. Then the answers are collected, and
-a hundred thousand of them replayed.
+machine does meets both of a pair; the ratio of each pair counts, and its median. Both are started anew several times:
+of two processes of the same server, one may be 5 % faster for all its life. Then the answers are collected, and a
+hundred thousand of them replayed.
 
 Needs `redis-server` and `wrk`. Run it on a machine that does nothing else.
 """
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -45,54 +47,47 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
     parser.add_argument("--quick", action="store_true", help="few short rounds")
-    parser.add_argument("--rounds", type=int, default=31, help="pairs of loads")
+    parser.add_argument("--servers", type=int, default=8, help="how often both servers are started")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of loads of the same servers")
     parser.add_argument("--seconds", type=int, default=2, help="length of each load")
     asked = parser.parse_args()
     if asked.quick:
-        asked.rounds, asked.seconds = 3, 2
+        asked.servers, asked.rounds, asked.seconds = 2, 2, 2
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        found = measured(Path(name), asked.rounds, asked.seconds)
+        found = measured(Path(name), asked.servers, asked.rounds, asked.seconds)
     return report("recording", found, as_json=asked.json, quick=asked.quick)
 
 
-def measured(folder: Path, rounds: int, seconds: int) -> list[Comparison]:
+def measured(folder: Path, servers: int, rounds: int, seconds: int) -> list[Comparison]:
     """All comparisons."""
     tables = write_tables(folder, {"stats": 100_000, "wide": 1})
-    with redis_server(folder) as client, contextlib.ExitStack() as stack:
+    keys = len(tables["stats"])
+    with redis_server(folder) as client:
         redis = f"127.0.0.1:{client.connection_pool.connection_kwargs['port']}"
         project = Project(our_project(folder / "ours", folder, redis, free_port()))
         apply(project)
         build(project)
         materialize(project)
-        servers = {}
-        for recording in (False, True):
-            port, log = free_port(), folder / f"server{recording}.log"
-            isthmus = str(Path(sys.executable).with_name("isthmus"))
-            command = [isthmus, "serve", "--project", str(project.root), "--port", str(port)]
-            process = stack.enter_context(started(command, log, {"ISTHMUS_SERVER__RECORD": "{}"} if recording else {}))
-            url = f"http://127.0.0.1:{port}/get-online-features"
-            wait(lambda url=url: answers(url, body("stats", 1)), process, log)  # type: ignore[misc]
-            servers[recording] = url, process
-        for url, _ in servers.values():
-            for case in CASES:
-                load(url, case, len(tables["stats"]), 2)  # to warm up
         ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
-        for turn in range(rounds):
-            for case in CASES:
-                figures = {}
-                # Either is first as often.
-                for recording in (False, True) if turn % 2 else (True, False):
-                    url, process = servers[recording]
-                    before = processor_seconds(process)
-                    figures[recording] = load(url, case, len(tables["stats"]), seconds)
-                    settle(process)
-                    spent = processor_seconds(process) - before
-                    figures[recording]["processor_us"] = round(spent / figures[recording]["requests"] * 1e6, 1)
-                note(f"{case.name}: {figures}")
-                for metric in METRICS:
-                    ratios[case.name, metric].append(figures[True][metric] / figures[False][metric])
-        resident = {recording: resident_mb(process, "isthmus.serving") for recording, (_, process) in servers.items()}
-    note(f"resident memory: {resident}")
+        resident: dict[bool, list[float]] = defaultdict(list)
+        for number in range(servers):
+            with contextlib.ExitStack() as stack:
+                # Either is first as often, to start and to be asked.
+                pair = {on: stack.enter_context(server(project, on)) for on in (bool(number % 2), not number % 2)}
+                for case in CASES:
+                    for url, _ in pair.values():
+                        load(url, case, keys, 1)  # to warm up
+                for turn in range(rounds):
+                    for case in CASES:
+                        figures = {}
+                        for on in (False, True) if turn % 2 else (True, False):
+                            figures[on] = loaded(*pair[on], case, keys, seconds)
+                        note(f"{case.name}: {figures}")
+                        for metric in METRICS:
+                            ratios[case.name, metric].append(figures[True][metric] / figures[False][metric])
+                for on, (_, process) in pair.items():
+                    resident[on].append(resident_mb(process, "isthmus.serving"))
+    note(f"resident memory: {dict(resident)}")
     found = []
     for case in CASES:
         for metric in METRICS:
@@ -104,8 +99,29 @@ def measured(folder: Path, rounds: int, seconds: int) -> list[Comparison]:
         # What else the machine does changes that least.
         found.append(at_most(f"lookups, {case.name}: recording to not", "of the processor time", round(processor, 3),
                              1 / RATE))  # fmt: skip
-    more = resident[True] - resident[False]
+    more = statistics.median(resident[True]) - statistics.median(resident[False])
     return [*found, at_most("resident memory, more", "MB", round(more, 1), 40.0), *replayed(project)]
+
+
+@contextlib.contextmanager
+def server(project: Project, recording: bool) -> "Iterator[tuple[str, subprocess.Popen[bytes]]]":
+    """The URL and the process of a server that is ready."""
+    port, log = free_port(), project.root.parent / f"server{recording}.log"
+    isthmus = str(Path(sys.executable).with_name("isthmus"))
+    command = [isthmus, "serve", "--project", str(project.root), "--port", str(port)]
+    with started(command, log, {"ISTHMUS_SERVER__RECORD": "{}"} if recording else {}) as process:
+        url = f"http://127.0.0.1:{port}/get-online-features"
+        wait(lambda: answers(url, body("stats", 1)), process, log)
+        yield url, process
+
+
+def loaded(url: str, process: "subprocess.Popen[bytes]", case: Case, keys: int, seconds: int) -> dict[str, float]:
+    """What wrk measures on a server, and the processor time of an answer."""
+    before = processor_seconds(process)
+    figures = load(url, case, keys, seconds)
+    settle(process)
+    spent = processor_seconds(process) - before
+    return {**figures, "processor_us": round(spent / figures["requests"] * 1e6, 1)}
 
 
 def processor_seconds(process: "subprocess.Popen[bytes]") -> float:
