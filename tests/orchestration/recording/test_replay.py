@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from isthmus.features import clock
-from isthmus.features.errors import GateFailed, PackageError, RequestError
+from isthmus.features.errors import DataError, GateFailed, PackageError, RequestError
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.redis.connection import connect
@@ -302,6 +302,10 @@ def test_private_keys_are_found_by_their_hashes(recorded: Shop, project: Open) -
     assert not any(
         "-77" in text for text in RecordedAnswers(opened.offline).read(ds.scalar(True))["request"].to_pylist()
     )
+    (opened.recorded / "key").unlink()
+    with pytest.raises(DataError, match="is not there"):
+        between(opened)
+    assert not (opened.recorded / "key").exists(), "another would find nothing, and hide that"
 
 
 @pytest.fixture

@@ -10,6 +10,20 @@ from isthmus.orchestration.project import Project
 _BYTES = 32
 
 
+def known_secret(project: Project) -> bytes:
+    """The secret of a project whose answers have hashes of keys.
+
+    Raises:
+        DataError: its file is gone, or damaged.
+    """
+    file = project.recorded / "key"
+    try:
+        return _checked(file.read_bytes(), str(file))
+    except FileNotFoundError:
+        remedy = "restore it: no hash leads back to a key without it"
+        raise DataError(str(file), "is not there", expected="the secret of recorded keys", remedy=remedy) from None
+
+
 def secret(project: Project) -> bytes:
     """The secret of a project, which is made when it is first asked for: without it, no hash leads back to a key.
 

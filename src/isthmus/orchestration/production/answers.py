@@ -19,7 +19,7 @@ from isthmus.features.errors import IsthmusError
 from isthmus.features.package.manifest import open_package, read_package
 from isthmus.features.values.arrow import micros, to_arrow
 from isthmus.features.values.columns import Ints, Mask, from_python
-from isthmus.orchestration.api.secret import secret
+from isthmus.orchestration.api.secret import known_secret
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.production.labels import clock_went_back
 from isthmus.orchestration.project import Project
@@ -184,6 +184,6 @@ class _Reader:
     def _known(self, column: Column) -> Mapping[str, Any]:
         if column.name not in self._hashed:
             values = list(self._keys(column.name))
-            known = hashes(secret(self._project), column, values)
+            known = hashes(known_secret(self._project), column, values)
             self._hashed[column.name] = dict(zip(known, values, strict=True))
         return self._hashed[column.name]

@@ -120,7 +120,8 @@ def _commit(project: Project, table: RecordedAnswers, lot: _Lot) -> int:
     for path in lot.damaged:
         aside = damaged_folder(project)
         aside.mkdir(exist_ok=True, mode=0o700)
-        path.rename(aside / path.name)
+        with suppress(FileNotFoundError):  # removed to make room
+            path.rename(aside / path.name)
     return added
 
 

@@ -18,7 +18,7 @@ from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.package.manifest import Package, open_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.values.columns import Values
-from isthmus.orchestration.api.secret import secret
+from isthmus.orchestration.api.secret import known_secret
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import contract_of
 from isthmus.orchestration.recording.requests import Keys, features_of
@@ -77,7 +77,7 @@ class Origins:
             return distinct
 
         columns = {column.name: column for view in contract.views.values() for column in view.keys}
-        keys = Keys(secret(self._project), values)
+        keys = Keys(known_secret(self._project), values)
         bodies: list[bytes | LookupError] = []
         for text in texts:
             try:

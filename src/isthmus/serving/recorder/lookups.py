@@ -26,6 +26,9 @@ class Lookups:
 
     def add(self, answers: Sequence[Answer], callers: dict[str, int]) -> int:
         """Adds answers, and returns how many bytes that takes; `callers` gets a place for each new one."""
+        # First all that may fail: columns of different lengths would be no batch.
+        views = enumerate(self.reader.views)
+        stored = [columns_of(dtype, [answer.stored[n] for answer in answers]) for n, (_, dtype) in views]
         heads, requests = [], []
         for answer in answers:
             body, head, tail = answer.body, self._head, self._tail
@@ -40,8 +43,8 @@ class Lookups:
         self._answers += b"".join(heads)
         self._requests += b"".join(requests)
         size = len(requests) * ANSWER.itemsize + sum(map(len, requests))
-        for n, (columns, (_, dtype)) in enumerate(zip(self._stored, self.reader.views, strict=True)):
-            for column, part in zip(columns, columns_of(dtype, [answer.stored[n] for answer in answers]), strict=True):
+        for columns, parts in zip(self._stored, stored, strict=True):
+            for column, part in zip(columns, parts, strict=True):
                 column += part
                 size += len(part)
         return size
