@@ -13,7 +13,7 @@ from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.types import Array
 from isthmus.features.contract.contract import Column
 from isthmus.features.days import DAY
-from isthmus.features.errors import DataError
+from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.package.inputs import ModelInput
 from isthmus.features.package.manifest import open_package
 from isthmus.features.production import InputDrift
@@ -46,14 +46,22 @@ def served_drift(
     Raises:
         DataError: the training set, the contract or a table is gone, or no row that Redis gave is in the history.
     """
-    since = int(answered.at.max()) - WINDOW
     at = micros(answered.part["at"])
+    at = np.where(at <= project.now(), at, 0)  # of a clock that is ahead
+    since = int(at.max()) - WINDOW
     recent = np.flatnonzero(at >= since)
     contracts = answered.part["contract"].take(pa.array(recent))
     recent = recent[pc.equal(contracts, answered.part["contract"][int(at.argmax())]).to_numpy()]
     ids = answered.part["id"].take(pa.array(_spread(recent)))
     answers = RecordedAnswers(project.offline, project.storage_options).named(ids)
-    read_again = [read(Origins(project, folder), group) for group in groups(answers)]
+    read_again, origins, problem = [], Origins(project, folder), None
+    for group in groups(answers):
+        try:
+            read_again.append(read(origins, group))
+        except IsthmusError as error:
+            problem = error
+    if problem is not None and not read_again:
+        raise problem
     model, moments = read_again[0].predictor.model, np.concatenate([part.recorded.at for part in read_again])
     fed = [(part, _arrow(model.inputs, part.inputs(part.served))) for part in read_again]
     served = pa.concat_tables([table.filter(pa.array(part.known)) for part, table in fed])
@@ -67,7 +75,7 @@ def served_drift(
     before = {name: _arrow(model.inputs, learned).select([name]) for name in inputs}
     if SCORE not in inputs:
         inputs[SCORE] = Column(SCORE, Float64)
-        now[SCORE] = pa.table({SCORE: _score(answered.outputs[answered.at >= since])})
+        now[SCORE] = pa.table({SCORE: _score(answered.outputs[np.isin(answered.answer, recent)])})
         before[SCORE] = pa.table({SCORE: _score(predicted(model, learned))})
     until, length = int(micros(examples[EVENT]).max()), max(int(moments.max() - moments.min()), DAY)
     return since, tuple(
