@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.inputs import input_problems
@@ -47,6 +48,9 @@ from isthmus.features.package.signature import PASSWORD, Signer, read_public_key
 from isthmus.orchestration.settings import FILE, ProjectSettings, find, load
 from isthmus.serving.recorder.options import Recording
 from isthmus.transforms.request.compute import compiled
+
+if TYPE_CHECKING:
+    from isthmus.features.offline.store import OfflineStore
 
 _WITHOUT_SESSION = "what PySpark makes without a session: udf(function, DoubleType()), not udf(function, 'double')"
 _DECLARATIONS = (Entity, Source, FeatureView, RequestSource, RequestTransform, FeatureService, Spine)
@@ -167,6 +171,12 @@ class Project:
 
         with EmbeddedRedis(self.state / "redis") as server:
             yield server.url
+
+    def offline_store(self) -> "OfflineStore":
+        """The offline tables, which are reached as `[stores.storage_options]` says."""
+        from isthmus.features.offline.store import OfflineStore
+
+        return OfflineStore(self.offline, self.storage_options)
 
     def running_redis(self) -> str | None:
         """The URL of the project's Redis; None where it is the embedded one, and nobody uses that now."""

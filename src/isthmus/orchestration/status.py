@@ -87,7 +87,7 @@ def _measured_of(status: Status) -> tuple[object, ...]:
 
 
 def _view(project: Project, contract: Contract, name: str, *, measure: bool, applied: bool) -> ViewStatus:
-    view, store = contract.views[name], OfflineStore(project.offline, project.storage_options)
+    view, store = contract.views[name], project.offline_store()
     commit = store.commit(view)
     if commit is None:
         return ViewStatus()

@@ -7,7 +7,6 @@ from threading import Event
 from isthmus.features import clock
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import IsthmusError
-from isthmus.features.offline.store import OfflineStore
 from isthmus.features.progress import Progress, silent
 from isthmus.features.publishing.collect import Collected
 from isthmus.features.publishing.collect import collect as collect_table
@@ -28,7 +27,7 @@ def collect(
         DependencyError: Redis does not answer, or refuses.
     """
     tables = _tables(project, views)
-    offline, collected = OfflineStore(project.offline, project.storage_options), dict[str, Collected]()
+    offline, collected = project.offline_store(), dict[str, Collected]()
     failure: IsthmusError | None = None
     with project.redis() as url, connect(url) as client:
         turns = [(table, False) for table in tables]

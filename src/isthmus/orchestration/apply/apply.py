@@ -9,7 +9,6 @@ from isthmus.features.contract.diff import differences
 from isthmus.features.contract.generations import Generations
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
 from isthmus.features.offline.log import MaterializationLog
-from isthmus.features.offline.store import OfflineStore
 from isthmus.features.snapshot.kept import disclosed, kept_views
 from isthmus.features.snapshot.shelf import Shelf
 from isthmus.orchestration.apply.analysis import remember, unbuildable
@@ -94,7 +93,7 @@ def _has_rows(project: Project, generations: Generations, contract: Contract) ->
 
 def _retyped(project: Project, contract: Contract) -> list[Problem]:
     """Features of another type than in the table: no build could fulfill such a contract."""
-    store, problems = OfflineStore(project.offline, project.storage_options), []
+    store, problems = project.offline_store(), []
     for view in contract.views.values():
         # A damaged table is for the readers of its rows to report.
         with suppress(DataError):

@@ -63,7 +63,7 @@ def apply_diff(project: Project) -> ApplyDiff:
     """
     contract = project.definitions.contract
     before = in_force(project)
-    store = OfflineStore(project.offline, project.storage_options)
+    store = project.offline_store()
     views_before = before.views if before else {}
     tables = {view.table: _table_change(store, view, views_before.get(view.name)) for view in contract.views.values()}
     for view in views_before.values():

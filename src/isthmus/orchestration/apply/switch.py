@@ -13,7 +13,6 @@ from isthmus.features.contract.contract import Contract, ViewContract, sha256
 from isthmus.features.contract.generations import Generations
 from isthmus.features.errors import extra
 from isthmus.features.files import write_atomically
-from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.publishing.readback import is_published, read_back
 from isthmus.features.values.columns import Values, from_python
@@ -50,7 +49,7 @@ def register(project: Project, contract: Contract) -> list[str]:
         definitions.services,
         folder=folder,
         server=server,
-        offline=OfflineStore(project.offline, project.storage_options),
+        offline=project.offline_store(),
     )
     text = json.dumps({"digest": digest, "server": settings, "files": _files(folder), "objects": names}, indent=1)
     write_atomically(note, text.encode() + b"\n")
@@ -106,7 +105,7 @@ def switch(project: Project, store: OnlineStore) -> bool:
         contract = generations.next
         if contract is None or contract.hash != store.contract.hash or waiting_for(generations, store):
             return False
-        offline = OfflineStore(project.offline, project.storage_options)
+        offline = project.offline_store()
         for view in _changed(generations, contract):
             read_back(store, offline, view)
             before = generations.current and generations.current.views.get(view.name)

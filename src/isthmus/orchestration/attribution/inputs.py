@@ -16,7 +16,6 @@ from isthmus.features.days import DAY, Days
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.offline.latest import matches
 from isthmus.features.offline.log import MaterializationLog
-from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.aged import fixed
 from isthmus.features.pointintime.asserved import ServedJoin
 from isthmus.features.values.arrow import micros
@@ -85,7 +84,7 @@ def served(project: Project, declared: Distillation, rows: Rows) -> pa.Table:
         DataError: a table is not any more what was served, or what the training set was joined from.
     """
     contract, service = project.applied(), declared.student.name
-    offline = OfflineStore(project.offline, project.storage_options)
+    offline = project.offline_store()
     if declared.student.device is not None:
         age = declared.student.device.age // clock.MICROSECOND
         return aged(project, declared, rows.examples, rows.table, fixed(np.full(len(rows.places), age)), computed=False)

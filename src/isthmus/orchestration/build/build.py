@@ -17,7 +17,7 @@ from isthmus.features.errors import DataError, RequestError
 from isthmus.features.files import write_atomically
 from isthmus.features.offline.commits import Commit, Origin
 from isthmus.features.offline.spool import Spool
-from isthmus.features.offline.store import OfflineStore, Prepared, Written
+from isthmus.features.offline.store import Prepared, Written
 from isthmus.features.progress import Progress, silent
 from isthmus.features.quality.validation import Finding
 from isthmus.orchestration.build import lookback
@@ -42,7 +42,7 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
     """
     contract = project.applied()
     selected = [project.definitions.views[name] for name in view_names(project, views)]
-    store, now = OfflineStore(project.offline, project.storage_options), project.now()
+    store, now = project.offline_store(), project.now()
     tables = [contract.views[view.name].table for view in selected]
     with landed_sources(project, selected) as landed, project.building(tables), ExitStack() as stack:
         contents = _contents(project, selected, landed)
@@ -72,7 +72,7 @@ def outdated_views(project: Project, views: Sequence[str] | None = None) -> list
 
     The views of a remote file or of a query of a server, whose content cannot be known, are always outdated.
     """
-    contract, store = project.applied(), OfflineStore(project.offline, project.storage_options)
+    contract, store = project.applied(), project.offline_store()
     outdated = []
     for name in view_names(project, views):
         view, commit = project.definitions.views[name], store.commit(contract.views[name])
@@ -126,7 +126,7 @@ def build_range(
     """
     contract = project.applied()
     names = view_names(project, views)
-    store, now = OfflineStore(project.offline, project.storage_options), project.now()
+    store, now = project.offline_store(), project.now()
     # Every table is opened before the first one changes.
     commits = {name: store.extendable(contract.views[name]) for name in names}
     declared = project.definitions.views
@@ -156,7 +156,7 @@ class _Run:
     ) -> None:
         self.project, self.view, self.frames, self.now = project, view, frames, now
         self.store, self.compiled = (
-            OfflineStore(project.offline, project.storage_options),
+            project.offline_store(),
             project.definitions.contract.views[view.name],
         )
         schemas = {name: dict(frames[name].dtypes) for name in sorted(source.name for source in view.sources)}

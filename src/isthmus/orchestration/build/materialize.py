@@ -42,7 +42,7 @@ def materialize(
     names = view_names(project, views)
     # What was pushed and no history knows of would be replaced by rows that became known later.
     collect(project, names if views else None, progress=lambda text, _: progress(text, 0.0))
-    offline = OfflineStore(project.offline, project.storage_options)
+    offline = project.offline_store()
     # Every table is opened before the first row is written.
     histories = {name: offline.history(contract.views[name]) for name in names}
     gate.require_online(project, offline, histories)

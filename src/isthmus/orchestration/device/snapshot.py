@@ -20,7 +20,6 @@ from isthmus.features.errors import DataError, RequestError, nearest, one_of
 from isthmus.features.files import write_atomically
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.latest import LatestRows
-from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.signature import PASSWORD
 from isthmus.features.progress import Progress, silent
 from isthmus.features.publishing.publish import key_values
@@ -97,7 +96,7 @@ def snapshot(project: Project, name: str | None = None, *, progress: Progress = 
         # Before the tables are read: what has become known since is in the next one.
         made = project.now()
         # Within the lock: no snapshot of earlier tables follows one of later ones.
-        contract, offline = project.applied(), OfflineStore(project.offline, project.storage_options)
+        contract, offline = project.applied(), project.offline_store()
         views = kept_views(contract, service.name)
         histories = {view.name: offline.history(contract.views[view.name]) for view in views}
         gate.require_online(project, offline, histories)

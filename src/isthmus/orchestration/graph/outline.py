@@ -210,10 +210,9 @@ def _error(root: Path, done: "subprocess.CompletedProcess[bytes]") -> IsthmusErr
 def compiled(project: "Project") -> Outline:
     """The outline of a project, from its definitions."""
     from isthmus.features.days import day_name, day_of
-    from isthmus.features.offline.store import OfflineStore
 
     definitions, settings = project.definitions, project.settings
-    contract, store = definitions.contract, OfflineStore(project.offline, project.storage_options)
+    contract, store = definitions.contract, project.offline_store()
     sources = {source.name: source for view in definitions.views.values() for source in view.sources}
     sources |= {source.name: source for spine in definitions.spines.values() for source in spine.sources}
     views = []

@@ -99,11 +99,8 @@ def _tables(
 
 
 def _history(project: "Project", node: str) -> "ViewHistory":
-    from isthmus.features.offline.store import OfflineStore
 
-    return OfflineStore(project.offline, project.storage_options).history(
-        project.definitions.contract.views[_name(node)]
-    )
+    return project.offline_store().history(project.definitions.contract.views[_name(node)])
 
 
 def _check_tables(project: "Project", request: Request, progress: Progress) -> Iterator[Checked]:
@@ -180,7 +177,7 @@ def _recorded(project: "Project", request: Request, progress: Progress) -> Itera
 
     (node,), began = request.nodes, time.perf_counter()
     collected = collect(project, progress=progress)
-    rows, version = RecordedAnswers(project.offline, project.storage_options).size()
+    rows, version = RecordedAnswers.of(project).size()
     metadata = {"dagster/row_count": rows, **reported(asdict(collected), began, ["answers", "missing"])}
     metadata["damaged"] = sum(1 for _ in damaged_folder(project).glob("*"))
     if collected.problems:

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 from isthmus.features import clock
 from isthmus.features.contract.generations import Generations
-from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.manifest import open_package, read_contract
 from isthmus.features.verdict import Verdict
 from isthmus.orchestration.api.server import address
@@ -61,7 +60,7 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
     artifacts = Artifacts.of(project, name)
     declared = artifacts.declared
     require_release(project, declared)
-    contract, store = project.applied(), OfflineStore(project.offline, project.storage_options)
+    contract, store = project.applied(), project.offline_store()
     package = artifacts.last_package()
     views = {view for view, _ in contract.read(declared.student.name)}
     file = verdict_file(project, declared)

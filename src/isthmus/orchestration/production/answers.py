@@ -80,7 +80,7 @@ def answered(
     Raises:
         DataError: the table cannot be read.
     """
-    rows = RecordedAnswers(project.offline, project.storage_options).read(ds.field("route") == "predict", _READ)
+    rows = RecordedAnswers.of(project).read(ds.field("route") == "predict", _READ)
     models = _models(project)
     only = next(iter(project.definitions.distillations)) if len(project.definitions.distillations) == 1 else None
     own = [digest for digest in pc.unique(rows["package"]).to_pylist() if (models(digest) or only) == declared.name]

@@ -53,7 +53,7 @@ def served_drift(
     contracts = answered.part["contract"].take(pa.array(recent))
     recent = recent[pc.equal(contracts, answered.part["contract"][int(at.argmax())]).to_numpy()]
     ids = answered.part["id"].take(pa.array(_spread(recent)))
-    answers = RecordedAnswers(project.offline, project.storage_options).named(ids)
+    answers = RecordedAnswers.of(project).named(ids)
     read_again, origins, problem = [], Origins(project, folder), None
     for group in groups(answers):
         try:

@@ -59,7 +59,7 @@ def losses(
 
 def _asked(project: Project, ids: pa.ChunkedArray, before: Deployment) -> Array:
     """What the model of a deployment says to recorded predictions, row by row."""
-    answers = RecordedAnswers(project.offline, project.storage_options).named(ids)
+    answers = RecordedAnswers.of(project).named(ids)
     return asked(Origins(project), answers, Model(before))[:, 0]
 
 

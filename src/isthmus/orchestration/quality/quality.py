@@ -9,7 +9,6 @@ import msgspec
 from isthmus.features import clock
 from isthmus.features.errors import RequestError
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.store import OfflineStore
 from isthmus.features.progress import Progress, silent
 from isthmus.features.quality.drift import LEAST, Drift, Thresholds, drift, windows
 from isthmus.features.quality.statistics import FORMAT, ViewStatistics, view_statistics
@@ -103,7 +102,7 @@ def quality(
         raise RequestError("quality", f"since {since} is not before until {until}", expected="a window of time")
     contract = project.applied()
     names = view_names(project, views)
-    offline = OfflineStore(project.offline, project.storage_options)
+    offline = project.offline_store()
     report = {}
     for n, name in enumerate(names):
         progress(f"measuring {name}", n / len(names))

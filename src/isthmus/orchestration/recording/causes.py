@@ -183,7 +183,7 @@ class Causes:
         part = recorded.part
         # A server may have answered for a month: as long as its clock was steady, these are the answers between.
         between = (ds.field("sequence") >= pc.min(part["sequence"])) & (ds.field("at") <= pc.max(part["at"]))
-        table = RecordedAnswers(self._project.offline, self._project.storage_options)
+        table = RecordedAnswers.of(self._project)
         columns = ["run", "sequence", "at", "seconds"]
         whole = table.read(ds.field("run").isin(pc.unique(part["run"])) & between, columns)
         at = whole["at"].cast(pa.int64()).to_numpy()

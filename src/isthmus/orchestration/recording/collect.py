@@ -71,7 +71,7 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
     Raises:
         DataError: the table cannot be read or written. What was recorded stays in the spool.
     """
-    table = RecordedAnswers(project.offline, project.storage_options)
+    table = RecordedAnswers.of(project)
     answers, missing, problems = 0, 0, _Problems()
     with project.locked("recorded"):
         found = segments(project.spool)

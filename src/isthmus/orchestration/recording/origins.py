@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.package.manifest import Package, open_package
 from isthmus.features.profiles import ServingProfile
@@ -36,7 +35,7 @@ class Origins:
 
     def __init__(self, project: Project, package: Path | None = None) -> None:
         self._project, self._package = project, package
-        self.offline = OfflineStore(project.offline, project.storage_options)
+        self.offline = project.offline_store()
         self._contract = lru_cache(None)(lambda known: contract_of(project, known))
         self._histories: dict[str, ViewHistory | IsthmusError] = {}
         self._models: dict[tuple[str, str], Model | IsthmusError] = {}
@@ -73,7 +72,7 @@ class Origins:
                             if isinstance(history.data, pa.Table)
                             else history.data.to_table([name])
                         )
-                        distinct.update(_plain(pc.unique(column[name])))
+                        distinct.update(key_values(pc.unique(column[name])))
             return distinct
 
         columns = {column.name: column for view in contract.views.values() for column in view.keys}
@@ -156,7 +155,8 @@ def predicted(model: Model, inputs: Mapping[str, Values]) -> np.ndarray[Any, Any
     return np.concatenate(parts)
 
 
-def _plain(values: pa.Array) -> list[Any]:
+def key_values(values: pa.Array) -> list[Any]:
+    """The values of a join key, times in microseconds."""
     if pa.types.is_timestamp(values.type):
         values = values.cast(pa.int64())
     plain: list[Any] = values.to_pylist()

@@ -112,7 +112,7 @@ def replay(
     if package is not None:
         open_package(package)
     progress("reading recorded answers", 0.0)
-    answers = RecordedAnswers(project.offline, project.storage_options).read(condition)
+    answers = RecordedAnswers.of(project).read(condition)
     if not len(answers):
         where = f"answer {identity}" if identity else "recorded answers"
         remedy = "run `isthmus recorded`; it may also have been dropped, or be older than `keep_days`"

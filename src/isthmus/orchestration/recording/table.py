@@ -15,6 +15,7 @@ from isthmus.features.days import DAY
 from isthmus.features.errors import DataError, first_line
 from isthmus.features.offline.storage import unavailable
 from isthmus.features.values.arrow import ARROW
+from isthmus.orchestration.project import Project
 from isthmus.serving.recorder.batch import ANSWER, Batch, Group
 
 FOLDER = "_recorded"
@@ -68,6 +69,11 @@ class RecordedAnswers:
     def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
         self.path = f"{root.rstrip('/')}/{FOLDER}"
         self._options = dict(storage_options or {}) if "://" in self.path else None
+
+    @classmethod
+    def of(cls, project: Project) -> "RecordedAnswers":
+        """That of a project."""
+        return cls(project.offline, project.storage_options)
 
     def last(self, runs: Sequence[str]) -> dict[str, int]:
         """Of each run the last batch that is here; 0 if there is none."""

@@ -10,7 +10,6 @@ from isthmus.distill.declaration import Distillation
 from isthmus.features.contract.contract import SEPARATOR, sha256
 from isthmus.features.definition.spec import Snapshot
 from isthmus.features.files import publish
-from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.aged import AgedJoin, Ages, drawn
 from isthmus.features.snapshot.kept import of_kept_keys
 from isthmus.orchestration.artifacts import TrainingSet
@@ -59,7 +58,7 @@ def aged(
     contract, service, offline = (
         project.applied(),
         declared.student.name,
-        OfflineStore(project.offline, project.storage_options),
+        project.offline_store(),
     )
     features: dict[str, list[str]] = {}
     for view, feature in contract.read(service):

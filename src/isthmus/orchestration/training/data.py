@@ -206,7 +206,7 @@ def training_data(
         DataError: a table is not there, the spine cannot be read, or lacks a column or has it in another type.
     """
     contract = project.applied()
-    offline = OfflineStore(project.offline, project.storage_options)
+    offline = project.offline_store()
     selection = select_features(contract, features)
     histories = [offline.history(contract.views[name]) for name in selection.stored]
     if isinstance(spine, str) and is_sql(spine):
@@ -229,7 +229,7 @@ def data_of(
     """
     require_join(join, as_served=served is not False)
     offline, threads = (
-        OfflineStore(project.offline, project.storage_options),
+        project.offline_store(),
         project.settings.profiles.training.threads,
     )
     joined: Join | ServedJoin | EngineJoin

@@ -26,7 +26,7 @@ def repeat(project: Project, record: str, out: Path | str | None = None, *, join
     """
     past = _find(project, record)
     where = f"training set {past.id}"
-    offline = OfflineStore(project.offline, project.storage_options)
+    offline = project.offline_store()
     histories = [history_of(offline, past, name) for name in past.features]
     try:
         spine = _spine(past, histories)

@@ -7,7 +7,6 @@ import pyarrow as pa
 from isthmus.features.contract.contract import optional
 from isthmus.features.errors import RequestError
 from isthmus.features.files import write_atomically
-from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.spine import SpineRows
 from isthmus.features.progress import Progress, silent
 from isthmus.features.values.arrow import ARROW
@@ -70,7 +69,7 @@ def training_set(
     contract = project.applied()
     require_join(join, as_served=as_served)
     declared = project.distillation(name)
-    offline = OfflineStore(project.offline, project.storage_options)
+    offline = project.offline_store()
     services = [service.name for service in (declared.teacher, declared.student)]
     views = dict.fromkeys(view for service in services for view, _ in contract.read(service))
     transforms = {transform.name: transform for service in services for transform in contract.used(service)}

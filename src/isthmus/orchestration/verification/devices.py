@@ -18,7 +18,6 @@ from isthmus.features.definition.spec import Snapshot
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.latest import LatestRows
-from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.plan import ViewAnswer, answer
 from isthmus.features.package.manifest import Package
 from isthmus.features.pointintime.join import point_in_time
@@ -131,7 +130,7 @@ def compare_snapshot(
         minutes = f"{old / 60e6:,.0f} minutes old, and devices use one of at most {allowed / 60e6:,.0f}"
         return ComparedSnapshot(skipped=f"it is {minutes}: run `isthmus snapshot`")
     by_name = {history.view.name: history for history in histories}
-    offline = OfflineStore(project.offline, project.storage_options)
+    offline = project.offline_store()
     for view in views:
         with offline.reading(view.table):
             compared[f"{SNAPSHOT} {view.name}"] = _compare(view, by_name[view.name], device, file)

@@ -72,7 +72,7 @@ def verify(
         all_keys = every
     declared = project.distillation(name) if name or project.definitions.distillations else None
     contract = project.applied()
-    offline = OfflineStore(project.offline, project.storage_options)
+    offline = project.offline_store()
     collect(project, progress=lambda text, _: progress(text, 0.0))
     histories = [offline.history(view) for view in contract.views.values()]
     at = project.now()

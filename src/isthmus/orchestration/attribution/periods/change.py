@@ -35,11 +35,11 @@ from isthmus.orchestration.attribution.periods.coalitions import (
 from isthmus.orchestration.attribution.periods.page import Change, Difference, Period, Segment, page, page_file
 from isthmus.orchestration.attribution.periods.segments import Segments, segments
 from isthmus.orchestration.attribution.recordings.answered import predictions
-from isthmus.orchestration.attribution.recordings.questions import plain, recorded_rows, with_column
+from isthmus.orchestration.attribution.recordings.questions import recorded_rows, with_column
 from isthmus.orchestration.attribution.report import SCORE, Part
 from isthmus.orchestration.attribution.shapley import Numbers, shapley
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.recording.origins import Origins
+from isthmus.orchestration.recording.origins import Origins, key_values, predicted
 from isthmus.orchestration.recording.stored import from_history
 from isthmus.serving.deployment.deployment import unapproved
 from isthmus.serving.predict.model import Model
@@ -50,8 +50,6 @@ COMMON = 0.95
 """The share of the rows that is to be in segments of both periods."""
 LARGEST = 10
 """Segments that moved the score most, which a report has."""
-_BATCH = 1 << 14
-"""Rows that a model predicts at once."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +180,9 @@ def scores_of(project: Project, sides: Sequence[Side], unknown: dict[str, str]) 
         for model, parts in zip(models, tables, strict=True):
             case = id(model), id(parts)
             if case not in found:
-                found[case] = np.concatenate([_predicted(model, part) for part in parts])
+                found[case] = np.concatenate([predicted(model, columns(part, model.inputs)) for part in parts]).astype(
+                    np.float64
+                )
         return [found[id(model), id(parts)] for model, parts in zip(models, tables, strict=True)]
 
     lacking = [
@@ -235,22 +235,13 @@ def _under(origins: Origins, side: Side, contract: Contract, pairs: Pairs) -> pa
             raise history.with_traceback(None)
         if missing := [column.name for column in view.keys if column.name not in table.column_names]:
             raise DataError(f"view {name}", f"the rows have no {', '.join(missing)}, by which it is joined")
-        keys = {column.name: plain(table[column.name].combine_chunks()) for column in view.keys}
+        keys = {column.name: key_values(table[column.name].combine_chunks()) for column in view.keys}
         rows = from_history(history, view, keys, micros(table[TIME]))
         for column in view.fields:
             if column.name in features:
                 values = to_arrow(rows.columns[column.name], column.dtype).cast(ARROW[column.dtype.name])
                 table = with_column(table, view.full_name(column.name), values)
     return table
-
-
-def _predicted(model: Model, table: pa.Table) -> Numbers:
-    values = columns(table, model.inputs)
-    parts = [
-        model.predict({name: column.take(slice(start, start + _BATCH)) for name, column in values.items()})
-        for start in range(0, len(table), _BATCH)
-    ]
-    return np.concatenate(parts).astype(np.float64)
 
 
 def _answered(sides: Sequence[Side], scores: list[list[Numbers]]) -> tuple[pa.Table, list[list[Numbers]], int]:

@@ -39,7 +39,7 @@ def predictions(project: Project, declared: Distillation, days: Days | None = No
     if days is not None:
         first, end = (pa.scalar(day * DAY, pa.int64()).cast(ARROW["UnixTimestamp"]) for day in (days.first, days.end))
         condition &= (ds.field("at") >= first) & (ds.field("at") < end)
-    answers = RecordedAnswers(project.offline, project.storage_options).read(condition)
+    answers = RecordedAnswers.of(project).read(condition)
     origins, packages, left_out = Origins(project), dict[str, Package](), dict[str, int]()
     for digest in pc.unique(answers["package"]).to_pylist():
         try:
@@ -74,7 +74,7 @@ def prediction(project: Project, identity: str) -> Answered:
         RequestError: there is none in the table, or it has no score.
         DataError: its package is gone.
     """
-    part = RecordedAnswers(project.offline, project.storage_options).read(ds.field("id") == identity)
+    part = RecordedAnswers.of(project).read(ds.field("id") == identity)
     if not len(part):
         raise _missing(project, identity)
     one = part.slice(0, 1).to_pylist()[0]
@@ -89,11 +89,7 @@ def _missing(project: Project, identity: str) -> RequestError:
     """Why an answer is not in the table."""
     run, _, number = identity.rpartition("-")
     where, waits = f"answer {identity}", any(path.name.startswith(f"{run}-") for path in segments(project.spool))
-    known = (
-        RecordedAnswers(project.offline, project.storage_options)
-        .read(ds.field("run") == run, ["run", "sequence"])["sequence"]
-        .to_numpy()
-    )
+    known = RecordedAnswers.of(project).read(ds.field("run") == run, ["run", "sequence"])["sequence"].to_numpy()
     try:
         place = int(number, 16)
     except ValueError:

@@ -34,7 +34,7 @@ from isthmus.orchestration.attribution.shapley import Numbers
 from isthmus.orchestration.attribution.stages import SKEW, Features
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.causes import Recorded
-from isthmus.orchestration.recording.origins import Origins, groups
+from isthmus.orchestration.recording.origins import Origins, groups, key_values
 from isthmus.orchestration.recording.predictions import read
 from isthmus.orchestration.recording.requests import sent_keys
 from isthmus.orchestration.recording.stored import from_history
@@ -183,7 +183,7 @@ def with_teacher(
             if values.null_count:
                 names.append(column.name)
                 lacking |= pc.is_null(values).to_numpy(zero_copy_only=False)
-            keys[column.name] = plain(values)
+            keys[column.name] = key_values(values)
         now = from_history(history, view, keys, at)
         for column in wanted:
             values = to_arrow(now.columns[column.name], column.dtype).cast(ARROW[column.dtype.name])
@@ -309,14 +309,6 @@ def with_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) 
     if name in table.column_names:
         return table.set_column(table.column_names.index(name), name, values)
     return table.append_column(name, values)
-
-
-def plain(values: pa.Array) -> list[Any]:
-    """The values of a join key, times in microseconds."""
-    if pa.types.is_timestamp(values.type):
-        values = values.cast(pa.int64())
-    plain: list[Any] = values.to_pylist()
-    return plain
 
 
 def _require(rows: int, declared: Distillation, left_out: Mapping[str, int]) -> None:
