@@ -9,9 +9,10 @@ import pytest
 
 from isthmus.distill.evaluation.metrics import auc
 from isthmus.features import clock
-from isthmus.features.errors import ConfigurationError
+from isthmus.features.errors import ConfigurationError, GateFailed
 from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.models.release import deploy, history
+from isthmus.orchestration.production.bounds import KEEPS, problems, require_bounds
 from isthmus.orchestration.production.monitor import monitor
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
@@ -77,6 +78,9 @@ def test_a_deployment_that_loses_more_than_it_may_is_undone(replaced: Path) -> N
     assert "of auc beside" in restored.undone.why
     assert result.undone == restored.undone.why
     assert history(project)[0]["why"] == restored.undone.why
+    assert problems(result)[KEEPS] == [result.undone]
+    with pytest.raises(GateFailed, match="was undone"):
+        require_bounds(result, replaced)
     assert monitor(project).undone == "", "it is done"
 
 

@@ -197,15 +197,18 @@ def test_a_server_whose_clock_is_behind_is_named(recorded: Shop, project: Open) 
     assert "was behind" in only(between(opened), Cause.CLOCK)
 
 
+def set_back(group: Group, seconds: float = 0.0) -> Group:
+    """Its answers but the first, of moments three minutes earlier, which took so many seconds."""
+    answers = np.frombuffer(group.answers, ANSWER).copy()
+    answers["at"][1:] -= 3 * MINUTE
+    answers["seconds"][1:] = seconds
+    return msgspec.structs.replace(group, answers=answers.tobytes())
+
+
 def test_a_clock_that_went_back_is_named(recorded: Shop, project: Open) -> None:
     opened = project(recorded)
     one, two, *_ = customers(opened)
     now = opened.now()
-
-    def back(group: Group) -> Group:
-        answers = np.frombuffer(group.answers, ANSWER).copy()
-        answers["at"][1:] -= 3 * MINUTE
-        return msgspec.structs.replace(group, answers=answers.tobytes())
 
     with served(opened) as http:
         first = looked_up(http, [one])
@@ -213,7 +216,7 @@ def test_a_clock_that_went_back_is_named(recorded: Shop, project: Open) -> None:
         # Known between the two moments: it was not there when the first was answered.
         pushed(http, [one], now - 5 * MINUTE, now - 2 * MINUTE, 78, to="offline")
         collect_pushes(opened)
-    altered(opened, back)
+    altered(opened, set_back)
     collect(opened)
     report = between(opened)
     assert "went back" in only(report, Cause.CLOCK)
@@ -226,10 +229,7 @@ def test_answers_that_overtake_others_are_no_clock_that_went_back(recorded: Shop
     now = opened.now()
 
     def slow(group: Group) -> Group:
-        answers = np.frombuffer(group.answers, ANSWER).copy()
-        answers["at"][1:] -= 3 * MINUTE
-        answers["seconds"][1:] = 181.0
-        return msgspec.structs.replace(group, answers=answers.tobytes())
+        return set_back(group, seconds=181.0)
 
     with served(opened) as http:
         looked_up(http, [one])

@@ -63,11 +63,6 @@ class Answered:
     twice: Mask
     unread: Mask
 
-    def take(self, rows: Mask) -> "Answered":
-        """Some of the rows."""
-        arrays = {name: getattr(self, name)[rows] for name in ("answer", "at", "outputs", "had", "twice", "unread")}
-        return Answered(self.package, self.precision, self.part, columns=self.columns.filter(pa.array(rows)), **arrays)
-
 
 def answered(
     project: Project, declared: Distillation, columns: Sequence[Column], keys: Callable[[str], Sequence[Any]]

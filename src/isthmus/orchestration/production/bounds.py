@@ -19,12 +19,15 @@ def bounds(declared: Distillation) -> Sequence[Gate]:
 
 
 def require_bounds(result: Production, page: Path) -> None:
-    """Raises a GateFailed with every bound that is broken."""
+    """Raises a GateFailed with every bound that is broken, or if the deployment has lost more than it may."""
     if broken := [bound for bound in result.bounds if bound.broken]:
         raise GateFailed(
             f"production of {result.model}", "; ".join(map(said, broken)), expected="; ".join(map(wanted, broken)),
             remedy=f"look at {page}; `isthmus rollback` puts the package before it in force",
         )  # fmt: skip
+    if result.undone:
+        raise GateFailed(f"production of {result.model}", result.undone, expected="a deployment that loses no more",
+                         remedy=f"look at {page}")  # fmt: skip
 
 
 def problems(result: Production) -> Mapping[str, list[str]]:
@@ -36,6 +39,7 @@ def problems(result: Production) -> Mapping[str, list[str]]:
         for found in package.drift
         if found.exceeded
     ]
+    broken += [result.undone] if result.undone else []
     return {KEEPS: broken, LIKE: drifted}
 
 

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from isthmus.features.values.arrow import micros
 from isthmus.features.values.columns import Ints, Mask
+from isthmus.orchestration.recording.nearest import closest, identities, once
 
 _NEVER = np.iinfo(np.int64).max
 EVENT, KNOWN = "event_timestamp", "known_at"
@@ -62,7 +63,7 @@ def find(spine: pa.Table, label: str, answers: pa.Table, at: Ints, *, within: in
     order = np.lexsort((known, event, own))
     own, event, known = own[order], event[order], known[order]
     first = np.flatnonzero(np.append(True, (np.diff(own) != 0) | (np.diff(event) != 0))[: len(own)])
-    moment, apart = _nearest(own[first], event[first], wanted, at)
+    moment, apart = closest(own[first], event[first], wanted, at)
     near = (moment >= 0) & (apart <= within)
     moment = np.where(near, moment, -1)
     if not len(first):
@@ -84,36 +85,6 @@ def find(spine: pa.Table, label: str, answers: pa.Table, at: Ints, *, within: in
     return Found(np.where(why < 0, places, -1), apart, why)
 
 
-def _nearest(own: Ints, event: Ints, wanted: Ints, at: Ints) -> tuple[Ints, Ints]:
-    """The place of the nearest of moments, which are sorted, and how far it is; -1 if there is none of that number."""
-    times = np.unique(event)
-    width = len(times) + 1
-    moments = own * width + np.searchsorted(times, event)
-    after = np.searchsorted(moments, wanted * width + np.searchsorted(times, at))
-    best, apart = np.full(len(at), -1), np.full(len(at), _NEVER)
-    for place in (after - 1, after):
-        there = (place >= 0) & (place < len(own))
-        there[there] = own[place[there]] == wanted[there]
-        distance = np.full(len(at), _NEVER)
-        distance[there] = np.abs(event[place[there]] - at[there])
-        nearer = distance < apart
-        best, apart = np.where(nearer, place, best), np.where(nearer, distance, apart)
-    return best, apart
-
-
-def identities(*tables: pa.Table) -> Ints:
-    """A number for each row of all tables: the same for rows with the same values, nulls included."""
-    count = sum(map(len, tables))
-    numbers = np.zeros(count, np.int64)
-    for name in tables[0].column_names:
-        chunks = [chunk for table in tables for chunk in table[name].chunks]
-        column = pa.concat_arrays([pa.array([], tables[0].schema.field(name).type), *chunks])
-        places = pc.dictionary_encode(column, null_encoding="encode").indices
-        index = places.to_numpy(zero_copy_only=False).astype(np.int64)
-        numbers = np.unique(numbers * (int(index.max(initial=0)) + 1) + index, return_inverse=True)[1]
-    return numbers
-
-
 def _distinct(rows: pa.Table) -> pa.Table:
     number = identities(rows)
     first = np.unique(number, return_index=True)[1]
@@ -124,15 +95,6 @@ def _places(spine: pa.Table, rows: pa.Table) -> Ints:
     """Of each of the distinct rows the place of the first like it in the spine."""
     number = identities(spine.select(rows.column_names))
     return np.sort(np.unique(number, return_index=True)[1])
-
-
-def nearest_answers(found: Found, at: Ints) -> Mask:
-    """Of the answers of a model to the moment of one label, the nearest, and of several the first in time and place."""
-    labeled = np.flatnonzero(found.why < 0)
-    order = labeled[np.lexsort((labeled, at[labeled], found.apart[labeled], found.row[labeled]))]
-    chosen = np.zeros(len(at), bool)
-    chosen[order[np.unique(found.row[order], return_index=True)[1]]] = True
-    return chosen
 
 
 def clock_went_back(run: Ints, sequence: Ints, at: Ints, slack: int = 60_000_000) -> Mask:
@@ -152,3 +114,8 @@ def clock_went_back(run: Ints, sequence: Ints, at: Ints, slack: int = 60_000_000
         after = np.minimum.accumulate(moments[::-1])[::-1]
         twice[part] = (moments < before - slack) | (moments > after + slack)
     return twice
+
+
+def nearest_answers(found: Found, at: Ints) -> Mask:
+    """Of the answers of a model to the moment of one label, the nearest, and of several the first in time and place."""
+    return once(np.where(found.why < 0, found.row, -1), found.apart, at)

@@ -29,11 +29,11 @@ from isthmus.orchestration.artifacts import Artifacts, TrainingSet
 from isthmus.orchestration.attribution.compared import Choose, Chosen
 from isthmus.orchestration.attribution.inputs import TIME, Rows
 from isthmus.orchestration.attribution.recordings.answered import Answered
-from isthmus.orchestration.attribution.recordings.nearest import nearest
 from isthmus.orchestration.attribution.shapley import Numbers
 from isthmus.orchestration.attribution.stages import SKEW, Features
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.causes import Recorded
+from isthmus.orchestration.recording.nearest import nearest
 from isthmus.orchestration.recording.origins import Origins, groups, key_values
 from isthmus.orchestration.recording.predictions import read
 from isthmus.orchestration.recording.requests import sent_keys

@@ -3,7 +3,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.orchestration.attribution.recordings.nearest import nearest
+from isthmus.orchestration.recording.nearest import nearest
 
 Rows = list[tuple[str | None, int, int]]
 ROWS = st.lists(st.tuples(st.sampled_from([None, "a", "b"]), st.sampled_from([0, 1]), st.integers(0, 12)), max_size=8)
