@@ -189,3 +189,16 @@ def test_two_days_of_recorded_predictions(recorded: Path) -> None:
     assert found.measures["auc"].parts[MODEL].value == 0
     with pytest.raises(RequestError, match="does not go with --recorded"):
         change(project, days=second, against=first, recorded=True, package=recorded)
+
+
+def test_predictions_that_are_newer_than_the_training_set_have_no_labels(recorded: Path) -> None:
+    asked = recorded / "data" / "asked.parquet"
+    rows = pq.read_table(asked)
+    first, second = (Days.parse(f"2024-02-{day}", f"2024-02-{day + 1}") for day in (18, 19))
+    pq.write_table(rows.filter(pa.array(_times(rows["asked_at"]) < first.first * DAY)), asked)
+    project = Project(recorded)
+    training_set(project)
+    collect(project)
+    found = change(project, days=second, against=first, recorded=True)
+    _require_sums(found)
+    assert found.measures.keys() == {"score"}

@@ -123,7 +123,7 @@ def change(  # noqa: PLR0913 - the options of the command
     known = [part for part in PARTS if part not in unknown]
     measures = {
         measure: difference
-        for measure, (rows, of) in _measures(declared, labels(both, declared.spine.label.name)).items()
+        for measure, (rows, of) in _measures(declared, _labels(both, declared.spine.label.name)).items()
         if (difference := _difference(of, found.places, scores, rows, count, known)) is not None
     }
     result = Change(
@@ -264,6 +264,11 @@ def _answered(sides: Sequence[Side], scores: list[list[Numbers]]) -> tuple[pa.Ta
         [[kept[id(answers)] for answers in row] for row in scores],
         int((whole < first).sum()),
     )
+
+
+def _labels(rows: pa.Table, label: str) -> Numbers:
+    """The labels of rows; a period whose answers have none in the training set has no such column."""
+    return labels(rows, label) if label in rows.column_names else np.full(len(rows), np.nan)
 
 
 def _measures(declared: Distillation, known: Numbers) -> dict[str, tuple[Ints, Weighted]]:
