@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.distill.evaluation import multiclass, residuals
 from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
-from isthmus.features.errors import RequestError
+from isthmus.features.errors import DataError, RequestError
 from isthmus.orchestration.production import figures
 from tests.orchestration.production.recordings import DAY
 
@@ -18,7 +18,8 @@ EVERY = np.ones(ROWS, bool)
 
 
 def declared(label: Label | None) -> Any:
-    return SimpleNamespace(label=label, name="late", kind="tabular")
+    spine = SimpleNamespace(label=SimpleNamespace(name="late"))
+    return SimpleNamespace(label=label, name="late", kind="tabular", spine=spine)
 
 
 def test_a_number_has_its_residuals() -> None:
@@ -57,6 +58,13 @@ def test_classes_have_theirs_and_one_that_the_package_has_not_is_wrong() -> None
 )
 def test_labels_are_places_of_classes(labels: list[Any], classes: list[str]) -> None:
     assert figures.class_places(pa.chunked_array([labels]), classes).to_pylist() == [1, 0, -1]
+
+
+def test_labels_that_no_training_set_may_have_are_refused() -> None:
+    assert figures.numbers(declared(Binary()), pa.chunked_array([[True, None]]))[0] == 1
+    for label, wrong in ((Binary(), [0, 2, None]), (Number(), [0.5, float("nan"), None])):
+        with pytest.raises(DataError, match=r"label late: 1 values such as (2|nan); expected"):
+            figures.numbers(declared(label), pa.chunked_array([wrong]))
 
 
 @pytest.mark.parametrize("label", [Rank(within="query"), None])

@@ -15,7 +15,7 @@ from isthmus.distill.evaluation.slices import parts
 from isthmus.distill.labels import Binary, Classes, Number
 from isthmus.distill.types import Array
 from isthmus.features import clock
-from isthmus.features.errors import RequestError
+from isthmus.features.errors import DataError, RequestError
 from isthmus.features.production import Measure, Quality, SliceQuality, Week
 from isthmus.features.values.columns import Ints, Mask
 
@@ -56,6 +56,24 @@ def measuring(declared: Distillation) -> Measuring:
     if isinstance(declared.label, Binary):
         return _binary
     return _classes if isinstance(declared.label, Classes) else _number
+
+
+def numbers(declared: Distillation, column: pa.ChunkedArray) -> Array:
+    """The label of each row as a number, NaN for null.
+
+    Raises:
+        DataError: a label is none that a training set may have.
+    """
+    values: Array = pc.cast(column, pa.float64(), safe=False).to_numpy()
+    binary = isinstance(declared.label, Binary)
+    fits = (values == 0) | (values == 1) if binary else np.isfinite(values)
+    wrong = values[~fits & pc.is_valid(column).to_numpy()]
+    if len(wrong):
+        raise DataError(
+            f"label {declared.spine.label.name}", f"{len(wrong):,} values such as {wrong[0]:g}",
+            expected="0 or 1" if binary else "finite numbers", remedy="leave these rows out of the spine",
+        )  # fmt: skip
+    return values
 
 
 def class_places(column: pa.ChunkedArray, classes: Sequence[str]) -> pa.ChunkedArray:

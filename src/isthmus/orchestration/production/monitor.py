@@ -52,7 +52,7 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
 
     Raises:
         RequestError: such answers have no measure by labels.
-        DataError: the table of answers or the spine cannot be read.
+        DataError: the table of answers or the spine cannot be read, or has labels that no training set may have.
     """
     declared = project.distillation(name)
     decides = figures.metric(declared)
@@ -217,6 +217,6 @@ def _labels(declared: Distillation, spine: pa.Table, folder: Path | None) -> Arr
     if isinstance(declared.label, Classes):
         if folder is None:
             return None
-        column = figures.class_places(column, read_package(folder).classes)
-    values: Array = pc.cast(column, pa.float64(), safe=False).to_numpy()
-    return values
+        places: Array = figures.class_places(column, read_package(folder).classes).to_numpy().astype(np.float64)
+        return places
+    return figures.numbers(declared, column)
