@@ -154,6 +154,18 @@ def test_a_package_that_is_gone_has_quality_without_drift(exported: Shop, projec
     assert gone.measures["auc"].value > 0.8 > 0.2 > now.measures["auc"].value
 
 
+def test_a_package_of_another_kind_of_label_has_no_measure(exported: Shop, project: Open) -> None:
+    opened = project(exported)
+    rows = known(opened).slice(0, 200)
+    at = rows["event"].to_numpy()
+    record(opened, rows, scored(rows), at)
+    exported.replace("task=Tabular(", "task=Tabular(label=Classes(), ")
+    exported.replace("    Int64,\n", "    Classes,\n    Int64,\n")
+    (package,) = monitor(project(exported)).packages
+    assert (package.answers, package.rows, dict(package.measures)) == (200, 0, {})
+    assert package.unknown[0] == "it answers without classes, and the label has them now"
+
+
 def test_private_keys_are_found_by_their_hashes(exported: Shop, project: Open) -> None:
     opened = project(exported)
     rows = known(opened)

@@ -141,9 +141,9 @@ def _package(work: _Work, answers: Answered, spine: pa.Table, left_out: Counter[
     codes = np.where((found.why < 0) & ~chosen, CODES[Without.AGAIN], found.why)
     for code, why in enumerate(Without):
         left_out[why] += int((codes == code).sum())
-    labels = _labels(declared, spine, folder)
-    if labels is None:
-        unknown.append("its package is gone: which of its classes is which is not known")
+    labels = _labels(declared, spine, folder, answers.outputs.shape[1])
+    if isinstance(labels, str):
+        unknown.append(labels)
         labels, chosen = np.zeros(len(spine)), np.zeros(len(chosen), bool)
     of = np.where(found.row >= 0, labels[found.row] if len(labels) else math.nan, math.nan)
     measured = figures.measuring(declared)
@@ -211,12 +211,19 @@ def _found(work: _Work, answers: Answered, spine: pa.Table) -> Found:
     return Found(np.where(why < 0, row, -1), apart, why)
 
 
-def _labels(declared: Distillation, spine: pa.Table, folder: Path | None) -> Array | None:
-    """The label of each row of the spine as a number; of classes their place, -1 of one that the package has not."""
+def _labels(declared: Distillation, spine: pa.Table, folder: Path | None, width: int) -> Array | str:
+    """The label of each row of the spine as a number; of classes their place, -1 of one that the package has not.
+
+    Else why they say nothing of a package with so many numbers in a row of its answers.
+    """
     column = spine[declared.spine.label.name]
     if isinstance(declared.label, Classes):
         if folder is None:
-            return None
-        places: Array = figures.class_places(column, read_package(folder).classes).to_numpy().astype(np.float64)
+            return "its package is gone: which of its classes is which is not known"
+        if not (classes := read_package(folder).classes):
+            return "it answers without classes, and the label has them now"
+        places: Array = figures.class_places(column, classes).to_numpy().astype(np.float64)
         return places
+    if width > 1:
+        return "it answers with classes, and the label has none now"
     return figures.numbers(declared, column)
