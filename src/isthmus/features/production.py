@@ -75,15 +75,15 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         at_most: how much of the measure it may lose.
-        former: the digest of the package before it, which was asked the same.
+        former: the digest of the package before it, which was asked the same; empty if there is no way back.
         rows: that have a label, and an answer of both.
         value: above 0 where it is worse; None for too few rows. Likewise `least`, what it loses unless by rare chance.
     """
 
     measure: str
     at_most: float
-    former: str
-    rows: int
+    former: str = ""
+    rows: int = 0
     value: float | None = None
     least: float | None = None
 

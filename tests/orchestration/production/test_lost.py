@@ -13,6 +13,7 @@ from isthmus.features.errors import ConfigurationError, GateFailed
 from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.models.release import deploy, history
 from isthmus.orchestration.production.bounds import KEEPS, problems, require_bounds
+from isthmus.orchestration.production.lost import said
 from isthmus.orchestration.production.monitor import monitor
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
@@ -81,7 +82,10 @@ def test_a_deployment_that_loses_more_than_it_may_is_undone(replaced: Path) -> N
     assert problems(result)[KEEPS] == [result.undone]
     with pytest.raises(GateFailed, match="was undone"):
         require_bounds(result, replaced)
-    assert monitor(project).undone == "", "it is done"
+    again = monitor(project)
+    assert again.undone == "", "it is done"
+    (loss,) = again.packages[1].lost
+    assert (loss.former, said(loss)[:11]) == ("", "no way back")
 
 
 def test_what_the_package_before_says_is_what_it_said(replaced: Path) -> None:

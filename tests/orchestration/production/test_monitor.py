@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from threading import Event, Timer
 from typing import Any
 
 import dagster as dg
@@ -20,7 +21,7 @@ from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.production.bounds import KEEPS, LIKE, require_bounds
 from isthmus.orchestration.production.labels import Without
-from isthmus.orchestration.production.monitor import monitor
+from isthmus.orchestration.production.monitor import follow, monitor
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.table import FOLDER
 from isthmus.orchestration.verification.verify import verify
@@ -100,7 +101,7 @@ def test_bad_input_is_left_out_and_counted(exported: Shop, project: Open) -> Non
     rows = known(opened).slice(1500, 60)
     event, label = rows["event"].to_numpy(), rows["known"].to_numpy()
     scores = np.full(len(rows), 0.5)
-    scores[5] = np.nan
+    scores[5], scores[20] = np.nan, np.inf
     record(opened, rows, scores, event + MINUTE)
     unread = rows.set_column(rows.column_names.index("hour"), "hour", pa.array(["x"] * len(rows)))
     # Of servers of their own: a clock of one goes on.
@@ -117,14 +118,31 @@ def test_bad_input_is_left_out_and_counted(exported: Shop, project: Open) -> Non
         record(opened, of.slice(row, 1), [0.25], [at], run=f"{n:012}")
     result = monitor(opened)
     assert result.left_out == {
-        Without.FUTURE: 1, Without.SCORE: 1, Without.UNREAD: 1, Without.UNMATCHED: 1, Without.EARLY: 1, Without.AGAIN: 2
+        Without.FUTURE: 1, Without.SCORE: 2, Without.UNREAD: 1, Without.UNMATCHED: 1, Without.EARLY: 1, Without.AGAIN: 2
     }  # fmt: skip
     (package,) = result.packages
-    assert (package.answers, package.rows) == (66, 59)
+    assert (package.answers, package.rows) == (66, 58)
     # The nearer answer is the one that counts.
-    labels, said = np.delete(rows["late"].to_numpy(), 5), np.full(59, 0.5)
+    labels, said = np.delete(rows["late"].to_numpy(), [5, 20]), np.full(58, 0.5)
     said[6] = 0.25
     assert package.measures["brier"].value == pytest.approx(metrics.brier(labels, said))
+
+
+def test_who_follows_is_told_what_cannot_be_measured(exported: Shop, project: Open) -> None:
+    opened, told, stopped = project(exported), list[str](), Event()
+    rows = known(opened).slice(0, 10)
+    record(opened, rows, scored(rows), rows["event"].to_numpy())
+    (exported.root / "data" / "orders.parquet").unlink()
+
+    def say(text: str) -> None:
+        told.append(text)
+        stopped.set()
+
+    giving_up = Timer(60, stopped.set)
+    giving_up.start()
+    follow(opened, None, say, stopped)
+    giving_up.cancel()
+    assert told[0].startswith("late_order: definitions.py: source orders: there is no ")
 
 
 def test_a_clock_that_goes_back_leaves_out_what_it_had_twice(exported: Shop, project: Open) -> None:

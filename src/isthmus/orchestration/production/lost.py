@@ -45,7 +45,7 @@ def losses(
     if not bounds or deployment is None or (answers.package, answers.precision) != deployment.runs[:2]:
         return ()
     if deployment.probation is None:
-        return ()
+        return tuple(Loss(measure=bound.metric.partition(".")[2], at_most=bound.at_most or 0.0) for bound in bounds)
     before = deployment.probation.before
     since = pa.scalar(deployment.deployed_at, pa.int64()).cast(answers.part["written"].type)
     chosen = chosen & pc.greater_equal(answers.part["written"], since).to_numpy()[answers.answer]
@@ -88,6 +88,8 @@ def take_back(project: Project, deployment: Deployment, found: Sequence[Loss]) -
 
 def said(loss: Loss) -> str:
     """A loss in words."""
+    if not loss.former:
+        return "no way back: nothing was deployed before it, or it was gone back to, or `probation_seconds` is 0"
     beside = f"beside {loss.former[:12]} in the same {loss.rows:,} labelled answers"
     if loss.value is None or loss.least is None:
         return f"what it loses of {loss.measure} {beside} is not known"

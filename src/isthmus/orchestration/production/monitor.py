@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from threading import Event
@@ -104,14 +103,19 @@ def follow(project: Project, name: str | None, say: Callable[[str], None], stopp
     names = [name] if name is not None else list(project.definitions.distillations)
 
     def turn() -> str:
+        problems = []
         for each in names:
-            with suppress(RequestError):  # an answer without a measure, as of ranks
+            try:
                 result = monitor(project, each)
-                for bound in (bound for bound in result.bounds if bound.broken):
-                    say(f"{each}: {said(bound)}, expected {wanted(bound)}")
-                if result.undone:
-                    say(f"{each}: {result.undone}")
-        return ""
+            except IsthmusError as error:
+                # Of several, one may have no measure, as ranks; and what one lacks is no reason to leave out the next.
+                problems += [] if isinstance(error, RequestError) and name is None else [f"{each}: {error}"]
+                continue
+            for bound in (bound for bound in result.bounds if bound.broken):
+                say(f"{each}: {said(bound)}, expected {wanted(bound)}")
+            if result.undone:
+                say(f"{each}: {result.undone}")
+        return "\n".join(problems)
 
     repeat(turn, SECONDS, say, stopped)
 
@@ -203,7 +207,7 @@ def _found(work: _Work, answers: Answered, spine: pa.Table) -> Found:
         row[own], apart[own], why[own] = found.row, found.apart, found.why
     for reason, holds in (
         (Without.UNREAD, answers.unread),
-        (Without.SCORE, np.isnan(answers.outputs).any(axis=1)),
+        (Without.SCORE, ~np.isfinite(answers.outputs).all(axis=1)),
         (Without.CLOCK, answers.twice),
         (Without.FUTURE, answers.at > work.project.now()),
     ):

@@ -222,10 +222,11 @@ def undo(
         current = _read(file)
         if current is None or current.probation is None or current.alone != deployment.alone:
             return False
+        before = current.probation.before
         if generations is not None:
-            _verified(Rollout(), current.probation.before, generations, at, public_key)
+            before = _verified(Rollout(), before, generations, at, public_key)
         undone = Undone(digest=current.digest, why=f"{current.digest[:12]} was undone: {why}")
-        restored = msgspec.structs.replace(current.probation.before, deployed_at=at, undone=undone)
+        restored = msgspec.structs.replace(before, deployed_at=at, undone=undone)
         write_atomically(file, restored.dumps(file))
         history.add(_restoration(restored, undone))
         return True
