@@ -2,7 +2,8 @@
 
 The hardest case: features as a device sees them differ from the ideal ones, the model was fed others still, and the
 file that answers is in INT8, so that all forms of the features are asked of all models. It is timed as a user would:
-the command, from its start to its page, with the teacher fitted anew.
+the command, from its start to its page, with the teacher fitted anew. Then a server is asked as many rows and records
+its answers, and these are split.
 """
 
 import argparse
@@ -19,9 +20,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from processes import answers, free_port, started, wait
 from result import Comparison, at_least, at_most, report
 
 from isthmus.features.days import DAY
@@ -32,6 +35,9 @@ from isthmus.orchestration.project import Project
 
 FLIGHTS = Path(__file__).parents[1] / "examples" / "flights"
 ROWS, QUICK, SECONDS = 100_000, 10_000, 60.0
+_BATCH = 1_000
+"""Rows of a request."""
+_COMMAND = (sys.executable, "-c", "from isthmus.orchestration.cli.cli import main; main()")
 _STAGES = ("staleness", "skew", "distillation", "precision", "runtime")
 
 
@@ -47,7 +53,8 @@ def main() -> int:
         if folder is None:
             folder = shutil.copytree(FLIGHTS, Path(name) / "flights", ignore=shutil.ignore_patterns(".*", "data"))
             _isthmus(folder, "demo", "--json")
-        found = compared(folder, Path(name), QUICK if asked.quick else ROWS)
+        count = QUICK if asked.quick else ROWS
+        found = [*compared(folder, Path(name), count), *recorded(folder, Path(name), count)]
     return report("attribution", found, as_json=asked.json, quick=asked.quick)
 
 
@@ -76,6 +83,39 @@ def compared(folder: Path, scratch: Path, count: int) -> list[Comparison]:
     ]
 
 
+def recorded(folder: Path, scratch: Path, count: int) -> list[Comparison]:
+    """Seconds of an attribution of at least so many rows that a server has answered."""
+    project = Project(folder)
+    artifacts = Artifacts.of(project)
+    spine = project.applied().spines[artifacts.declared.spine.name]
+    keys = [name for name, _ in spine["keys"]]
+    fields = [name for name, _ in spine["request"] if name not in keys]
+    table = artifacts.current_training_set().table().select(keys + fields)
+    table = table.take(np.arange(count) % len(table))
+    port, log = free_port(), scratch / "server.log"
+    url, command = (
+        f"http://127.0.0.1:{port}/predict",
+        [*_COMMAND, "serve", "--port", str(port), "--project", str(folder)],
+    )
+    with started(command, log, {"ISTHMUS_SERVER__RECORD": "{}"}) as server, httpx.Client(timeout=60) as client:
+        wait(lambda: answers(url, _question(table[:1], keys, fields)), server, log)
+        for first in range(0, count, _BATCH):
+            client.post(url, json=_question(table[first : first + _BATCH], keys, fields)).raise_for_status()
+    _isthmus(folder, "recorded", "--json")
+    began = time.perf_counter()
+    result = _isthmus(folder, "attribute", "--recorded", "--json")
+    seconds = time.perf_counter() - began
+    return [
+        at_least("recorded rows", "rows", result["rows"], count),
+        at_most(f"attribution of {result['rows']:,} recorded rows", "s", round(seconds, 1), SECONDS),
+    ]
+
+
+def _question(rows: pa.Table, keys: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:
+    """The body of a request for the predictions of rows."""
+    return {"entities": rows.select(keys).to_pydict(), "request": rows.select(fields).to_pydict()}
+
+
 def _days(table: pa.Table, count: int) -> tuple[str, str]:
     """The last days of a training set that have so many rows."""
     times = np.sort(micros(table["event_timestamp"]))
@@ -101,8 +141,7 @@ def _spent() -> float:
 
 
 def _isthmus(folder: Path, *arguments: str) -> dict[str, Any]:
-    code = "from isthmus.orchestration.cli.cli import main; main()"
-    command = [sys.executable, "-c", code, *arguments, "--project", str(folder)]
+    command = [*_COMMAND, *arguments, "--project", str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=os.environ)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
