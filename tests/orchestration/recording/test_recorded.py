@@ -206,6 +206,14 @@ def test_days_with_many_files_are_joined(opened: Project, monkeypatch: pytest.Mo
     assert collect(opened) == Collected(), "the last batch of the server is known all the same"
 
 
+def test_no_file_of_a_folder_is_opened_by_python(opened: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Python has opened is given back to it when a scan is over, and aborts an interpreter that ends just then."""
+    spooled(opened, [1]).close()
+    collect(opened)
+    monkeypatch.delattr("deltalake.fs.DeltaStorageHandler.open_input_file")
+    assert len(_ids(opened)) == 3
+
+
 def test_a_commit_has_so_many_bytes(opened: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     spooled(opened, [1, 2, 3]).close()
     monkeypatch.setattr(collecting, "BYTES", 1)

@@ -34,6 +34,7 @@ from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.views import is_registered, key_problems, registered
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.latest import LatestRows
+from isthmus.features.offline.partitions import files_of
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.types import TYPES, DataType, Int64, String
@@ -172,7 +173,8 @@ class Source:
         with self.reading():
             if isinstance(self.files.file_format, DeltaFormat):
                 options = feast_files.storage_options(self.files)
-                return DeltaTable(self.path, storage_options=options).to_pyarrow_dataset()
+                table = DeltaTable(self.path, storage_options=options)
+                return table.to_pyarrow_dataset(filesystem=files_of(table, self.path))
             filesystem, path = feast_files.filesystem_of(self.files, self.path)
             return ds.dataset(
                 path, format="parquet", filesystem=filesystem, partitioning="hive", ignore_prefixes=_NO_DATA

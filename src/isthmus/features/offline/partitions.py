@@ -16,6 +16,7 @@ from isthmus.features.values.arrow import micros
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
+    import pyarrow.fs as fs
 
 DAY_COLUMN = pa.field("event_day", pa.date32(), nullable=False)
 """The partition column. Readers do not see it."""
@@ -55,8 +56,6 @@ def dataset(table: DeltaTable, place: str, only: Collection[int] | None = None) 
     """
     # Late: with it comes pandas, which takes a third of a second.
     import pyarrow.dataset as ds
-    import pyarrow.fs as fs
-    from deltalake.fs import DeltaStorageHandler
 
     adds = pa.table(table.get_add_actions(flatten=True))
     part = f"partition.{DAY_COLUMN.name}"
@@ -65,15 +64,25 @@ def dataset(table: DeltaTable, place: str, only: Collection[int] | None = None) 
     files = sorted(zip(adds["path"].to_pylist(), days, strict=True), key=lambda file: (file[1] or 0, file[0]))
     if only is not None:
         files = [(file, day) for file, day in files if day in only]
-    filesystem = (
-        fs.PyFileSystem(DeltaStorageHandler.from_table(table._table, table._storage_options))
-        if "://" in place
-        else fs.SubTreeFileSystem(place, fs.LocalFileSystem())
-    )
+    filesystem = files_of(table, place)
     form = ds.ParquetFileFormat(default_fragment_scan_options=ds.ParquetFragmentScanOptions(pre_buffer=True))
     fragments = [form.make_fragment(file, filesystem, partition_expression=_of_day(day)) for file, day in files]
     schema = pa.schema([column for column in pa.schema(table.schema().to_arrow()) if column.name != DAY_COLUMN.name])
     return ds.FileSystemDataset(fragments, schema, form, filesystem)
+
+
+def files_of(table: DeltaTable, place: str) -> "fs.FileSystem":
+    """What opens the files of a table: Arrow itself, unless `place` is a URL.
+
+    Bytes that Python opens are given back to it from threads of Arrow, which may outlive a scan: if the interpreter
+    ends just then, the process is aborted (apache/arrow#36389).
+    """
+    import pyarrow.fs as fs
+    from deltalake.fs import DeltaStorageHandler
+
+    if "://" in place:
+        return fs.PyFileSystem(DeltaStorageHandler.from_table(table._table, table._storage_options))
+    return fs.SubTreeFileSystem(place, fs.LocalFileSystem())
 
 
 def _of_day(day: int | None) -> "ds.Expression | None":

@@ -62,9 +62,10 @@ def _options(
 def main() -> None:
     """The console script."""
     code = run(sys.argv[1:])
-    if "dagster" in sys.modules:
-        # With Dagster and torch in the same process, DuckDB's binding prints pages about its own leaks while the
-        # interpreter shuts down. Everything of ours is closed by now.
+    if {"dagster", "pyarrow.dataset"} & sys.modules.keys():
+        # While the interpreter shuts down, DuckDB's binding prints pages about its own leaks, if Dagster and torch are
+        # there; and a scan of object storage that Arrow still takes apart ends the process with an abort
+        # (apache/arrow#36389). Everything of ours is closed by now.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -13,6 +13,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from isthmus.features.days import DAY
 from isthmus.features.errors import DataError, first_line
+from isthmus.features.offline.partitions import files_of
 from isthmus.features.offline.storage import unavailable
 from isthmus.features.values.arrow import ARROW
 from isthmus.orchestration.project import Project
@@ -124,7 +125,7 @@ class RecordedAnswers:
             table = self._open()
             if table is None:
                 return SCHEMA.empty_table()
-            rows = table.to_pyarrow_dataset().to_table(
+            rows = table.to_pyarrow_dataset(filesystem=files_of(table, self.path)).to_table(
                 filter=condition, columns=None if columns is None else [*columns]
             )
         return rows.sort_by([("run", "ascending"), ("sequence", "ascending")])
