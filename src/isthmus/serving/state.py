@@ -6,13 +6,13 @@ from typing import Any, Protocol, TypeVar
 
 from isthmus.features.contract.contract import Column, Contract, ViewContract
 from isthmus.features.contract.generations import Generations
-from isthmus.features.decoding.generation import prompt_features
 from isthmus.features.errors import ContractMismatch, IsthmusError, RequestError, one_of
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.profiles import BATCH_ROWS
 from isthmus.features.request.graph import RowGraph
 from isthmus.serving.limits import Limits
 from isthmus.serving.lookup.lookup import Lookup, resolve, service_features
+from isthmus.serving.lookup.prompt import Prompt
 from isthmus.serving.lookup.push import Form, PushedView
 from isthmus.serving.predict.generator import Generator
 from isthmus.serving.predict.model import Model
@@ -176,15 +176,13 @@ class State:
         return Generator(predictor) if isinstance(predictor, TensorPredictor) and predictor.model.text else None
 
     @cached_property
-    def prompted(self) -> Lookup | None:
-        """The lookup of the features that the template of the deployed model names; None if it names none."""
+    def prompt(self) -> Prompt:
+        """The features of the prompts of the deployed model, which generates text."""
         generator = self._generator
-        if generator is None or not generator.generation.features:
-            return None
+        assert generator is not None  # noqa: S101 - who asks has the generator
         contract, service = generator.predictor.contract, generator.predictor.model.deployment.service
-        known = prompt_features(contract, service)
-        features = [known[name] for name in generator.generation.features]
-        return Lookup(contract, features, full_names=True, graphs=self._graphs(contract), earlier=self._earlier)
+        graphs = self._graphs(contract)
+        return Prompt(generator.generation, contract, service, graphs=graphs, earlier=self._earlier)
 
     @property
     def candidate(self) -> AnyPredictor | None:

@@ -5,10 +5,10 @@ over them, and whatever is not as it was recorded has a cause.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 
 from isthmus.features import clock
 from isthmus.features.contract.contract import Contract
-from isthmus.features.errors import GateFailed, IsthmusError, RequestError
+from isthmus.features.errors import DependencyError, GateFailed, IsthmusError, RequestError
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.package.manifest import open_package
 from isthmus.features.progress import Progress, silent
@@ -33,10 +33,12 @@ from isthmus.orchestration.recording.requests import (
     lookup_of,
     read_lookups,
     read_predictions,
+    read_prompts,
 )
 from isthmus.orchestration.recording.stored import StoredRows, from_history
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.orchestration.recording.tensors import differing
+from isthmus.orchestration.recording.texts import Writer
 from isthmus.serving.lookup.lookup import Lookup
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.predict.tensors import TensorPredictor
@@ -98,6 +100,7 @@ def replay(
     Raises:
         RequestError: there is no such answer, neither or both are asked for, or the time is empty.
         DataError: the table cannot be read.
+        DependencyError: a text is to be written again, and the extra `generate` is not installed.
         PackageError: the package is none.
     """
     if (identity is None) == (between is None):
@@ -156,7 +159,7 @@ class _Replay:
         for number, part in enumerate(parts):
             self._progress("computing answers again", number / len(parts))
             found = _Found()
-            self._group(part, found)
+            self._group(part, found, partial(self._written, number, len(parts)))
             rows += int(pc.sum(part["rows"]).as_py())
             ids, at = part["id"], part["at"]
             for place, (cause, why) in sorted(found.causes.items()):
@@ -169,7 +172,10 @@ class _Replay:
         total = len(self._answers)
         return Replay(total, rows, total - counts.total(), {c.value: n for c, n in counts.most_common()}, differing)
 
-    def _group(self, part: pa.Table, found: _Found) -> None:
+    def _written(self, number: int, parts: int, done: float) -> None:
+        self._progress("writing texts again", (number + done) / parts)
+
+    def _group(self, part: pa.Table, found: _Found, progress: Callable[[float], None]) -> None:
         """Computes answers of one kind again, by the same contract, package and features."""
         one = part.slice(0, 1).to_pylist()[0]
         everything = range(len(part))
@@ -183,16 +189,25 @@ class _Replay:
             return
         graphs = lru_cache(None)(lambda name: RowGraph(contract.transforms[name]))
         try:
-            reader: Lookup | Predictor
+            reader: Lookup | Predictor | Writer
             if one["route"] == "infer":
                 tensors = TensorPredictor(contract, self._origins.model(one["package"], one["variant"]))
                 for place, cause, why in differing(part, tensors, self._causes, another=self._package is not None):
                     found.add([place], cause, why)
                 return
-            if one["route"] == "predict":
+            if one["route"] == "generate":
+                model = self._origins.model(one["package"], one["variant"])
+                reader = Writer(contract, model, graphs, another=self._package is not None)
+                if set(reader.views) != set(one["views"]):
+                    own, then = (", ".join(sorted(views)) or "nothing" for views in (reader.views, one["views"]))
+                    found.add(everything, Cause.PACKAGE, f"its prompt reads {own}, that of the text {then}")
+                    return
+            elif one["route"] == "predict":
                 reader = Predictor(contract, self._origins.model(one["package"], one["variant"]), graphs)
             else:
                 reader = lookup_of(contract, one["request"].encode(), graphs)
+        except DependencyError:
+            raise
         except IsthmusError as error:
             cause = Cause.CONTRACT if one["route"] == "lookup" else Cause.PACKAGE
             found.add(everything, cause, str(error))
@@ -207,6 +222,8 @@ class _Replay:
         bodies = self._origins.bodies(part, contract, one["hashed"], histories)
         if isinstance(reader, Predictor):
             requests = read_predictions(reader, bodies)
+        elif isinstance(reader, Writer):
+            requests = read_prompts(reader.prompt, bodies)
         else:
             requests = read_lookups(reader, contract, bodies)
         for place, why in requests.unread.items():
@@ -217,6 +234,14 @@ class _Replay:
         stored = self._stored(contract, histories, requests, recorded, found)
         if isinstance(reader, Predictor):
             self._predictions(reader, requests, stored, recorded, found)
+        elif isinstance(reader, Writer):
+            # Token by token: not where it is known already that the prompt is another.
+            places = [place for place in np.flatnonzero(requests.rows).tolist() if place not in found.causes]
+            texts = reader.differing(bodies, requests, stored, recorded, self._causes, places)
+            for number, differs in enumerate(texts, 1):
+                progress(number / len(places))
+                if differs:
+                    found.add([differs[0]], *differs[1:])
         elif reader.computes:
             self._computed(reader, requests, stored, recorded, found)
 

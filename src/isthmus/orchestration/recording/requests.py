@@ -14,16 +14,18 @@ from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import Ints, Values
 from isthmus.serving.limits import Limits
 from isthmus.serving.lookup.lookup import Lookup, resolve, service_features
+from isthmus.serving.lookup.prompt import Prompt
 from isthmus.serving.lookup.request import LookupInputs
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.recorder.columns import hashes
 from isthmus.serving.wire import decode
 from isthmus.serving.wire.inference import InferRequest, TensorRequest
-from isthmus.serving.wire.messages import LookupRequest, PredictRequest
+from isthmus.serving.wire.messages import GenerateRequest, LookupRequest, PredictRequest
 
 _LOOKUP = msgspec.json.Decoder(LookupRequest)
 _PREDICT = msgspec.json.Decoder(PredictRequest)
 _INFER = msgspec.json.Decoder(InferRequest)
+_GENERATE = msgspec.json.Decoder(GenerateRequest)
 _MOST = 1 << 62
 LIMITS = Limits(rows=_MOST, values=_MOST)
 
@@ -116,6 +118,22 @@ def read_lookups(lookup: Lookup, contract: Contract, bodies: Sequence[bytes | Lo
 def read_predictions(predictor: Predictor, bodies: Sequence[bytes | LookupError]) -> Requests:
     """The rows of requests for predictions of a model."""
     return _joined(bodies, lambda body: predictor.read(_PREDICT.decode(body), LIMITS), list(predictor.plan.keys))
+
+
+def read_prompts(prompt: Prompt, bodies: Sequence[bytes | LookupError]) -> Requests:
+    """The rows of requests for texts, one of each."""
+
+    def read(body: bytes) -> tuple[Mapping[str, Sequence[Any]], Mapping[str, Values], int]:
+        inputs = prompt.read(_GENERATE.decode(body), LIMITS)
+        return inputs.keys, inputs.request, inputs.rows
+
+    return _joined(bodies, read, list(prompt.plan.keys))
+
+
+def prompt_of(body: bytes | LookupError) -> str:
+    """What a user asked, of a request that has been read."""
+    assert isinstance(body, bytes)  # noqa: S101 - one without its key has no row
+    return _GENERATE.decode(body).prompt
 
 
 def read_tensors(body: bytes) -> TensorRequest:

@@ -84,7 +84,6 @@ class Handlers:
         latency = settings.latency
         self._latency = None if latency is None else LatencyWriter(Path(latency), objective, self.metrics.bounds)
         self._predictions = Predictions(self._store, settings.limits, self.metrics, self._at)
-        self.generations = Generations(lambda: self._watch.state, self._predictions, self._limits)
         record, spool = settings.record, settings.spool
         self.recorder = None if record is None or spool is None else Recorder(
             record, Path(spool), bytes.fromhex(settings.spool_key), self.metrics.count_recorded,
@@ -92,6 +91,8 @@ class Handlers:
         )  # fmt: skip
         self._lookups = self.recorder if record is not None and record.lookups else None
         self._predicted = self.recorder if record is not None and record.predictions else None
+        written = self.recorder if record is not None and record.texts else None
+        self.generations = Generations(lambda: self._watch.state, self._predictions, self._limits, self._at, written)
         self.inference = Inference(
             lambda: self._watch.state, self._predictions, self._store, self._limits, self._predicted
         )

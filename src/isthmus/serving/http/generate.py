@@ -1,9 +1,9 @@
 """`/generate`: text as it comes, as server-sent events (https://html.spec.whatwg.org, section 9.2)."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -13,20 +13,19 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from isthmus.features.decoding.decoder import Read
-from isthmus.features.decoding.generation import Generation, shown
+from isthmus.features.decoding.generation import Generation
 from isthmus.features.decoding.tokenizer import Text, Tokenizer
-from isthmus.features.errors import IsthmusError, RequestError
+from isthmus.features.errors import IsthmusError
 from isthmus.serving.http.guard import granted
 from isthmus.serving.http.predict import Predictions
 from isthmus.serving.limits import Limits
-from isthmus.serving.lookup import compact
-from isthmus.serving.lookup.request import LookupInputs
 from isthmus.serving.predict.generator import Generator
+from isthmus.serving.recorder.columns import Answer, stored_of
+from isthmus.serving.recorder.recorder import ANSWER, Recorder
 from isthmus.serving.state import State
 from isthmus.serving.threads import BYTES, offload
 from isthmus.serving.waits import DEADLINE, REFUSAL
-from isthmus.serving.wire import decode
-from isthmus.serving.wire.errors import BusyError, DefectError, TooLargeError
+from isthmus.serving.wire.errors import BusyError, DefectError
 from isthmus.serving.wire.exchange import body_of, message_of
 from isthmus.serving.wire.messages import EventEnd, EventText, GenerateRequest
 
@@ -38,8 +37,12 @@ T = TypeVar("T")
 class Generations:
     """The texts that a server process generates."""
 
-    def __init__(self, state: Callable[[], State], predictions: Predictions, limits: Limits) -> None:
-        self._state, self._predictions, self._limits = state, predictions, limits
+    def __init__(
+        self, state: Callable[[], State], predictions: Predictions, limits: Limits, now: Callable[[], int],
+        recorder: Recorder | None = None,
+    ) -> None:  # fmt: skip
+        self._state, self._predictions, self._limits, self._now = state, predictions, limits, now
+        self._recorder = recorder
         self._under_way = 0
 
     async def answer(self, request: Request) -> Response:
@@ -48,7 +51,8 @@ class Generations:
         The first token has the time of any request. What is wrong before it is answered with a status; what goes wrong
         behind it, with an event.
         """
-        wanted, state = message_of(await body_of(request), _REQUEST), self._state()
+        body = await body_of(request)
+        wanted, state = message_of(body, _REQUEST), self._state()
         granted(request).require("predict", state.deployed(wanted.model).deployment.model)
         generator = state.generator(wanted.model)
         if self._under_way >= self._limits.generations:
@@ -56,44 +60,32 @@ class Generations:
                             remedy="try again, or raise server.limits.generations or server.workers")  # fmt: skip
         self._under_way += 1
         try:
-            asked = await _while_there(request.receive, self._begun(state, generator, wanted))
+            asked = await _while_there(request.receive, self._begun(state, generator, wanted, body))
         except BaseException:
             self._under_way -= 1
             raise
+        if asked.answer is not None:
+            request.scope[ANSWER] = asked.answer
         return _Stream(generator, asked, self._limits, self._end)
 
-    async def _begun(self, state: State, generator: Generator, wanted: GenerateRequest) -> "_Asked":
+    async def _begun(self, state: State, generator: Generator, wanted: GenerateRequest, body: bytes) -> "_Asked":
         """A text with its first token."""
-        features = await self._features(state, wanted)
+        inputs, at = state.prompt.read(wanted, self._limits), self._now()
+        answers = await self._predictions.stored(state.prompt, inputs.keys, 1, at=at)
+        features = state.prompt.features(inputs.request, answers)
         prompt = await tokens_of(generator.generation, generator.tokenizer, wanted.prompt, features)
         room = generator.room(prompt, wanted.max_tokens, self._limits)
         tokens = generator.tokens(prompt, room)
-        return _Asked(len(prompt), room, tokens, await anext(tokens))
+        asked = _Asked(prompt, room, tokens, await anext(tokens))
+        deployment, recorder = generator.predictor.model.deployment, self._recorder
+        variant = f"{deployment.precision}/{deployment.threads}"
+        if recorder and (reader := recorder.reader("generate", state.prompt.plan, deployment.digest, variant)):
+            stored = stored_of(reader, answers)
+            asked.answer = Answer(reader, at, body, inputs.keys, stored, 1, (prompt, asked.said))
+        return asked
 
     def _end(self) -> None:
         self._under_way -= 1
-
-    async def _features(self, state: State, wanted: GenerateRequest) -> dict[str, str]:
-        """The texts of the features that the template names, as a lookup answers with them."""
-        lookup = state.prompted
-        if lookup is None:
-            if wanted.entities:
-                raise RequestError(f"entities.{next(iter(wanted.entities))}", "is read by no feature of the prompt",
-                                   expected="no entities")  # fmt: skip
-            return {}
-        join_keys = {column.name: column for view in lookup.contract.views.values() for column in view.keys}
-        keys, fields = decode.entities(wanted.entities, join_keys, lookup.request, lookup.optional)
-        inputs = LookupInputs.of(lookup, keys, fields, self._limits)
-        if inputs.rows != 1:
-            raise TooLargeError("entities", f"{inputs.rows:,} rows", expected="one row for a text")
-        answers = await self._predictions.stored(lookup, inputs.keys, 1)
-        computed = lookup.compute(inputs.request, answers) if lookup.computes else {}
-        values = orjson.loads(compact.values(lookup, inputs.keys, answers, computed))["values"][len(inputs.keys) :]
-        missing = state.generator(wanted.model).generation.missing
-        return {
-            name: missing if value is None else shown(value, dtype)
-            for name, (value,), (_, _, dtype) in zip(lookup.names, values, lookup.features, strict=True)
-        }
 
 
 async def tokens_of(
@@ -105,14 +97,19 @@ async def tokens_of(
     return await offload(size > BYTES, tokenizer.encode, parts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Asked:
-    """A prompt of so many tokens, the room behind it, its tokens, of which the first is there."""
+    """The tokens of a prompt, the room behind them, what follows, of which the first is there, and what was said.
 
-    prompt: int
+    `answer` is what is recorded of it, if anything is.
+    """
+
+    prompt: Sequence[int]
     room: int
     tokens: AsyncIterator[Read]
     first: Read
+    said: list[int] = field(default_factory=list)
+    answer: Answer | None = None
 
 
 class _Stream(Response):
@@ -135,6 +132,9 @@ class _Stream(Response):
             await _while_there(receive, self._send(scope, send))
         finally:
             self._end()
+            if (answer := self._asked.answer) is not None:
+                # Numbers of tokens: some bytes each, as lists have them.
+                answer.size = 32 * (len(self._asked.prompt) + len(self._asked.said))
 
     async def _send(self, scope: Scope, send: Send) -> None:
         try:
@@ -152,24 +152,24 @@ class _Stream(Response):
         await send(_body(b"", more=False))
 
     async def _events(self) -> AsyncIterator[bytes]:
-        text, count, asked = Text(self._generator.tokenizer), 0, self._asked
+        text, asked = Text(self._generator.tokenizer), self._asked
         loop = asyncio.get_running_loop()
         until = loop.time() + self._limits.generation_seconds
         reason: Literal["end", "length", "time"] = "length"
         async with aclosing(_chained(asked)) as tokens:
             async for read in tokens:
-                count += 1
+                asked.said.append(read.token)
                 if read.token in self._generator.generation.end:
                     reason = "end"
                     break
                 if piece := text.add(read.token):
                     yield _event("text", msgspec.to_builtins(EventText(piece)))
-                if loop.time() > until and count < asked.room:
+                if loop.time() > until and len(asked.said) < asked.room:
                     reason = "time"
                     break
         if piece := text.end():
             yield _event("text", msgspec.to_builtins(EventText(piece)))
-        yield _event("end", msgspec.to_builtins(EventEnd(reason, asked.prompt, count)))
+        yield _event("end", msgspec.to_builtins(EventEnd(reason, len(asked.prompt), len(asked.said))))
 
 
 def _body(data: bytes, *, more: bool = True) -> Message:

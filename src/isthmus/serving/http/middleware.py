@@ -63,7 +63,7 @@ class Observed:
             details = {"exception": type(error).__name__, "at": log.place(error)}
         if (grants := scope.get("state", {}).get("grants")) and grants.name:
             details["key"] = grants.name
-        if recorder is not None and status == 200 and not left and (answer := scope.get(ANSWER)) is not None:
+        if recorder is not None and status == 200 and (answer := scope.get(ANSWER)) is not None:
             answer.seconds, answer.caller = time.perf_counter() - start, details.get("key", "")
             recorder.add(answer)
         if not left and (refusal := scope.get(REFUSAL)) is not None:

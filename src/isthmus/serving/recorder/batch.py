@@ -60,16 +60,17 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
     """Answers of one kind by the same reader: a service, a list of features, or a model.
 
     Attributes:
-        route: "lookup", "predict" or "infer", whose request is one row.
+        route: "lookup", "predict", "infer" or "generate"; a request of the last two is one row.
         contract: hash of the contract that it was answered under.
         package: digest of the package; empty for a lookup.
         variant: precision and threads with which it ran, `int8/1`; empty for a lookup.
         answers: records of `ANSWER`.
         requests: the bytes of each request between the two ends of its template.
         views: the stored rows behind them.
-        outputs: float32, what the model said, `width` numbers a row.
+        outputs: float32, what the model said, `width` numbers a row; of a text how many tokens its prompt has, and how
+            many were said.
         digest: uint64, of each row's inputs of the model, or of what request transforms computed of it, or of
-            the tensors that answer a request; else empty.
+            the tensors that answer a request, or of the tokens of a prompt and its text; else empty.
         hashed: join keys whose values in the requests are keyed hashes.
         templates: ends of requests, which most of them share: the names of features are there once. With its ends, a
             request is the body as it came, JSON.

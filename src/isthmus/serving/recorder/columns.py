@@ -15,7 +15,7 @@ from isthmus.features.types import Bytes
 from isthmus.features.values.columns import Values
 from isthmus.features.values.entitykey import encode_keys
 from isthmus.serving.recorder.batch import PACK, Group, ViewRows
-from isthmus.serving.recorder.digest import digests, tensors_digest
+from isthmus.serving.recorder.digest import digests, tensors_digest, text_digest
 
 Stored = bytes | tuple[bytes, bytes, bytes, bytes]
 """Of a view the packed rows behind an answer, if they say all; else their columns: see `ViewRows`."""
@@ -29,7 +29,7 @@ class Reader(msgspec.Struct, frozen=True, gc=False):
     """What is the same for all answers to requests for the same features, or of the same model.
 
     Attributes:
-        route: "lookup", "predict" or "infer".
+        route: "lookup", "predict", "infer" or "generate".
         views: that it reads, each with the NumPy type of its packed rows.
         private: join keys that are written as keyed hashes.
         plain: whether an answer needs neither digests nor keyed hashes.
@@ -75,9 +75,10 @@ class Answer(msgspec.Struct, gc=False):
         keys: the join keys of the request.
         stored: of each view what `stored_of` has. Whatever else an answer has would stay in memory, and that of the
             next one is cold then.
-        outputs: of the model; None for a lookup.
+        outputs: of the model; None for a lookup. Of a text the tokens of its prompt and those that were said, a list
+            that grows until the text ends.
         json: bytes of the body before the tensors that it has in binary form; 0 if it has none.
-        size: bytes of the outputs, where they are tensors.
+        size: bytes of the outputs, where they are tensors or tokens.
         inputs: of the model, or the outputs of request transforms, by transform.
         sequence: its number in the process.
         seconds: from the request to the end of the answer.
@@ -155,6 +156,10 @@ def _group(part: Sequence[Answer], secret: bytes, callers: dict[str, int]) -> Gr
         digest = digests(_together([answer.inputs for answer in part])).tobytes()
     elif reader.route == "infer":
         digest = np.array([tensors_digest(answer.outputs) for answer in part], np.uint64).tobytes()
+    elif reader.route == "generate":
+        counts = [[len(tokens) for tokens in answer.outputs] for answer in part]
+        outputs, width = np.array(counts, "<f4").tobytes(), 2
+        digest = np.array([text_digest(*answer.outputs) for answer in part], np.uint64).tobytes()
     elif part[0].inputs:
         digest = digests(_together([computed(answer.inputs) for answer in part])).tobytes()
     return reader.group(

@@ -1,7 +1,7 @@
 """The digest of values: 64 bits a row, the same for rows that are equal to the bit."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,11 @@ def tensors_digest(tensors: Mapping[str, np.ndarray[Any, Any]]) -> int:
     named = [f"{name} {array.dtype.str} {array.shape}".encode() for name, array in sorted(tensors.items())]
     words = [_word(array) for _, array in sorted(tensors.items())]
     return _hash(b"\0".join(named) + b"".join(word.to_bytes(8, "little") for word in words))
+
+
+def text_digest(prompt: Sequence[int], said: Sequence[int]) -> int:
+    """A digest of the tokens of a prompt and of those that followed it."""
+    return tensors_digest({"prompt": np.array(prompt, np.int64), "said": np.array(said, np.int64)})
 
 
 def _hash(text: bytes) -> int:

@@ -16,6 +16,7 @@ class Recording:
         share: of the answers that are recorded.
         lookups: whether those of `/get-online-features` are.
         predictions: whether those of `/predict` and `/v2` are.
+        texts: whether those of `/generate` are, with the prompts that users wrote.
         private: views whose join keys are written as a keyed hash, wherever a request has them.
         memory_mb: of batches that wait for the disk, in a worker.
         spool_mb: of the folder that they are written to, until they are collected.
@@ -26,6 +27,7 @@ class Recording:
     share: Annotated[float, Ge(0), Le(1)] = 1.0
     lookups: bool = True
     predictions: bool = True
+    texts: bool = True
     private: tuple[str, ...] = ()
     memory_mb: Annotated[float, Gt(0)] = 32.0
     spool_mb: Annotated[float, Gt(0)] = 1024.0

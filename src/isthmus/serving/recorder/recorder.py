@@ -10,8 +10,8 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -250,8 +250,16 @@ class Recorder:
 
 def runtime() -> str:
     """What computes predictions here, as a batch says it."""
-    names: Iterable[str] = ("isthmus", "onnxruntime", "numpy")
-    return " ".join([*(f"{name} {version(name)}" for name in names), _processor()])
+    # The last one is there only where texts are generated.
+    versions = ((name, _version(name)) for name in ("isthmus", "onnxruntime", "numpy", "tokenizers"))
+    return " ".join([*(f"{name} {found}" for name, found in versions if found), _processor()])
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
 
 
 def _processor() -> str:

@@ -79,7 +79,7 @@ def prediction(project: Project, identity: str) -> Answered:
         raise _missing(project, identity)
     one = part.slice(0, 1).to_pylist()[0]
     if one["route"] != PREDICT:
-        found = "is a lookup" if one["route"] == "lookup" else "is of tensors"
+        found = {"lookup": "is a lookup", "generate": "is a text"}.get(one["route"], "is of tensors")
         raise RequestError(f"answer {identity}", f"{found}, which has no score", expected="the id of a prediction",
                            remedy=f"run `isthmus replay {identity}`")  # fmt: skip
     return Answered(Origins(project).package(one["package"]), _precision(one["variant"]), part, {})
@@ -97,8 +97,9 @@ def _missing(project: Project, identity: str) -> RequestError:
             where, "is no id of an answer", expected="that of `isthmus-answer`, such as 3f9a1c22b7d0-1a2b"
         )
     if run and len(known) and known.max() > place:
-        return RequestError(where, "was dropped: later answers of its server are in the table, and it is not",
-                            remedy="see `isthmus_dropped_answers_total`, and `memory_mb` and `spool_mb`")  # fmt: skip
+        # A text has its id when it begins, and is recorded when it ends.
+        found = "was dropped, or is a text that had not ended: later answers of its server are in the table"
+        return RequestError(where, found, remedy="see `isthmus_dropped_answers_total`, and `memory_mb` and `spool_mb`")
     if run and waits:
         return RequestError(where, "is not in the table yet", remedy="run `isthmus recorded`")
     return RequestError(

@@ -1,0 +1,80 @@
+"""The features of a prompt: those that a model's template names, looked up, and the text of each."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import orjson
+
+from isthmus.features.contract.contract import Contract
+from isthmus.features.decoding.generation import Generation, prompt_features, shown
+from isthmus.features.errors import RequestError
+from isthmus.features.online.plan import LookupPlan, ViewAnswer
+from isthmus.features.request.graph import RowGraph
+from isthmus.features.values.columns import Values
+from isthmus.serving.limits import Limits
+from isthmus.serving.lookup.lookup import Lookup
+from isthmus.serving.lookup.request import LookupInputs
+from isthmus.serving.wire import decode
+from isthmus.serving.wire.encode import OPTIONS, json_columns
+from isthmus.serving.wire.errors import TooLargeError
+from isthmus.serving.wire.messages import GenerateRequest
+
+
+class Prompt:
+    """What a request for a text is filled up with: the features of the template of a package of `service`.
+
+    `graphs` are the request transforms by name, ready to compute; `earlier` are the contracts whose rows may still be
+    there.
+
+    Attributes:
+        plan: the views that it reads.
+        bits: the features of each view that are read, for the metrics.
+    """
+
+    def __init__(
+        self, generation: Generation, contract: Contract, service: str, *, graphs: Callable[[str], RowGraph],
+        earlier: Sequence[Contract] = (),
+    ) -> None:  # fmt: skip
+        self._missing, self._lookup = generation.missing, None
+        self.plan: LookupPlan
+        self.bits: Mapping[str, bytes]
+        if generation.features:
+            known = prompt_features(contract, service)
+            features = [known[name] for name in generation.features]
+            self._lookup = Lookup(contract, features, full_names=True, graphs=graphs, earlier=earlier)
+            self.plan, self.bits = self._lookup.plan, self._lookup.bits
+        else:
+            self.plan, self.bits = LookupPlan(contract, []), {}
+
+    def read(self, wanted: GenerateRequest, limits: Limits) -> LookupInputs:
+        """The only row of a request.
+
+        Raises:
+            RequestError: it has no such row, or join keys where the prompt needs none.
+            TooLargeError: it has more rows.
+        """
+        lookup = self._lookup
+        if lookup is None:
+            if wanted.entities:
+                raise RequestError(f"entities.{next(iter(wanted.entities))}", "is read by no feature of the prompt",
+                                   expected="no entities")  # fmt: skip
+            return LookupInputs({}, {}, 1)
+        join_keys = {column.name: column for view in lookup.contract.views.values() for column in view.keys}
+        keys, fields = decode.entities(wanted.entities, join_keys, lookup.request, lookup.optional)
+        inputs = LookupInputs.of(lookup, keys, fields, limits)
+        if inputs.rows != 1:
+            raise TooLargeError("entities", f"{inputs.rows:,} rows", expected="one row for a text")
+        return inputs
+
+    def features(self, request: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> dict[str, str]:
+        """The texts of the features of a row: what a lookup answers with, in words of the prompt."""
+        lookup = self._lookup
+        if lookup is None:
+            return {}
+        computed = lookup.compute(request, answers) if lookup.computes else {}
+        texts = {}
+        for name, (source, feature, dtype) in zip(lookup.names, lookup.features, strict=True):
+            values = computed[source][feature] if source in computed else answers[source].columns[feature]
+            columns = json_columns(dtype, values.data[None], None if values.valid.all() else ~values.valid[None])
+            ((value,),) = orjson.loads(orjson.dumps(columns, option=OPTIONS))
+            texts[name] = self._missing if value is None else shown(value, dtype)
+        return texts
