@@ -21,6 +21,7 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
+from isthmus.features.types import Int64
 from isthmus.orchestration.api.collect import collect as collect_pushes
 from isthmus.orchestration.attribution.recordings.explain import explain
 from isthmus.orchestration.models.release import deploy
@@ -39,7 +40,7 @@ from tests.orchestration.api.served import served
 from tests.orchestration.api.test_collect import VIEW, pushed
 from tests.orchestration.shop import Open, Shop
 from tests.serving.http.test_inference import INFER, put
-from tests.serving.support import CONTRACT, NOW, serving
+from tests.serving.support import CONTRACT, NOW, make_package, serving
 from tests.serving.tensors import as_binary, as_json, frames, make_drawing_package
 
 MINUTE = 60_000_000
@@ -374,6 +375,11 @@ def test_predictions_are_the_same_and_what_is_not_has_a_cause(deployed: Shop, pr
     shutil.copytree(package_of(opened), other)
     assert replay(opened, ids[2], package=other).same == 1
     assert "said" in only(replay(opened, ids[0], package=other), Cause.PACKAGE)
+
+    # One that reads other rows, whose keys are not in the request.
+    inputs = [("customer_orders__orders_7d", Int64)]
+    other = make_package(opened.root / "rows", opened.applied(), inputs=inputs, service="late_order_server")
+    assert "reads customer_orders, not shelf_demand" in only(replay(opened, ids[2], package=other), Cause.PACKAGE)
 
     # A file of the package is another.
     model = next(package_of(opened).glob("model.*"))

@@ -67,7 +67,8 @@ def _named(template: str) -> list[str]:
 def put(project: Project, package: Path) -> None:
     contract = project.applied()
     features: dict[str, dict[str, FeatureVerdict]] = {}
-    for view, feature in contract.service(SERVICE).features:
+    service = contract.service(SERVICE)
+    for view, feature in (*service.features, *service.computed):
         features.setdefault(view, {})[feature] = FeatureVerdict(10, 0, 0.0)
     tables = dict.fromkeys(features, "f00d")
     verdict = Verdict(
@@ -135,7 +136,7 @@ def test_texts_are_the_same_and_what_is_not_has_a_cause(built: Shop, project: Op
     assert replay(opened, same, package=package_of(opened)).same == 1
     assert "writes another text" in only(replay(opened, same, package=other), Cause.PACKAGE)
     elsewhere = written(home, opened, "{customer_facts__member} {prompt}")
-    assert "its prompt reads customer_facts, that of the text customer_facts, customer_orders" in only(
+    assert "reads customer_facts, not customer_facts, customer_orders" in only(
         replay(opened, same, package=elsewhere), Cause.PACKAGE
     )
     assert only(replay(opened, same, package=make_drawing_package(home / "drawing")), Cause.PACKAGE)

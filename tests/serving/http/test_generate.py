@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 
@@ -22,6 +23,10 @@ from isthmus.features.package.prompts import decoder_of, generation_of, open_tok
 from isthmus.features.profiles import ServingProfile
 from isthmus.serving.http.generate import tokens_of
 from isthmus.serving.limits import Limits
+from isthmus.serving.recorder.batch import ANSWER, batches
+from isthmus.serving.recorder.digest import text_digest
+from isthmus.serving.recorder.options import Recording
+from isthmus.serving.recorder.spool import segments
 from isthmus.serving.rollout.rollout import deploy
 from tests.distill.decoding.support import origin, tiny
 from tests.serving.support import CONTRACT, NOW, TABLES, Server, serving, verdict_of, wait
@@ -89,14 +94,19 @@ def generated(server: Server, **asked: Any) -> tuple[str, dict[str, Any]]:
 
 def alone(package: Path, prompt: str, flights: str, rate: str, most: int) -> tuple[str, int]:
     """The same without a server, and the number of tokens of the prompt."""
+    tokens, said = tokens_alone(package, prompt, flights, rate, most)
+    text = Text(open_tokenizer(open_package(package)))
+    return "".join(map(text.add, said)) + text.end(), len(tokens)
+
+
+def tokens_alone(package: Path, prompt: str, flights: str, rate: str, most: int) -> tuple[list[int], list[int]]:
     opened = open_package(package)
     variant = opened.manifest.variant("fp32")
     tokenizer, model = open_tokenizer(opened), session(opened.files.read(variant.file), 1)
     features = {"punctuality__flights": flights, "punctuality__late_rate": rate}
     tokens = tokenizer.encode(generation_of(opened.manifest).parts(prompt, features))
-    text = Text(tokenizer)
     said = decoder_of(opened.manifest, variant).greedy(lambda feeds: ask(model, feeds), tokens, most)
-    return "".join(text.add(read.token) for read in said) + text.end(), len(tokens)
+    return tokens, [read.token for read in said]
 
 
 def test_a_text_comes_from_the_prompt_and_the_features_of_an_entity(writer: Server, package: Path) -> None:
@@ -237,3 +247,45 @@ def test_a_key_needs_the_scope_of_the_model_and_a_text_ends_in_time(
         answer = running.http.post("/generate", json=long, headers={"authorization": keys["writer"]})
         if answer.status_code != 200:  # on a quick machine
             assert (answer.status_code, answer.json()["found"]) == (503, "could not answer within 1 seconds")
+
+
+def test_a_text_is_recorded_with_what_it_rested_on_and_what_was_said_of_it(
+    tmp_path: Path, redis_url: str, package: Path
+) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    spool, bodies = tmp_path / "spool", [
+        {"prompt": "Return", "entities": UA, "max_tokens": 9}, {"prompt": "Open", "entities": UA, "max_tokens": 1500}
+    ]  # fmt: skip
+    with serving(
+        tmp_path, redis_url, limits=LIMITS, record=Recording(predictions=False), spool=str(spool), spool_key="aa" * 16
+    ) as running:
+        profile = ServingProfile(precision="fp32", probation_seconds=0)
+        deploy(package, verdict_of(package), CONTRACT, profile, running.deployment, tables=TABLES, at=NOW)
+        wait(lambda: running.http.get("/readyz").json().get("model") == "writer", "the model")
+        whole = running.http.post("/generate", json=bodies[0])
+        # The client of `running` reads each answer to its end.
+        with ExitStack() as left:
+            http = left.enter_context(httpx.Client(base_url=running.http.base_url))
+            cut = left.enter_context(http.stream("POST", "/generate", json=bodies[1]))
+            assert next(cut.iter_lines()) == "event: text"
+        wait(lambda: _left(running) == 1, "the server to see that they left")
+        refused = running.http.post("/generate", json={"prompt": f"a {STRANGE}", "entities": UA})
+        assert (refused.status_code, "isthmus-answer" in refused.headers) == (500, False)
+    groups = [group for path in segments(spool) for batch in batches(path.read_bytes()) for group in batch.groups]
+    assert {(group.route, group.contract, group.variant) for group in groups} == {("generate", CONTRACT.hash, "fp32/1")}
+    answers = np.concatenate([np.frombuffer(group.answers, ANSWER) for group in groups])
+    numbers = [int(answer.headers["isthmus-answer"].partition("-")[2], 16) for answer in (whole, cut)]
+    assert answers["sequence"].tolist() == numbers
+    assert answers["at"].tolist() == [NOW, NOW]
+    assert b"".join(group.requests for group in groups) == whole.request.content + cut.request.content
+    views = [view for group in groups for view in group.views]
+    assert {view.view for view in views} == {"punctuality"}
+    assert sum(len(view.content) for view in views) == 16
+    outputs = np.concatenate([np.frombuffer(group.outputs, "<f4") for group in groups]).astype(int)
+    digest = np.concatenate([np.frombuffer(group.digest, np.uint64) for group in groups]).tolist()
+    # Also of the text whose reader left: what was said until then.
+    for asked, (prompt, count), known in zip(bodies, outputs.reshape(2, 2).tolist(), digest, strict=True):
+        tokens, said = tokens_alone(package, str(asked["prompt"]), str(2**60 + 1), "0.1", count)
+        assert (len(tokens), len(said), text_digest(tokens, said)) == (prompt, count, known)
+    assert outputs[1] == 9
+    assert 0 < outputs[3] < 1500

@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 
 from isthmus.features import clock
 from isthmus.features.contract.contract import Contract
-from isthmus.features.errors import DependencyError, GateFailed, IsthmusError, RequestError
+from isthmus.features.errors import DependencyError, GateFailed, IsthmusError, PackageError, RequestError
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.package.manifest import open_package
 from isthmus.features.progress import Progress, silent
@@ -198,12 +198,11 @@ class _Replay:
             if one["route"] == "generate":
                 model = self._origins.model(one["package"], one["variant"])
                 reader = Writer(contract, model, graphs, another=self._package is not None)
-                if set(reader.views) != set(one["views"]):
-                    own, then = (", ".join(sorted(views)) or "nothing" for views in (reader.views, one["views"]))
-                    found.add(everything, Cause.PACKAGE, f"its prompt reads {own}, that of the text {then}")
-                    return
             elif one["route"] == "predict":
-                reader = Predictor(contract, self._origins.model(one["package"], one["variant"]), graphs)
+                model = self._origins.model(one["package"], one["variant"])
+                if not model.inputs:
+                    raise PackageError(f"package {model.manifest.name}", "predicts no rows of features")
+                reader = Predictor(contract, model, graphs)
             else:
                 reader = lookup_of(contract, one["request"].encode(), graphs)
         except DependencyError:
@@ -212,6 +211,17 @@ class _Replay:
             cause = Cause.CONTRACT if one["route"] == "lookup" else Cause.PACKAGE
             found.add(everything, cause, str(error))
             return
+        if not isinstance(reader, Lookup):
+            reads, read = (
+                ", ".join(sorted(names)) for names in ([view.name for view in reader.plan.views], one["views"])
+            )
+            if reads != read:
+                # The request need not have the keys of what another package reads.
+                digest = reader.model.deployment.digest[:12]
+                found.add(
+                    everything, Cause.PACKAGE, f"package {digest} reads {reads or 'nothing'}, not {read or 'nothing'}"
+                )
+                return
         histories = {}
         for name, known in zip(one["views"], one["hashes"], strict=True):
             history = self._origins.history(contract.views[name])

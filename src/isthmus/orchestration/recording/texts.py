@@ -8,6 +8,7 @@ from isthmus.features.contract.contract import Contract
 from isthmus.features.decoding.decoder import Array
 from isthmus.features.decoding.generation import LOGITS, NEW
 from isthmus.features.errors import IsthmusError
+from isthmus.features.online.plan import LookupPlan
 from isthmus.features.package.prompts import generation_of
 from isthmus.features.request.graph import RowGraph
 from isthmus.orchestration.recording.causes import Cause, Causes, Recorded
@@ -37,9 +38,9 @@ class Writer:
         self.prompt = Prompt(self.generation, contract, model.deployment.service, graphs=graphs)
 
     @property
-    def views(self) -> list[str]:
-        """The views that its prompt reads."""
-        return [view.name for view in self.prompt.plan.views]
+    def plan(self) -> LookupPlan:
+        """What its prompt reads."""
+        return self.prompt.plan
 
     def differing(
         self, bodies: Sequence[bytes | LookupError], requests: Requests, stored: Mapping[str, StoredRows],
