@@ -187,7 +187,8 @@ class Causes:
         columns = ["run", "sequence", "at", "seconds"]
         whole = table.read(ds.field("run").isin(pc.unique(part["run"])) & between, columns)
         at = whole["at"].cast(pa.int64()).to_numpy()
-        # An answer is numbered when it is over: one that took longer may be of an earlier moment by a steady clock.
+        # An answer is numbered when it is over, a text when it begins: one that took longer may be of an earlier moment
+        # by a steady clock.
         ends = at + np.ceil(whole["seconds"].to_numpy().astype(np.float64) * 1e6).astype(np.int64)
         runs = whole["run"].combine_chunks().dictionary_encode()
         earliest: dict[tuple[str, int], int] = {}
