@@ -37,8 +37,7 @@ from isthmus.orchestration.recording.requests import (
 )
 from isthmus.orchestration.recording.stored import StoredRows, from_history
 from isthmus.orchestration.recording.table import RecordedAnswers
-from isthmus.orchestration.recording.tensors import differing
-from isthmus.orchestration.recording.texts import Writer
+from isthmus.orchestration.recording.tensors import Writer, differing
 from isthmus.serving.lookup.lookup import Lookup
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.predict.tensors import TensorPredictor

@@ -1,15 +1,27 @@
-"""Recorded answers of models of tensors, computed again: one request at a time, as they were asked."""
+"""Recorded answers of models of tensors, computed again: requests for tensors one at a time, texts token by token."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
+from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.diff import require_service
+from isthmus.features.decoding.decoder import Array
+from isthmus.features.decoding.generation import LOGITS, NEW
 from isthmus.features.errors import IsthmusError
-from isthmus.orchestration.recording.causes import Cause, Causes
-from isthmus.orchestration.recording.requests import LIMITS, read_tensors
+from isthmus.features.online.plan import LookupPlan
+from isthmus.features.package.prompts import generation_of
+from isthmus.features.request.graph import RowGraph
+from isthmus.orchestration.recording.causes import Cause, Causes, Recorded
+from isthmus.orchestration.recording.origins import view_answers
+from isthmus.orchestration.recording.requests import LIMITS, Requests, prompt_of, read_tensors
+from isthmus.orchestration.recording.stored import StoredRows
+from isthmus.serving.lookup.prompt import Prompt
+from isthmus.serving.predict.model import Model
 from isthmus.serving.predict.tensors import TensorPredictor
-from isthmus.serving.recorder.digest import tensors_digest
+from isthmus.serving.recorder.digest import tensors_digest, text_digest
 
 
 def differing(
@@ -34,3 +46,63 @@ def differing(
             yield place, Cause.PACKAGE, f"package {digest[:12]} says other tensors than {package[:12]} said"
         else:
             yield place, Cause.ENGINE, f"the model says other tensors: {causes.runtimes(runtime)}"
+
+
+class Writer:
+    """What writes texts with a model, for a contract; `another` is whether it is asked instead of the one that did.
+
+    Raises:
+        PackageError: the model generates no text.
+        ContractMismatch: what its service reads has changed since its package was exported.
+    """
+
+    def __init__(self, contract: Contract, model: Model, graphs: Callable[[str], RowGraph], *, another: bool) -> None:
+        service = model.deployment.service
+        require_service(f"model {model.deployment.model}", model.contract, contract, service)
+        self.model, self.another = model, another
+        self.generation = generation_of(model.manifest)
+        self.prompt = Prompt(self.generation, contract, service, graphs=graphs)
+
+    @property
+    def plan(self) -> LookupPlan:
+        """What its prompt reads."""
+        return self.prompt.plan
+
+    def differing(
+        self, bodies: Sequence[bytes | LookupError], requests: Requests, stored: Mapping[str, StoredRows],
+        recorded: Recorded, causes: Causes, places: Sequence[int],
+    ) -> Iterator[tuple[int, Cause, str] | None]:  # fmt: skip
+        """For each of some places of answers what differs, and why; None where nothing does."""
+        digest = self.model.deployment.digest
+        cause = Cause.PACKAGE if self.another else Cause.ENGINE
+        for place in places:
+            row = np.array([recorded.starts[place]])
+            fields = {name: values.take(row) for name, values in requests.fields.items()}
+            rows = view_answers({name: own.take(row) for name, own in stored.items()})
+            before, count = recorded.outputs.reshape(-1, 2)[row[0]].astype(int).tolist()
+            try:
+                features = self.prompt.features(fields, rows)
+                tokens, said = self._text(prompt_of(bodies[place]), features, count)
+            except IsthmusError as error:
+                yield place, cause, f"package {digest[:12]} does not write it: {error}"
+                continue
+            if text_digest(tokens, said) == int(recorded.digest[row[0]]) % (1 << 64):
+                yield None
+            elif self.another:
+                yield place, cause, f"package {digest[:12]} writes another text than {recorded.package[:12]} wrote"
+            else:
+                what = (
+                    f"its prompt has {len(tokens):,} tokens, {before:,} then" if len(tokens) != before
+                    else f"the model says other tokens in the {count:,} of its text"
+                )  # fmt: skip
+                yield place, cause, f"{what}: {causes.runtime(recorded, place)}"
+
+    def _text(self, prompt: str, features: Mapping[str, str], count: int) -> tuple[list[int], list[int]]:
+        """The tokens of a prompt, and so many behind it."""
+        assert self.model.text is not None  # noqa: S101 - its manifest says how it generates text
+        tokenizer, decoder = self.model.text
+        tokens = tokenizer.encode(self.generation.parts(prompt, features))
+        return tokens, [read.token for read in decoder.greedy(self._run, tokens, count)]
+
+    def _run(self, feeds: dict[str, Array]) -> Mapping[str, Array]:
+        return self.model.run(feeds, (LOGITS, NEW))
