@@ -81,7 +81,7 @@ class Generations:
         variant = f"{deployment.precision}/{deployment.threads}"
         if recorder and (reader := recorder.reader("generate", state.prompt.plan, deployment.digest, variant)):
             stored = stored_of(reader, answers)
-            asked.answer = Answer(reader, at, body, inputs.keys, stored, 1, (prompt, asked.said))
+            asked.answer = Answer(reader, at, body, inputs.keys, stored, 1, (prompt, asked.generated))
         return asked
 
     def _end(self) -> None:
@@ -99,7 +99,7 @@ async def tokens_of(
 
 @dataclass(slots=True)
 class _Asked:
-    """The tokens of a prompt, the room behind them, what follows, of which the first is there, and what was said.
+    """The tokens of a prompt, the room behind them, what follows, of which the first is there, and those sent.
 
     `answer` is what is recorded of it, if anything is.
     """
@@ -108,7 +108,7 @@ class _Asked:
     room: int
     tokens: AsyncIterator[Read]
     first: Read
-    said: list[int] = field(default_factory=list)
+    generated: list[int] = field(default_factory=list)
     answer: Answer | None = None
 
 
@@ -134,7 +134,7 @@ class _Stream(Response):
             self._end()
             if (answer := self._asked.answer) is not None:
                 # Numbers of tokens: some bytes each, as lists have them.
-                answer.size = 32 * (len(self._asked.prompt) + len(self._asked.said))
+                answer.size = 32 * (len(self._asked.prompt) + len(self._asked.generated))
 
     async def _send(self, scope: Scope, send: Send) -> None:
         try:
@@ -158,18 +158,18 @@ class _Stream(Response):
         reason: Literal["end", "length", "time"] = "length"
         async with aclosing(_chained(asked)) as tokens:
             async for read in tokens:
-                asked.said.append(read.token)
+                asked.generated.append(read.token)
                 if read.token in self._generator.generation.end:
                     reason = "end"
                     break
                 if piece := text.add(read.token):
                     yield _event("text", msgspec.to_builtins(EventText(piece)))
-                if loop.time() > until and len(asked.said) < asked.room:
+                if loop.time() > until and len(asked.generated) < asked.room:
                     reason = "time"
                     break
         if piece := text.end():
             yield _event("text", msgspec.to_builtins(EventText(piece)))
-        yield _event("end", msgspec.to_builtins(EventEnd(reason, len(asked.prompt), len(asked.said))))
+        yield _event("end", msgspec.to_builtins(EventEnd(reason, len(asked.prompt), len(asked.generated))))
 
 
 def _body(data: bytes, *, more: bool = True) -> Message:

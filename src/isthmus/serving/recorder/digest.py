@@ -30,9 +30,9 @@ def tensors_digest(tensors: Mapping[str, np.ndarray[Any, Any]]) -> int:
     return _hash(b"\0".join(named) + b"".join(word.to_bytes(8, "little") for word in words))
 
 
-def text_digest(prompt: Sequence[int], said: Sequence[int]) -> int:
+def text_digest(prompt: Sequence[int], generated: Sequence[int]) -> int:
     """A digest of the tokens of a prompt and of those that followed it."""
-    return tensors_digest({"prompt": np.array(prompt, np.int64), "said": np.array(said, np.int64)})
+    return tensors_digest({"prompt": np.array(prompt, np.int64), "generated": np.array(generated, np.int64)})
 
 
 def _hash(text: bytes) -> int:
