@@ -31,6 +31,12 @@ def test_what_is_written_is_read() -> None:
     assert QUALITY.of("b" * 64, "fp32") is None is QUALITY.of("c" * 64)
 
 
+def test_no_two_slices_have_a_name_in_common() -> None:
+    values = (None, "", "is null", "UA")
+    parts = [SliceQuality(column="carrier", value=value, answers=1, rows=0, measures={}) for value in values]
+    assert [part.name for part in parts] == ["carrier is null", "carrier: ", "carrier: is null", "carrier: UA"]
+
+
 @pytest.mark.parametrize("text", [b"", b"{}", b'{"format": 2}', b'{"format": 1}', b"[" * 10_000])
 def test_what_is_no_production_quality_says_so(text: bytes) -> None:
     with pytest.raises(DataError, match="isthmus monitor"):

@@ -41,6 +41,8 @@ ATTRIBUTED: Mapping[type[Label], Sequence[str]] = {
 
 PRODUCTION = "production"
 """The beginning of a bound on what `isthmus monitor` measures."""
+SLICES = "slices."
+"""Behind that, of a bound on each slice of the answers."""
 LOST = "lost"
 """The beginning of a bound on what a deployment loses of a measure beside the package before it."""
 COMPARED: Mapping[type[Label], Sequence[str]] = {
@@ -433,9 +435,10 @@ class Distillation:
         monitored = () if self.label is None else MONITORED.get(type(self.label), ())
         compared = () if self.label is None else COMPARED.get(type(self.label), ())
         known = [f"{stage}.{measure}" for stage in STAGES for measure in measures]
-        known += [f"{PRODUCTION}.{measure}" for measure in monitored]
+        known += [f"{PRODUCTION}.{part}{measure}" for part in ("", SLICES) for measure in monitored]
         known += [f"{LOST}.{measure}" for measure in compared]
-        parts = [(" or ".join(STAGES), measures), (PRODUCTION, monitored), (LOST, compared)]
+        production = f"{PRODUCTION} or {PRODUCTION}.{SLICES.rstrip('.')}"
+        parts = [(" or ".join(STAGES), measures), (production, monitored), (LOST, compared)]
         expected = ", or ".join(f"{first}, a point, and {one_of(names)}" for first, names in parts if names)
         expected = expected or "none: only a Tabular whose label is Binary, Classes or a Number is measured"
         names = [bound.metric for bound in self.bounds if bound.metric not in known]

@@ -170,7 +170,8 @@ class Monitor:
         within: how far apart the two moments may be.
         match: the join keys and request fields by which rows are found; None for all of them that a request has. Leave
             out a field that an app may know otherwise than the spine.
-        slices: the join keys and request fields by whose values quality is measured, too; None for all of them.
+        slices: the join keys and request fields by whose values quality is measured, too; None for all of them
+            but the join keys of private views.
     """
 
     within: timedelta = timedelta(hours=1)

@@ -51,6 +51,11 @@ class SliceQuality(Quality, frozen=True, kw_only=True):
     column: str
     value: str | None
 
+    @property
+    def name(self) -> str:
+        """What it is called wherever there is no room for a column of its own: no two slices share it."""
+        return f"{self.column} is null" if self.value is None else f"{self.column}: {self.value}"
+
 
 class InputDrift(msgspec.Struct, frozen=True, kw_only=True):
     """How far what was served is from the training set; see `isthmus.features.quality.drift`.
@@ -120,7 +125,9 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     """What a measure must reach.
 
     Attributes:
-        found: the measure, as far as there is one: of all answers, or of the newest week with labels if that breaks it.
+        measure: with "slices." before it, of each slice.
+        found: the measure, as far as there is one: of all answers, or of the newest week with labels if that breaks it;
+            of slices that of the worst. `week` and `slice` are their names.
         broken: whether the whole interval is beyond the bound, so that chance alone does not break it.
     """
 
@@ -129,6 +136,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     at_most: float | None = None
     found: Measure | None = None
     week: str | None = None
+    slice: str | None = None
     broken: bool = False
 
 

@@ -194,10 +194,17 @@ def test_private_keys_are_found_by_their_hashes(exported: Shop, project: Open) -
     hashed = monitor(opened)
     assert hashed == plain
     assert hashed.packages[0].drift
+    assert {"store", "product"} <= {part.column for part in hashed.packages[0].slices}
+    # Nor are keys that must not be seen slices, which have them in words.
+    exported.append('\n[server.record]\nprivate = ["shelf_demand"]\n', "isthmus.toml")
+    assert {part.column for part in monitor(project(exported)).packages[0].slices} == {"hour", "weight"}
 
 
 def test_a_bound_is_broken_where_chance_does_not_do_it(exported: Shop, project: Open) -> None:
-    exported.append('late_order = replace(late_order, bounds=[Gate("production.auc", at_least=0.95)])\n')
+    exported.append(
+        "late_order = replace(late_order, bounds=[\n"
+        '    Gate("production.auc", at_least=0.95), Gate("production.slices.auc", at_least=0.95)])\n'
+    )
     exported.replace(
         "from datetime import timedelta\n", "from dataclasses import replace\nfrom datetime import timedelta\n"
     )
@@ -205,14 +212,14 @@ def test_a_bound_is_broken_where_chance_does_not_do_it(exported: Shop, project: 
     rows = known(opened)
     few = rows.slice(0, 24)
     record(opened, few, scored(few), few["event"].to_numpy())
-    (bound,) = monitor(opened).bounds
-    assert not bound.broken
+    assert not any(bound.broken for bound in monitor(opened).bounds)
     record(opened, rows.slice(24), scored(rows.slice(24), 1), rows.slice(24)["event"].to_numpy(), number=2, start=100)
     result = monitor(opened)
-    (bound,) = result.bounds
-    assert bound.broken
+    bound, slices = result.bounds
+    assert (bound.broken, slices.broken) == (True, True)
     assert bound.found == result.packages[0].measures["auc"]
-    with pytest.raises(GateFailed, match=r"auc.*at least 0.95"):
+    assert slices.found in [part.measures["auc"] for part in result.packages[0].slices if part.name == slices.slice]
+    with pytest.raises(GateFailed, match=r"auc.*slices.auc of .* is 0.*at least 0.95; slices.auc at least 0.95"):
         require_bounds(result, Path("page"))
 
 
@@ -232,6 +239,10 @@ def test_both_are_checks_of_the_deployment_that_hold_nothing_up(exported: Shop, 
     assert (keeps.passed, like.passed) == (True, False)
     assert like.message.startswith("score has drifted: psi")
     assert "data:image/svg+xml" in str(keeps.metadata["weeks"])
+    lines = keeps.metadata["slices"]["raw_value"].splitlines()
+    (package,) = monitor(opened).packages
+    assert lines[0].startswith("| slice | answers | labeled | auc |")
+    assert [line.split(" | ")[0] for line in lines[2:]] == [f"| {part.name}" for part in package.slices]
     json.dumps(keeps.metadata)
 
 

@@ -19,6 +19,7 @@ from isthmus.features.production import (
     Measure,
     PackageQuality,
     Production,
+    SliceQuality,
     Week,
     production_file,
 )
@@ -74,7 +75,7 @@ def digest_of(server: Server) -> str:
     return digest
 
 
-def quality(package: str, *, broken: bool = True) -> Production:
+def quality(package: str, *slices: SliceQuality, broken: bool = True) -> Production:
     """As of `isthmus monitor`."""
     measures = {"auc": Measure(0.7, 0.6, 0.8), "brier": Measure(0.2)}
     found = PackageQuality(
@@ -83,6 +84,7 @@ def quality(package: str, *, broken: bool = True) -> Production:
             Week(week="2026-W47", answers=9, rows=5, measures={"auc": Measure(0.65)}),
             Week(week="2026-W48", answers=3, rows=0, measures={}),
         ),
+        slices=slices or (SliceQuality(column="carrier", value="UA", answers=9, rows=5, measures=measures),),
         drift=(InputDrift(name="score", rows=20, psi=0.5, exceeded=("psi",)),),
     )  # fmt: skip
     bound = Bound(measure="auc", at_least=0.9, found=measures["auc"], broken=broken)

@@ -331,6 +331,8 @@ def _monitor(project: "Project", request: Request, progress: Progress) -> Iterat
         result = found[_name(node)]
         metadata, wrong = reported(plain(project, result), began), problems(result)[check]
         metadata["weeks"] = plots(page.images(result))
+        titles, rows = page.worst(result)
+        metadata |= {"slices": table(rows, titles)} if rows else {}
         message = "\n".join(wrong)
         yield Checked(node, check, not wrong, message, metadata, blocking=False)
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import NormalDist
 
 import msgspec
 
-from isthmus.distill.declaration import PRODUCTION, Distillation, Gate
+from isthmus.distill.declaration import PRODUCTION, SLICES, Distillation, Gate
+from isthmus.distill.evaluation.interval import LEVEL
 from isthmus.features.errors import GateFailed
-from isthmus.features.production import Bound, Measure, PackageQuality, Production
+from isthmus.features.production import Bound, Measure, PackageQuality, Production, SliceQuality
 
 KEEPS, LIKE = "keeps_its_quality_in_production", "is_served_what_it_learned_from"
 """The checks."""
@@ -47,7 +49,7 @@ def said(bound: Bound) -> str:
     """What was found."""
     if bound.found is None:
         return f"{bound.measure} is not known yet"
-    found, of = bound.found, f" in {bound.week}" if bound.week else ""
+    found, of = bound.found, f" in {bound.week}" if bound.week else f" of {bound.slice}" if bound.slice else ""
     ends = "" if found.low is None else f" ({found.low:.4g} to {found.high:.4g})"
     return f"{bound.measure}{of} is {found.value:.4g}{ends}"
 
@@ -59,10 +61,15 @@ def wanted(bound: Bound) -> str:
     return f"{bound.measure} {' and '.join(least + most)}"
 
 
-def judged(bound: Gate, package: PackageQuality | None) -> Bound:
-    """Whether a bound holds of all answers of a package, and of its newest week with such a measure."""
+def judged(bound: Gate, package: PackageQuality | None, slices: Sequence[SliceQuality] = ()) -> Bound:
+    """Whether a bound holds of all answers of a package, and of its newest week with such a measure; or of its slices.
+
+    `slices` are all that were looked at, not the worst alone.
+    """
     measure = bound.metric.partition(".")[2]
     result = Bound(measure=measure, at_least=bound.at_least, at_most=bound.at_most)
+    if measure.startswith(SLICES):
+        return _judged_by_slices(bound, result, slices)
     if package is None or measure not in package.measures:
         return result
     week = next((week for week in reversed(package.weeks) if measure in week.measures), None)
@@ -75,9 +82,37 @@ def judged(bound: Gate, package: PackageQuality | None) -> Bound:
     return msgspec.structs.replace(result, found=package.measures[measure])
 
 
-def _beyond(bound: Gate, found: Measure) -> bool:
-    """Whether the whole interval is beyond a bound; a figure of so few rows that it has none breaks nothing."""
+def _judged_by_slices(bound: Gate, result: Bound, slices: Sequence[SliceQuality]) -> Bound:
+    measure = result.measure.removeprefix(SLICES)
+    found = [part for part in slices if measure in part.measures]
+    sign = -1 if bound.at_least is None else 1
+    # The worst that breaks it, else the worst: that of few rows may be the worst by chance.
+    ranked = sorted(
+        found,
+        key=lambda part: (
+            not _beyond(bound, part.measures[measure], len(found)), sign * part.measures[measure].value
+        ),
+    )  # fmt: skip
+    if not ranked:
+        return result
+    worst = ranked[0].measures[measure]
+    return msgspec.structs.replace(
+        result, found=worst, slice=ranked[0].name, broken=_beyond(bound, worst, len(found))
+    )  # fmt: skip
+
+
+def _beyond(bound: Gate, found: Measure, looks: int = 1) -> bool:
+    """Whether the whole interval is beyond a bound; a figure of so few rows that it has none breaks nothing.
+
+    Of several `looks` any may be off by chance: each interval is as much wider as keeps 95 % for all of them together
+    (Bonferroni), by a normal distribution.
+    """
     if found.low is None or found.high is None:
         return False
-    low = bound.at_least is not None and found.high < bound.at_least
-    return low or (bound.at_most is not None and found.low > bound.at_most)
+    wider = _half(looks) / _half(1)
+    low, high = (found.value + (end - found.value) * wider for end in (found.low, found.high))
+    return (bound.at_least is not None and high < bound.at_least) or (bound.at_most is not None and low > bound.at_most)
+
+
+def _half(looks: int) -> float:
+    return NormalDist().inv_cdf(1 - (1 - LEVEL) / 2 / looks)

@@ -106,7 +106,7 @@ def weeks(measured: Measuring, labels: Array, outputs: Array, chosen: Mask, at: 
 def slices(
     measured: Measuring, labels: Array, outputs: Array, chosen: Mask, columns: pa.Table, decides: tuple[str, bool]
 ) -> tuple[SliceQuality, ...]:
-    """The slices of at least `FEWEST` answers, cut as those of a report, in which the model is worst."""
+    """The slices of at least `FEWEST` answers, cut as those of a report, that in which the model is worst first."""
     name, more = decides
     found = []
     for column in columns.column_names:
@@ -118,7 +118,7 @@ def slices(
                         column=column, value=value, answers=part.answers, rows=part.rows, measures=part.measures
                     )
                 )
-    return tuple(sorted(found, key=lambda each: each.measures[name].value * (1 if more else -1))[:SLICES])
+    return tuple(sorted(found, key=lambda each: each.measures[name].value * (1 if more else -1)))
 
 
 def _binary(labels: Array, outputs: Array) -> Measures:

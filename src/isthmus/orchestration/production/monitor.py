@@ -21,7 +21,7 @@ from isthmus.features.contract.contract import Column
 from isthmus.features.errors import IsthmusError, RequestError
 from isthmus.features.files import write_atomically
 from isthmus.features.package.manifest import read_package
-from isthmus.features.production import InputDrift, Loss, PackageQuality, Production, production_file
+from isthmus.features.production import InputDrift, Loss, PackageQuality, Production, SliceQuality, production_file
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.api.collect import repeat
 from isthmus.orchestration.frames import source_frames, spine_columns
@@ -80,15 +80,19 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
     deployment = in_force(project.deployment_file)
     found = answered(project, declared, columns, keys)
     left_out: Counter[Without] = Counter()
-    packages = []
+    packages: list[PackageQuality] = []
+    newest: Sequence[SliceQuality] = ()
     for each in found:
         progress(f"measuring package {each.package[:12]}", 0.5)
-        packages.append(_package(_Work(project, declared, columns, decides, deployment), each, spine(), left_out))
+        work = _Work(project, declared, columns, decides, deployment)
+        package, slices = _package(work, each, spine(), left_out)
+        newest = newest if packages else slices
+        packages.append(package)
     lost = [loss for package in packages for loss in package.lost]
     result = Production(
         model=declared.name, metric=decides[0], higher_is_better=decides[1], at=project.now(),
         left_out={why.value: left_out[why] for why in Without if left_out[why]}, packages=tuple(packages),
-        bounds=tuple(judged(bound, packages[0] if packages else None) for bound in bounds(declared)),
+        bounds=tuple(judged(bound, packages[0] if packages else None, newest) for bound in bounds(declared)),
         undone="" if deployment is None else take_back(project, deployment, lost),
     )  # fmt: skip
     file = production_file(project.state, declared.name)
@@ -135,7 +139,10 @@ class _Work(NamedTuple):
     deployment: Deployment | None
 
 
-def _package(work: _Work, answers: Answered, spine: pa.Table, left_out: Counter[Without]) -> PackageQuality:
+def _package(
+    work: _Work, answers: Answered, spine: pa.Table, left_out: Counter[Without]
+) -> tuple[PackageQuality, Sequence[SliceQuality]]:
+    """The quality of a package with its worst slices; and all slices."""
     project, declared = work.project, work.declared
     folder, unknown = package_folder(project, declared, answers.package), []
     if folder is None:
@@ -152,7 +159,9 @@ def _package(work: _Work, answers: Answered, spine: pa.Table, left_out: Counter[
     of = np.where(found.row >= 0, labels[found.row] if len(labels) else math.nan, math.nan)
     measured = figures.measuring(declared)
     whole = figures.quality(measured, of, answers.outputs, chosen)
-    sliced = _sliced(work)
+    slices = figures.slices(
+        measured, of, answers.outputs, chosen, answers.columns.select(_sliced(work)), work.decides
+    )  # fmt: skip
     drifted: tuple[InputDrift, ...] = ()
     since = None
     if folder is not None and len(answers.at):
@@ -165,24 +174,27 @@ def _package(work: _Work, answers: Answered, spine: pa.Table, left_out: Counter[
         lost = losses(project, declared, work.deployment, answers, of, chosen)
     except IsthmusError as error:
         unknown.append(f"what it loses beside the package before it is not known: {error}")
-    return PackageQuality(
+    quality = PackageQuality(
         package=answers.package, precision=answers.precision, first=int(answers.at.min()), last=int(answers.at.max()),
         answers=whole.answers, rows=whole.rows, measures=whole.measures,
         weeks=figures.weeks(measured, of, answers.outputs, chosen, answers.at),
-        slices=figures.slices(
-            measured, of, answers.outputs, chosen, answers.columns.select(sliced), work.decides
-        ),
-        drift=drifted, drift_since=since, lost=lost, unknown=tuple(unknown),
+        slices=slices[: figures.SLICES], drift=drifted, drift_since=since, lost=lost, unknown=tuple(unknown),
     )  # fmt: skip
+    return quality, slices
 
 
 def _sliced(work: _Work) -> list[str]:
-    """The columns that answers are sliced by."""
-    chosen = work.declared.monitor.slices
+    """The columns that answers are sliced by: those that are named, or all but private join keys.
+
+    A slice has its value in words, in files and in gauges.
+    """
+    chosen, record = work.declared.monitor.slices, work.project.settings.server.record
+    views = work.project.applied().views
+    private = {key.name for name in (record.private if record else ()) if name in views for key in views[name].keys}
     return [
         column.name
         for column in work.columns
-        if column.dtype.name in _SLICED and (chosen is None or column.name in chosen)
+        if column.dtype.name in _SLICED and (column.name not in private if chosen is None else column.name in chosen)
     ]
 
 

@@ -19,6 +19,7 @@ from isthmus.features.document.blocks import (
     cell,
     code,
     good,
+    plain,
     strong,
 )
 from isthmus.features.document.html import image, to_html
@@ -59,7 +60,7 @@ def page(result: Production) -> str:
         blocks += [Paragraph(f"Answers from {_moment(package.first)} to {_moment(package.last)}.")]
         blocks += [Heading("Weeks", 3), _table("week", [(week.week, week) for week in package.weeks])]
         if package.slices:
-            named = [(f"{part.column}: {cell(part.value)}", part) for part in package.slices]
+            named = [(part.name, part) for part in package.slices]
             blocks += [Heading("Worst slices", 3), _table("slice", named)]
         blocks += _drift(package)
         blocks += [Paragraph((strong("Not known: "), f"{why}.")) for why in package.unknown]
@@ -75,6 +76,22 @@ def screen(result: Production, file: Path) -> Iterator[Block]:
         yield from _drift(newest)
         yield from (Paragraph(f"Not known: {why}") for why in newest.unknown)
     yield Paragraph(f"Page: {page_file(file)}")
+
+
+def worst(result: Production) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Titles and rows of a table of the worst slices of the package that answered last; no rows without any."""
+    slices = result.packages[0].slices if result.packages else ()
+    measures = list(dict.fromkeys(name for part in slices for name in part.measures))
+    rows = [
+        [
+            " ".join(part.name.split()),
+            f"{part.answers:,}",
+            f"{part.rows:,}",
+            *(" ".join(map(plain, _parts(part.measures.get(each), each == result.metric))) for each in measures),
+        ]
+        for part in slices
+    ]
+    return ["slice", "answers", "labeled", *(name.replace("_", " ") for name in measures)], rows
 
 
 def images(result: Production) -> dict[str, str]:
@@ -164,7 +181,7 @@ def _table(first: str, named: Sequence[tuple[Text, Quality]], only: str | None =
             name,
             f"{part.answers:,}",
             f"{part.rows:,}",
-            *(_figure(part.measures.get(each), only in (None, each)) for each in measures),
+            *(_parts(part.measures.get(each), only in (None, each)) for each in measures),
         ]
         for name, part in named
     ]
@@ -173,11 +190,12 @@ def _table(first: str, named: Sequence[tuple[Text, Quality]], only: str | None =
     return Table([first, *numbers], rows, numbers=numbers)
 
 
-def _figure(found: Measure | None, interval: bool) -> Text:
+def _parts(found: Measure | None, interval: bool) -> tuple[Text, ...]:
+    """The figure and, if it has room, its interval."""
     if found is None:
-        return cell(None)
+        return (cell(None),)
     if not interval or found.low is None or found.high is None:
-        return cell(found.value)
+        return (cell(found.value),)
     return (cell(found.value), aside(f"{found.low:.4g} to {found.high:.4g}"))
 
 

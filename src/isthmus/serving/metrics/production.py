@@ -1,7 +1,7 @@
 """The gauges of production quality, from the file that `isthmus monitor` writes."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -9,6 +9,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from isthmus.features.production import PackageQuality, Production, Quality, production_file
 from isthmus.serving.deployment.deployment import Deployment
 from isthmus.serving.watchedfile import WatchedFile
+
+LONGEST = 120
+"""Characters of the name of a slice."""
 
 
 class ProductionGauges:
@@ -42,6 +45,7 @@ class ProductionGauges:
         if package is None:
             return
         yield from _quality(model, package)
+        yield from _slices(model, package)
         yield from _drift(model, package)
         broken = GaugeMetricFamily(
             "isthmus_production_bound_broken", "Whether a bound on production quality is broken.",
@@ -58,27 +62,41 @@ def _quality(model: str, package: PackageQuality) -> Iterator[Metric]:
     periods: dict[str, Quality] = {"all": package}
     if week := next((week for week in reversed(package.weeks) if week.rows), None):
         periods["week"] = week
-    labels = ["model", "metric", "period"]
-    quality = "isthmus_production_quality"
-    value = GaugeMetricFamily(
-        quality, "A measure of the deployed package's answers by their labels: of all, or of the newest week with any.",
-        labels=labels,
+    yield from _measured(
+        model, "isthmus_production", "period", periods,
+        "A measure of the deployed package's answers by their labels: of all, or of the newest week with any.",
     )  # fmt: skip
-    low = GaugeMetricFamily(f"{quality}_low", "The lower end of its 95 % interval.", labels=labels)
-    high = GaugeMetricFamily(f"{quality}_high", "The upper end of its 95 % interval.", labels=labels)
-    answers = GaugeMetricFamily("isthmus_production_answers", "Rows that were answered.", labels=["model", "period"])
+
+
+def _slices(model: str, package: PackageQuality) -> Iterator[Metric]:
+    # Whoever may send requests chooses their texts.
+    parts = {
+        (name if len(name := part.name) <= LONGEST else f"{name[: LONGEST - 1]}…"): part
+        for part in package.slices[::-1]
+    }
+    yield from _measured(
+        model, "isthmus_production_slice", "slice", parts,
+        "A measure of one of the worst slices of the deployed package's answers, by their labels.",
+    )  # fmt: skip
+
+
+def _measured(model: str, prefix: str, label: str, parts: Mapping[str, Quality], said: str) -> Iterator[Metric]:
+    labels = ["model", "metric", label]
+    value = GaugeMetricFamily(f"{prefix}_quality", said, labels=labels)
+    low = GaugeMetricFamily(f"{prefix}_quality_low", "The lower end of its 95 % interval.", labels=labels)
+    high = GaugeMetricFamily(f"{prefix}_quality_high", "The upper end of its 95 % interval.", labels=labels)
+    answers = GaugeMetricFamily(f"{prefix}_answers", "Rows that were answered.", labels=["model", label])
     rows = GaugeMetricFamily(
-        "isthmus_production_rows", "Rows of answers whose labels are known, each label once.",
-        labels=["model", "period"],
-    )  # fmt: skip
-    for period, part in periods.items():
-        answers.add_metric([model, period], part.answers)
-        rows.add_metric([model, period], part.rows)
-        for name, measure in part.measures.items():
-            value.add_metric([model, name, period], measure.value)
+        f"{prefix}_rows", "Rows of answers whose labels are known, each label once.", labels=["model", label]
+    )
+    for name, part in parts.items():
+        answers.add_metric([model, name], part.answers)
+        rows.add_metric([model, name], part.rows)
+        for metric, measure in part.measures.items():
+            value.add_metric([model, metric, name], measure.value)
             if measure.low is not None and measure.high is not None:
-                low.add_metric([model, name, period], measure.low)
-                high.add_metric([model, name, period], measure.high)
+                low.add_metric([model, metric, name], measure.low)
+                high.add_metric([model, metric, name], measure.high)
     yield from (value, low, high, answers, rows)
 
 
