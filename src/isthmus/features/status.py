@@ -107,6 +107,18 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     at: int | None
 
 
+class SpoolStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What servers have recorded of their answers and nobody has collected yet.
+
+    Attributes:
+        bytes: of all files, also of those that a server still writes to.
+        since: since when answers wait, in microseconds since 1970 UTC; None if all were collected.
+    """
+
+    bytes: int
+    since: int | None
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a project.
 
@@ -114,6 +126,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         contract: hash of the contract of today's definitions.
         applied: whether it is that of the last `apply`.
         current: hash of the contract that servers answer under; None without one.
+        spool: recorded answers that wait to be collected; None where servers record nothing.
         now: the project's present, in microseconds since 1970 UTC.
         runs: recent runs, the latest first.
         measured: whether expectations and drift were measured.
@@ -130,6 +143,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     measured: bool
     found_at: int
     current: str | None = None
+    spool: SpoolStatus | None = None
 
     @property
     def waiting(self) -> bool:
@@ -184,6 +198,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             if view.waiting:
                 text = f"{view.waiting:,} pushed rows wait for the history of {name} since {minute(view.waiting_since)}"
                 yield Paragraph(f"{text}: `isthmus collect` brings them")
+        if self.spool is not None and self.spool.since is not None:
+            text = f"Recorded answers wait since {minute(self.spool.since)}, {self.spool.bytes / 1e6:,.1f} MB"
+            yield Paragraph(f"{text}: `isthmus recorded` collects them")
         if self.models:
             yield Table(
                 ["model", "training set", "student", "package", "verdict", "deployed"],

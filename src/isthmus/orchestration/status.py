@@ -19,7 +19,7 @@ from isthmus.features.online.store import OnlineStore
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.progress import Progress, silent
 from isthmus.features.redis.connection import answering, connect
-from isthmus.features.status import ModelStatus, RunStatus, Status, ViewStatus
+from isthmus.features.status import ModelStatus, RunStatus, SpoolStatus, Status, ViewStatus
 from isthmus.features.verdict import Verdict
 from isthmus.orchestration.apply.diff import in_force
 from isthmus.orchestration.artifacts import Artifacts, outdated, verdict_file
@@ -27,6 +27,7 @@ from isthmus.orchestration.build.build import outdated_views
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality.quality import quality
 from isthmus.serving.deployment.deployment import Deployment
+from isthmus.serving.recorder.spool import waiting
 
 RUNS = 5
 """How many of the last Dagster runs to report."""
@@ -42,14 +43,14 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
     current = project.generations().current if before else None
     applied = before is not None and before.hash == contract.hash
     views = {}
-    waiting = _waiting(project, contract)
+    backlogs = _waiting(project, contract)
     for n, name in enumerate(project.definitions.views):
         progress(f"looking at {name}", n / len(contract.views))
         try:
             view = _view(project, contract, name, measure=measure and applied, applied=applied)
         except IsthmusError as error:
             view = ViewStatus(problem=str(error))
-        if (backlog := waiting.get(name)) is not None:
+        if (backlog := backlogs.get(name)) is not None:
             view = msgspec.structs.replace(view, waiting=backlog.rows, waiting_since=backlog.since)
         views[name] = view
     return Status(
@@ -63,6 +64,7 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
         measured=measure and applied,
         found_at=clock.now(),
         current=current.hash if current else None,
+        spool=_spool(project),
     )
 
 
@@ -120,6 +122,16 @@ def _waiting(project: Project, contract: Contract) -> dict[str, Backlog]:
                 store = OnlineStore(client, contract)
                 return {name: store.backlog(view.table) for name, view in contract.views.items()}
     return {}
+
+
+def _spool(project: Project) -> SpoolStatus | None:
+    if project.settings.server.record is None:
+        return None
+    try:
+        found = waiting(project.spool)
+    except OSError:  # of servers, or no folder
+        return None
+    return SpoolStatus(bytes=found.size, since=None if found.since is None else int(found.since * 1e6))
 
 
 def _base(store: OfflineStore, view: ViewContract, run: Materialization) -> str:

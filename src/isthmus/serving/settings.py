@@ -44,6 +44,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         latency: folder where it writes its latency for a training beside it; None to write nothing.
         latency_objective_ms: the objective for the p99 of its answers.
         freshness_objective_seconds: view name to the age that its newest row may have.
+        history_seconds: within what time pushed rows shall be in the history of their view.
         record: what is recorded of its answers; None for nothing.
         spool: folder of what is recorded, until it is collected.
         spool_key: with which keys of private views are hashed, in hex.
@@ -67,6 +68,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     latency: str | None = None
     latency_objective_ms: float = OBJECTIVE_MS
     freshness_objective_seconds: dict[str, float] = {}
+    history_seconds: float = 60.0
     record: Recording | None = None
     spool: str | None = None
     spool_key: str = ""

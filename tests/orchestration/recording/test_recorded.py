@@ -17,11 +17,13 @@ import pytest
 from deltalake import DeltaTable
 
 from isthmus.features.clock import now
+from isthmus.features.status import SpoolStatus
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording import collect as collecting
 from isthmus.orchestration.recording.collect import Collected, collect, damaged_folder, follow
 from isthmus.orchestration.recording.table import RecordedAnswers
+from isthmus.orchestration.status import status
 from isthmus.serving.recorder.batch import PACK, Batch, Group, ViewRows, encoded
 from isthmus.serving.recorder.spool import Spool, segments
 from tests.orchestration.api.served import served
@@ -116,6 +118,31 @@ def test_a_segment_stays_as_long_as_its_server_writes_and_is_read_again(opened: 
     assert collect(opened) == Collected()
     assert segments(opened.spool) == []
     assert len(set(_ids(opened))) == len(_ids(opened)) == 9
+
+
+def test_what_waits_is_known_without_reading_it(shop: Shop, project: Open) -> None:
+    def found(opened: Project) -> SpoolStatus:
+        spool = status(opened, measure=False).spool
+        assert spool is not None
+        return spool
+
+    assert status(project(shop), measure=False).spool is None
+    shop.append("\n[server.record]\n", "isthmus.toml")
+    opened, began = project(shop), now()
+    assert found(opened) == SpoolStatus(bytes=0, since=None)
+    spool = spooled(opened, [1])
+    (segment,) = segments(opened.spool)
+    os.utime(segment, (began / 1e6 - 60, began / 1e6 - 60))
+    before = found(opened)
+    assert before.since is not None
+    assert (before.bytes, abs(before.since - (began - 60_000_000)) < 1000) == (segment.stat().st_size, True)
+    assert "Recorded answers wait since" in str([*status(opened, measure=False).blocks()])
+    collect(opened)
+    # Its server lives, and may write more.
+    assert (found(opened).since, found(opened).bytes) == (None, before.bytes)
+    spool.write(encoded(batch(spool.run, 2)))
+    assert (found(opened).since or 0) >= began
+    spool.close()
 
 
 def test_dropped_batches_are_missing_and_counted(opened: Project) -> None:

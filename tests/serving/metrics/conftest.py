@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from isthmus.serving.recorder.options import Recording
 from tests.serving.support import CONTRACT, Server, make_package, serving, wait
 
 
@@ -13,7 +14,13 @@ def watched(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterato
     folder = tmp_path_factory.mktemp("watched")
     (folder / "contract.json").write_bytes(CONTRACT.dumps())
     package = make_package(folder / "package", picky=True)
-    with serving(folder, redis_url, freshness_objective_seconds={"punctuality": 7200.0}) as running:
+    with serving(
+        folder,
+        redis_url,
+        freshness_objective_seconds={"punctuality": 7200.0},
+        record=Recording(),
+        spool=str(folder / "spool"),
+    ) as running:
         running.deploy(package)
         wait(lambda: running.http.get("/readyz").json().get("model") == "late", "the model")
         yield running

@@ -13,6 +13,11 @@ pytestmark = pytest.mark.accept
 
 QUALITY = 'isthmus_production_bound_broken{job="shop", instance="a", model="late", metric="auc"}'
 DRIFTED = 'isthmus_production_drifted{job="shop", instance="a", model="late", input="score"}'
+WAITS = 'isthmus_view_waiting_seconds{job="shop", instance="a", view="habits"}'
+WITHIN = 'isthmus_history_objective_seconds{job="shop", instance="a"}'
+DROPPED = 'isthmus_dropped_answers_total{job="shop", instance="a", where="disk"}'
+SPOOL, LIMIT = (f'isthmus_spool_{name}{{job="shop", instance="a"}}' for name in ("bytes", "limit_bytes"))
+UNCOLLECTED = 'isthmus_spool_waiting_seconds{job="shop", instance="a"}'
 AGE = 'isthmus_production_age_seconds{job="shop", instance="a", model="late"}'
 
 
@@ -34,9 +39,18 @@ def test_prometheus_accepts_the_rules_and_they_fire_when_they_should(tmp_path: P
             "IsthmusQualityBroken": {"severity": "critical", "job": "shop", "model": "late", "metric": "auc"},
             "IsthmusDrift": {"severity": "warning", "job": "shop", "model": "late", "input": "score"},
             "IsthmusQualityUnknown": {"severity": "warning", "job": "shop", "model": "late"},
+            "IsthmusHistoryBehind": {"severity": "warning", "job": "shop", "view": "habits"},
+            "IsthmusAnswersDropped": {"severity": "warning", "job": "shop", "where": "disk"},
+            "IsthmusAnswersNotCollected": {"severity": "warning", "job": "shop"},
         }
         # Of the first five minutes all is well; then nobody measures any more, for two days and more.
-        series = {QUALITY: "0x4 1x5000", DRIFTED: "0x4 1x5000", AGE: "0+60x5000"}
+        series = {
+            QUALITY: "0x4 1x5000", DRIFTED: "0x4 1x5000", AGE: "0+60x5000",
+            # Collected every minute for half an hour, and no more; an answer that is dropped once.
+            WAITS: "60x29 60+60x5000", WITHIN: "60x5000", DROPPED: "0x59 7x5000", UNCOLLECTED: "0+60x5000",
+            # Full to the half within an hour; then emptied.
+            SPOOL: "0x29 600x30 10x5000", LIMIT: "1000x5000",
+        }  # fmt: skip
 
         def fires(alert: str, at: str, firing: bool) -> dict[str, object]:
             expected = [{"exp_labels": labels[alert]}] if firing else []
@@ -59,6 +73,13 @@ def test_prometheus_accepts_the_rules_and_they_fire_when_they_should(tmp_path: P
                         fires("IsthmusQualityBroken", "4m", False), fires("IsthmusQualityBroken", "10m", True),
                         fires("IsthmusDrift", "4m", False), fires("IsthmusDrift", "10m", True),
                         fires("IsthmusQualityUnknown", "2d", False), fires("IsthmusQualityUnknown", "2d1h", True),
+                        fires("IsthmusHistoryBehind", "29m", False), fires("IsthmusHistoryBehind", "45m", True),
+                        fires("IsthmusAnswersDropped", "59m", False), fires("IsthmusAnswersDropped", "62m", True),
+                        fires("IsthmusAnswersDropped", "80m", False),
+                        fires("IsthmusAnswersNotCollected", "35m", False),
+                        fires("IsthmusAnswersNotCollected", "45m", True),
+                        fires("IsthmusAnswersNotCollected", "2h", False),
+                        fires("IsthmusAnswersNotCollected", "25h", True),
                     ],
                 }
             ],

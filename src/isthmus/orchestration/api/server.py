@@ -93,6 +93,7 @@ def settings(project: Project, url: str, port: int | None = None, *, private: bo
         latency=str(project.latency_folder) if profiles.training.give_way and not private else None,
         latency_objective_ms=project.settings.latency_objective_ms,
         freshness_objective_seconds={} if private else project.freshness_objectives(),
+        history_seconds=project.settings.stores.history_seconds,
         record=record,
         spool=None if record is None else str(project.spool),
         spool_key="" if record is None else secret(project).hex(),

@@ -4,6 +4,7 @@ In this order, a lot at a time: the table gets the answers together with the num
 the segments go that have their end. A run that was killed at any moment is finished by the next one.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.serving.deployment.cache import folder_of
 from isthmus.serving.recorder.batch import Batch, DamagedBatchError, OtherVersionError, batches, count, size
 from isthmus.serving.recorder.options import Recording
-from isthmus.serving.recorder.spool import ended, segments
+from isthmus.serving.recorder.spool import ended, note_collected, segments
 
 LOT = 1 << 16
 """Answers of a commit, about."""
@@ -74,6 +75,7 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
     table = RecordedAnswers.of(project)
     answers, missing, problems = 0, 0, _Problems()
     with project.locked("recorded"):
+        began = time.time()
         found = segments(project.spool)
         last = table.last(list(dict.fromkeys(_run(path) for path in found)))
         waiting = _Lot()
@@ -101,6 +103,7 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
         keep = (project.settings.server.record or Recording()).keep_days
         if keep is not None:
             table.keep(keep, clock.now())
+        note_collected(project.spool, began)
     progress("all recorded answers are in the table", 1.0)
     return Collected(answers, missing, tuple(problems.sentences))
 

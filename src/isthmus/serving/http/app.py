@@ -36,9 +36,11 @@ from isthmus.serving.lookup.lookup import Lookup, TransformOutputs
 from isthmus.serving.lookup.request import LookupInputs
 from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.metrics.production import ProductionGauges
+from isthmus.serving.metrics.spool import SpoolGauges
 from isthmus.serving.predict.model import Model
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.recorder.columns import Answer, stored_of
+from isthmus.serving.recorder.options import MB
 from isthmus.serving.recorder.recorder import ANSWER, Recorder
 from isthmus.serving.redis.store import Store
 from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
@@ -78,13 +80,15 @@ class Handlers:
         objective = settings.latency_objective_ms
         self.metrics = Metrics(
             lambda: self._watch.state, self._at, Path(folder) if folder else None, objective,
-            settings.freshness_objective_seconds,
+            settings.freshness_objective_seconds, settings.history_seconds,
         )  # fmt: skip
         self.metrics.gauges.production = ProductionGauges(Path(settings.deployment))
         latency = settings.latency
         self._latency = None if latency is None else LatencyWriter(Path(latency), objective, self.metrics.bounds)
         self._predictions = Predictions(self._store, settings.limits, self.metrics, self._at)
         record, spool = settings.record, settings.spool
+        if record is not None and spool is not None:
+            self.metrics.gauges.spool = SpoolGauges(Path(spool), int(record.spool_mb * MB))
         self.recorder = None if record is None or spool is None else Recorder(
             record, Path(spool), bytes.fromhex(settings.spool_key), self.metrics.count_recorded,
             self.metrics.count_unrecorded,
@@ -262,9 +266,11 @@ class Handlers:
         except IsthmusError:
             gauges.ready = False
         model = self._watch.state.model
+        # In a thread: a file system may be slow, and the event loop has requests to answer.
         if gauges.production is not None and model is not None:
-            # In a thread: a file system may be slow, and the event loop has requests to answer.
             await asyncio.to_thread(gauges.production.look, model.deployment.model)
+        if gauges.spool is not None:
+            await asyncio.to_thread(gauges.spool.look)
         body, kind = self.metrics.exposition(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": kind})
 

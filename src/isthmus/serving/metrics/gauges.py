@@ -11,12 +11,15 @@ from isthmus.features import clock
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.serving.metrics.counters import Tally
 from isthmus.serving.metrics.production import ProductionGauges
+from isthmus.serving.metrics.spool import SpoolGauges
 from isthmus.serving.redis.store import ViewRows
 from isthmus.serving.state import DEPLOYMENT_STATES, State
 from isthmus.serving.wire.errors import NotReadyError
 
 NEWEST = "isthmus_view_newest_known_microseconds"
 """The gauge of the newest row that the workers have served, which is not exposed under this name."""
+
+HISTORY_SECONDS = 60.0
 
 NO_OBJECTIVES: Mapping[str, float] = MappingProxyType({})
 
@@ -28,7 +31,9 @@ class Gauges(Collector):
     Attributes:
         latency_objective: for the p99 of answers, in seconds.
         freshness_objectives: view name to the age that its newest row may have, in seconds.
+        history_objective: within what time pushed rows shall be in the history, in seconds.
         production: those of production quality; None without a deployment file.
+        spool: those of recorded answers that wait to be collected; None where none are recorded.
         rows: what the online store had of each view when it was read last.
         earlier: the same of views that a model reads as they were under an earlier contract.
         ready: whether it answered then.
@@ -39,7 +44,9 @@ class Gauges(Collector):
     _now: Callable[[], int]
     latency_objective: float
     freshness_objectives: Mapping[str, float]
+    history_objective: float = HISTORY_SECONDS
     production: ProductionGauges | None = None
+    spool: SpoolGauges | None = None
     rows: Mapping[str, ViewRows] = field(default_factory=dict)
     earlier: Mapping[str, ViewRows] = field(default_factory=dict)
     ready: bool = False
@@ -69,6 +76,12 @@ class Gauges(Collector):
         yield GaugeMetricFamily(
             "isthmus_latency_objective_seconds", "The objective for the p99 of answers.", value=self.latency_objective
         )
+        yield GaugeMetricFamily(
+            "isthmus_history_objective_seconds", "Within what time pushed rows shall be in the history of their view.",
+            value=self.history_objective,
+        )  # fmt: skip
+        if self.spool is not None:
+            yield from self.spool.collect()
         if contract is None:
             return
         yield from self._freshness(contract, served)

@@ -21,7 +21,7 @@ from isthmus.features.errors import RequestError
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.profiles import OBJECTIVE_MS
 from isthmus.serving.metrics.counters import BUCKETS, Tally
-from isthmus.serving.metrics.gauges import NEWEST, NO_OBJECTIVES, Gauges
+from isthmus.serving.metrics.gauges import HISTORY_SECONDS, NEWEST, NO_OBJECTIVES, Gauges
 from isthmus.serving.rollout.trial import Trial
 from isthmus.serving.state import State
 from isthmus.serving.waits import REFUSAL, waits
@@ -37,6 +37,9 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 _NOT_THERE = (int(Status.EXPIRED), int(Status.NOT_FOUND), int(Status.DAMAGED))
 
+_WHERE = ("memory", "disk", "defect")
+"""Where records of answers are dropped."""
+
 
 class Metrics:
     """The metrics of a server process; if workers share a port and a `folder`, each answers for all of them.
@@ -47,20 +50,21 @@ class Metrics:
     def __init__(
         self, state: Callable[[], State], now: Callable[[], int], folder: Path | None = None,
         objective_ms: float = OBJECTIVE_MS, freshness_objectives: Mapping[str, float] = NO_OBJECTIVES,
+        history_objective: float = HISTORY_SECONDS,
     ) -> None:  # fmt: skip
         self._tally = Tally(folder)
         self.bounds = tuple(sorted({*BUCKETS, objective_ms / 1000}))
         self._series = _Series(self._tally, self.bounds)
         self._in_flight = self._series.in_flight.number()
         self._first_answer = self._series.first_answer.number()
-        self.gauges = Gauges(self._tally, state, now, objective_ms / 1000, freshness_objectives)
+        self.gauges = Gauges(self._tally, state, now, objective_ms / 1000, freshness_objectives, history_objective)
         self._exposed = CollectorRegistry()
         self._exposed.register(self.gauges)
         self._outcomes: dict[tuple[str, str, int], _Outcome] = {}
         self._views: dict[str, _View] = {}
         self._models: dict[str, _Runs] = {}
         # A counter that begins at its first event hides that event from Prometheus.
-        for number in (self._series.recorded.number(), *map(self._series.unrecorded.number, ("memory", "disk"))):
+        for number in (self._series.recorded.number(), *map(self._series.unrecorded.number, _WHERE)):
             number.value = 0.0
 
     async def share(self) -> None:

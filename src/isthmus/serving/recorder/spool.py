@@ -11,14 +11,17 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from isthmus.features.files import write_atomically
 from isthmus.serving.recorder.batch import DamagedBatchError, OtherVersionError, batches, count
 
 SUFFIX = ".answers"
 SEGMENT_BYTES = 16 << 20
 SEGMENT_SECONDS = 60.0
 """After so many bytes or seconds, the next segment begins: this one can be removed."""
+COLLECTED = "collected"
+"""The file beside the segments that says when they were read last: those of living servers stay."""
 LOOK_SECONDS = 0.5
 """How often the sizes of all segments are looked at, as long as there is room: other processes write, too."""
 
@@ -133,6 +136,36 @@ def remove(path: Path) -> int | None:
             answers += count(batch)
     path.unlink(missing_ok=True)
     return answers
+
+
+class Waiting(NamedTuple):
+    """The bytes of all segments, and since when answers wait to be collected, in seconds since 1970 UTC.
+
+    That is exact to a segment, which is a minute. None if all were collected.
+    """
+
+    size: int
+    since: float | None
+
+
+def waiting(folder: Path) -> Waiting:
+    """What is in a folder of segments."""
+    found = [stat for _, stat in _segments(folder)]
+    collected = 0.0
+    with suppress(OSError, ValueError):
+        collected = float((folder / COLLECTED).read_text())
+    return Waiting(
+        sum(stat.st_size for stat in found),
+        min((stat.st_mtime for stat in found if stat.st_mtime > collected), default=None),
+    )
+
+
+def note_collected(folder: Path, at: float) -> None:
+    """Notes that what was in a folder at a moment has been collected."""
+    # Without a folder there is nothing to wait; and what cannot be noted makes no collection fail.
+    if folder.is_dir():
+        with suppress(OSError):
+            write_atomically(folder / COLLECTED, str(at).encode())
 
 
 def _segments(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
