@@ -53,6 +53,7 @@ PROJECTS = {
         "memory_mb = 100\nbatch = 32\n[server]\nworkers = 4\nport = 8080\n[server.limits]\ndeadline_seconds = 9.5\n"
         '[stores]\nonline = "rediss+cluster://one:7000,two:7001"\n'
     ),
+    "records": '[server.record]\nshare = 0.5\nprivate = ["profile"]\nmemory_mb = 7.5\n',
 }
 Made = Mapping[str, Any]
 
@@ -73,7 +74,11 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
 
 
 def made_of(tmp_path: Path, key: str) -> Made:
-    return read(files(project(tmp_path, PROJECTS[key])))
+    return made_of_text(tmp_path, PROJECTS[key])
+
+
+def made_of_text(tmp_path: Path, text: str) -> Made:
+    return read(files(project(tmp_path, text)))
 
 
 def manifests(made: Made) -> dict[str, Any]:
@@ -82,8 +87,13 @@ def manifests(made: Made) -> dict[str, Any]:
 
 
 def pod(made: Made, component: str) -> Any:
-    name = {"serving": "base/serving/deployment.yaml", "training": "base/training/job.yaml"}[component]
-    return made[name]["spec"]["template"]["spec"]
+    return template(made, component)["spec"]
+
+
+def template(made: Made, component: str) -> Any:
+    if component == "recorded":
+        return made["base/recorded/cronjob.yaml"]["spec"]["jobTemplate"]["spec"]["template"]
+    return made[f"base/{component}/{'deployment' if component == 'serving' else 'job'}.yaml"]["spec"]["template"]
 
 
 # --- manifests
@@ -97,7 +107,7 @@ def test_every_manifest_keeps_to_the_official_schemas(made: Made) -> None:
     assert kinds == {
         "Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "NetworkPolicy", "Job",
         "PersistentVolumeClaim",
-    }  # fmt: skip
+    } | ({"CronJob"} if "base/recorded/cronjob.yaml" in made else set())  # fmt: skip
 
 
 @pytest.mark.parametrize(("key", "value"), [("minReplicas", "2"), ("minReplica", 2), ("maxReplicas", None)])
@@ -135,11 +145,9 @@ def test_kustomizations_list_every_manifest_once(made: Made) -> None:
 
 
 def test_selectors_find_their_pods_and_no_others(made: Made) -> None:
-    labels = {
-        component: made[file]["spec"]["template"]["metadata"]["labels"]
-        for component, file in (("serving", "base/serving/deployment.yaml"), ("training", "base/training/job.yaml"))
-    }
-    assert labels["serving"] != labels["training"]
+    components = ["serving", "training", *(["recorded"] if "base/recorded/cronjob.yaml" in made else [])]
+    labels = {component: template(made, component)["metadata"]["labels"] for component in components}
+    assert len({str(own) for own in labels.values()}) == len(labels)
     for file, manifest in manifests(made).items():
         spec = manifest["spec"]
         selector = spec.get("selector", spec.get("podSelector"))
@@ -147,8 +155,11 @@ def test_selectors_find_their_pods_and_no_others(made: Made) -> None:
             assert selector.get("matchLabels", selector) == labels[Path(file).parent.name], file
 
 
-@pytest.mark.parametrize("component", ["serving", "training"])
+@pytest.mark.parametrize("component", ["serving", "training", "recorded"])
 def test_no_pod_may_more_than_it_needs(made: Made, component: str) -> None:
+    if component == "recorded" and "base/recorded/cronjob.yaml" not in made:
+        assert not any(name.startswith("base/recorded/") for name in made), "nothing to collect"
+        return
     spec = pod(made, component)
     (container,) = spec["containers"]
     assert spec["automountServiceAccountToken"] is spec["enableServiceLinks"] is False
@@ -183,6 +194,31 @@ def test_the_serving_profile_is_in_the_manifests(tmp_path: Path) -> None:
     assert ports == [7000, 7001, 53, 53]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert container["ports"] == [{"name": "http", "containerPort": 8080}]
+
+
+def test_what_servers_record_is_on_the_volume_and_collected_by_their_user(tmp_path: Path) -> None:
+    made = made_of(tmp_path, "records")
+    serving, recorded = pod(made, "serving"), pod(made, "recorded")
+    (server,), (collector,) = serving["containers"], recorded["containers"]
+    assert serving["volumes"][0]["persistentVolumeClaim"] == {"claimName": "shop-state", "readOnly": False}
+    assert [mount for mount in server["volumeMounts"] if mount["name"] == "state"] == [
+        {"name": "state", "mountPath": "/project/.isthmus", "readOnly": True},
+        {"name": "state", "mountPath": "/var/spool/isthmus", "subPath": "recorded/spool"},
+    ]
+    assert recorded["volumes"][0]["persistentVolumeClaim"] == serving["volumes"][0]["persistentVolumeClaim"]
+    assert collector["volumeMounts"][0] == {"name": "state", "mountPath": "/project/.isthmus"}
+    assert recorded["securityContext"] == serving["securityContext"]
+    assert collector["command"] == ["isthmus", "recorded", "--project", "/project"]
+    assert collector["image"] == pod(made, "training")["containers"][0]["image"]
+    assert "envFrom" not in collector
+    (key,) = [one["valueFrom"] for one in server["env"] if one["name"] == "SPOOL_KEY"]
+    assert key == {"secretKeyRef": {"name": "shop-serving", "key": "spool-key"}}
+    assert server["resources"]["requests"]["memory"] == f"{192 + 64 + 8}Mi"
+    stored = made_of_text(tmp_path / "stored", '[stores]\noffline = "s3://bucket/shop"\n[server.record]\n')
+    assert pod(stored, "recorded")["containers"][0]["envFrom"] == [
+        {"secretRef": {"name": "shop-recorded", "optional": True}}
+    ]
+    assert "SPOOL_KEY" not in str(pod(stored, "serving"))
 
 
 def test_the_training_profile_is_in_the_job(tmp_path: Path) -> None:
@@ -306,10 +342,21 @@ def test_a_server_is_told_what_the_project_says(tmp_path: Path, monkeypatch: pyt
     text = told[VARIABLE].replace("/etc/isthmus/keys", str(tmp_path)).replace("$(REDIS_URL)", "redis://:p%40ss@there")
     monkeypatch.setenv(VARIABLE, text)
     settings = ServerSettings.from_environment()
-    # A fleet records no answers: its servers have no folder that anybody collects from.
-    assert set(json.loads(text)) == {*ServerSettings.__struct_fields__} - {"record", "spool", "spool_key"}
+    assert set(json.loads(text)) == {*ServerSettings.__struct_fields__}
+    assert (settings.record, settings.spool, settings.history_seconds) == (None, None, 60.0)
     assert (settings.host, settings.port, settings.workers, settings.batch) == ("0.0.0.0", 8080, 4, 32)  # noqa: S104
     assert (settings.redis, settings.limits) == ("redis://:p%40ss@there", opened.settings.server.limits)
+
+
+def test_a_server_records_as_the_project_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = project(tmp_path, PROJECTS["records"])
+    told = {one["name"]: one.get("value") for one in pod(read(files(opened)), "serving")["containers"][0]["env"]}
+    write_keys(tmp_path / "keys.json", someone="read:*")
+    text = told[VARIABLE].replace("/etc/isthmus/keys", str(tmp_path)).replace("$(REDIS_URL)", "redis://there")
+    monkeypatch.setenv(VARIABLE, text.replace("$(SPOOL_KEY)", "ab" * 32))
+    settings = ServerSettings.from_environment()
+    assert (settings.record, settings.spool) == (opened.settings.server.record, "/var/spool/isthmus")
+    assert settings.spool_key == "ab" * 32
 
 
 def test_the_dashboard_and_its_alerts_come_along(tmp_path: Path) -> None:
@@ -584,6 +631,7 @@ REFUSED = [
     ({}, '[stores]\nonline = "unix:///run/redis"\n', "stores.online: 'unix:///run/redis'; expected the URL of a Redis"),
     ({}, '[stores]\nonline = "redis://"\n', "stores.online: 'redis://'; expected the URL of a Redis"),
     ({}, '[stores]\nonline = "redis://:hunter2@there"\n', "stores.online: has a password; expected none there"),
+    ({}, '[stores]\noffline = "tables"\n[server.record]\n', "stores.offline: 'tables'; expected a folder in .isthmus"),
     ({}, '[profiles.training]\ndevice = "cuda"\n', "profiles.training.accelerator: is not set; expected the"),
 ]
 

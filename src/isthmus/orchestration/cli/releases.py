@@ -127,9 +127,13 @@ def serve(
 @verbs.command()
 def fleet(out: OutOption = Path("fleet"), project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """Write what runs the project on two fleets: Kubernetes manifests, an accelerate configuration, Dockerfiles."""
+    from isthmus.orchestration.api.secret import secret
     from isthmus.orchestration.fleet.files import fleet as run
 
-    written = run(open_project(project), out)
+    opened = open_project(project)
+    written = run(opened, out)
+    if (record := opened.recording()) and record.private:
+        secret(opened)  # for the Secret of its servers, and for whoever reads what they have recorded
     present({"fleet": str(out), "files": written if as_json else len(written)}, as_json=as_json)
 
 

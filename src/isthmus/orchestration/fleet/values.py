@@ -1,5 +1,6 @@
 """What the templates of a fleet are filled with: settings of the project, and versions of this environment."""
 
+import os
 import re
 import sys
 import tomllib
@@ -19,7 +20,9 @@ from isthmus.orchestration.settings import FILE
 
 _STATE, _KEYS = "/project/.isthmus", "/etc/isthmus/keys"
 """Where the templates mount the state, for both fleets alike since a deployment names its package by path, and keys."""
-_REDIS = "$(REDIS_URL)"
+_SPOOL = "/var/spool/isthmus"
+"""Where a server has the spool of the state, which it may write to."""
+_REDIS, _SPOOL_KEY = "$(REDIS_URL)", "$(SPOOL_KEY)"
 _MAX_NAME = 40
 
 
@@ -45,6 +48,10 @@ def values(project: Project) -> Mapping[str, Any]:
         "serving": settings.profiles.serving,
         "server": settings.server,
         "server_settings": _server_settings(project),
+        "record": project.recording(),
+        "spool": _SPOOL,
+        "spool_in_state": str(project.spool.relative_to(project.state)),
+        "offline": settings.stores.offline,
         "redis_ports": ports,
         "signed": settings.packages.public_key is not None,
         "probe": Path(probe.__file__).read_text(encoding="utf-8"),
@@ -79,10 +86,18 @@ def _problems(project: Project, name: str, ports: tuple[int, ...]) -> list[Probl
     if _has_password(project):
         expected = "none there, since images have the file in them: set ISTHMUS_STORES__ONLINE"
         problems.append(Problem("stores.online", "has a password", expected))
+    if settings.server.record is not None and not _in_state(project):
+        expected = "a folder in .isthmus, which is the volume of the fleet, or a URL, for [server.record]"
+        problems.append(Problem("stores.offline", repr(settings.stores.offline), expected))
     if settings.profiles.training.device == "cuda" and settings.profiles.training.accelerator is None:
         expected = 'the accelerator of a node, for device = "cuda"'
         problems.append(Problem("profiles.training.accelerator", "is not set", expected))
     return problems
+
+
+def _in_state(project: Project) -> bool:
+    """Whether pods reach the offline tables, so that one can collect answers."""
+    return "://" in project.offline or Path(os.path.normpath(project.offline)).is_relative_to(project.state)
 
 
 def _redis_ports(online: str) -> tuple[int, ...]:
@@ -103,8 +118,8 @@ def _has_password(project: Project) -> bool:
 
 
 def _server_settings(project: Project) -> str:
-    """The settings of a server as JSON. The URL of its Redis is a secret, which Kubernetes fills in."""
-    server = project.settings.server
+    """The settings of a server as JSON. The URL of its Redis and the key of its spool are secrets: Kubernetes has them."""
+    server, record = project.settings.server, project.recording()
     settings = {
         "contract": f"{_STATE}/{project.contract_file.name}",
         "deployment": f"{_STATE}/{project.deployment_file.name}",
@@ -123,7 +138,13 @@ def _server_settings(project: Project) -> str:
         "latency": None,  # no training runs beside it
         "latency_objective_ms": project.settings.latency_objective_ms,
         "freshness_objective_seconds": project.freshness_objectives(),
+        "history_seconds": project.settings.stores.history_seconds,
+        "record": record,
+        "spool": None if record is None else _SPOOL,
+        "spool_key": _SPOOL_KEY if record is not None and record.private else "",
         "now": project.fixed_now,
     }
-    text = msgspec.json.encode(settings).decode()
-    return text.replace("$(", "$$(").replace("$" + _REDIS, _REDIS)
+    text = msgspec.json.encode(settings).decode().replace("$(", "$$(")
+    for secret in (_REDIS, _SPOOL_KEY):
+        text = text.replace("$" + secret, secret)
+    return text

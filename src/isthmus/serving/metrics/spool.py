@@ -18,7 +18,7 @@ class SpoolGauges:
         self._found = Waiting(0, None)
 
     def look(self) -> None:
-        """Looks at the folder; one that cannot be read stays as it was: what it costs is counted where it is written."""
+        """Looks at the folder. One that cannot be read stays as it was: dropped answers are counted already."""
         with suppress(OSError):
             self._found = waiting(self._folder)
 
