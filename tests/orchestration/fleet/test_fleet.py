@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import kubernetes_validate
+import pyarrow.dataset as ds
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -25,6 +26,7 @@ from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.orchestration.fleet.files import NOTE, files, fleet
 from isthmus.orchestration.fleet.values import constraints
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.serving.settings import VARIABLE, ServerSettings
 from tests.orchestration.shop import Shop
 from tests.servers import free_port
@@ -502,6 +504,52 @@ def test_a_step_of_dagster_finds_what_it_needs_in_the_image_that_is_documented(s
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == json.loads((shop.state / "contract.json").read_bytes())["hash"]
     assert "No module named 'dagster_pipes'" in step(plain, "plain").stderr, "the image for training alone"
+
+
+@pytest.mark.accept
+def test_what_a_server_of_the_fleet_records_is_collected_in_the_image_for_training(tmp_path: Path) -> None:
+    """Its command and variables, and those of the CronJob with the packages of its image, on this machine."""
+    port = free_port()
+    opened = project(tmp_path / "shop", f'[server]\nport = {port}\n[server.record]\nprivate = ["punctuality"]\n')
+    made = read(files(opened))
+    (server,), (collector,) = pod(made, "serving")["containers"], pod(made, "recorded")["containers"]
+    key = write_keys(tmp_path / "keys" / "keys.json", someone="read:*")["someone"]
+    opened.state.mkdir()
+    opened.contract_file.write_bytes(CONTRACT.dumps())
+    with EmbeddedRedis(tmp_path / "redis") as redis:
+        given = {one["name"]: one["value"] for one in server["env"] if "value" in one}[VARIABLE]
+        for name, value in {"REDIS_URL": redis.url, "SPOOL_KEY": "ab" * 32}.items():
+            given = given.replace(f"$({name})", value)
+        mounts = {mount["mountPath"]: mount for mount in server["volumeMounts"]}
+        places = {"/etc/isthmus/keys": tmp_path / "keys"} | {
+            path: opened.state / mount.get("subPath", "") for path, mount in mounts.items() if mount["name"] == "state"
+        }
+        for path, place in places.items():
+            given = given.replace(path, str(place))
+        process = subprocess.Popen(
+            [sys.executable, *server["command"][1:]], env={**os.environ, VARIABLE: given}, stderr=subprocess.DEVNULL
+        )
+        try:
+            wait_until_listening(port)
+            asked = {"features": ["punctuality:flights"], "entities": {"carrier": ["hunter2"]}}
+            url, headers = f"http://127.0.0.1:{port}/get-online-features", {"authorization": f"Bearer {key}"}
+            identity = httpx.post(url, json=asked, headers=headers).headers["isthmus-answer"]
+        finally:
+            process.terminate()
+            assert process.wait(30) == 0
+    packages = image_of(installed(files(opened)["images/Dockerfile.training"].decode()), tmp_path / "packages")
+    program = f"import sys; sys.prefix = sys.exec_prefix = {sys.prefix!r}; sys.argv[0] = 'isthmus'"
+    program += "; from isthmus.orchestration.cli.cli import main; main()"
+    arguments = [word.replace("/project", str(opened.root)) for word in collector["command"][1:]]
+    done = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", program, *arguments, "--json"],
+        env={"PYTHONPATH": str(packages), "PATH": os.defpath}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"answers": 1, "missing": 0, "problems": []}
+    (row,) = RecordedAnswers.of(opened).read(ds.scalar(True)).to_pylist()
+    assert (row["id"], row["hashed"]) == (identity, ["carrier"])
+    assert "hunter2" not in row["request"]
 
 
 def test_images_of_what_a_project_needs(tmp_path: Path) -> None:

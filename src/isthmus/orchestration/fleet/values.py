@@ -118,7 +118,7 @@ def _has_password(project: Project) -> bool:
 
 
 def _server_settings(project: Project) -> str:
-    """The settings of a server as JSON. The URL of its Redis and the key of its spool are secrets: Kubernetes has them."""
+    """The settings of a server as JSON. The URL of its Redis and the key of its spool are secrets."""
     server, record = project.settings.server, project.recording()
     settings = {
         "contract": f"{_STATE}/{project.contract_file.name}",
