@@ -241,6 +241,7 @@ def test_both_are_checks_of_the_deployment_that_hold_nothing_up(exported: Shop, 
     assert "data:image/svg+xml" in str(keeps.metadata["weeks"])
     lines = keeps.metadata["slices"]["raw_value"].splitlines()
     (package,) = monitor(opened).packages
+    assert keeps.metadata["auc"].startswith(f"{package.measures['auc'].value:.4g} ")
     assert lines[0].startswith("| slice | answers | labeled | auc |")
     assert [line.split(" | ")[0] for line in lines[2:]] == [f"| {part.name}" for part in package.slices]
     json.dumps(keeps.metadata)

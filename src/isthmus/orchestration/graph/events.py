@@ -74,6 +74,7 @@ def reported(report: Mapping[str, Any], began: float, series: Sequence[str] = ()
     plain = msgspec.to_builtins(report, str_keys=True, enc_hook=str)
     figures = {name: plain[name] for name in series} | {"seconds": round(time.perf_counter() - began, 3)}
     single = {name: _text(name, value) for name, value in plain.items() if isinstance(value, int | float | str)}
+    single = {name: text for name, text in single.items() if text != ""}
     return {**figures, **(single | figures), REPORT: {"raw_value": plain, "type": "json"}}
 
 
@@ -96,7 +97,8 @@ def shown(event: Materialized | Checked) -> Metadata:
     if isinstance(event, Materialized):
         rounded = {name: float(f"{v:.4g}") for name, v in event.metadata.items() if isinstance(v, float)}
         return event.metadata | rounded
-    message = {"found": event.message} if event.message else {}
+    # Dagster shows the lines of a text as one.
+    message = {"found": "; ".join(event.message.splitlines())} if event.message else {}
     return message | {
         name: cell(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
         for name, value in event.metadata.items()

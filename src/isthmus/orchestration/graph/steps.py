@@ -329,12 +329,11 @@ def _monitor(project: "Project", request: Request, progress: Progress) -> Iterat
     found = {name: monitor(project, name, progress=progress) for name in {_name(node) for node, _ in request.checks}}
     for node, check in request.checks:
         result = found[_name(node)]
-        metadata, wrong = reported(plain(project, result), began), problems(result)[check]
+        metadata, wrong = page.headline(result) | reported(plain(project, result), began), problems(result)[check]
         metadata["weeks"] = plots(page.images(result))
         titles, rows = page.worst(result)
         metadata |= {"slices": table(rows, titles)} if rows else {}
-        message = "\n".join(wrong)
-        yield Checked(node, check, not wrong, message, metadata, blocking=False)
+        yield Checked(node, check, not wrong, "\n".join(wrong), metadata, blocking=False)
 
 
 def _deploy(project: "Project", request: Request, _progress: Progress) -> Iterator[Materialized]:

@@ -78,6 +78,12 @@ def screen(result: Production, file: Path) -> Iterator[Block]:
     yield Paragraph(f"Page: {page_file(file)}")
 
 
+def headline(result: Production) -> dict[str, str]:
+    """The measures of the package that answered last, in words."""
+    measures = result.packages[0].measures if result.packages else {}
+    return {name: " ".join(map(plain, _parts(found, True))) for name, found in measures.items()}
+
+
 def worst(result: Production) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
     """Titles and rows of a table of the worst slices of the package that answered last; no rows without any."""
     slices = result.packages[0].slices if result.packages else ()
