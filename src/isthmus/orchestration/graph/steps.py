@@ -329,7 +329,8 @@ def _monitor(project: "Project", request: Request, progress: Progress) -> Iterat
     found = {name: monitor(project, name, progress=progress) for name in {_name(node) for node, _ in request.checks}}
     for node, check in request.checks:
         result = found[_name(node)]
-        metadata, wrong = page.headline(result) | reported(plain(project, result), began), problems(result)[check]
+        wrong = problems(result)[check]
+        metadata: Metadata = {**page.headline(result), **reported(plain(project, result), began)}
         metadata["weeks"] = plots(page.images(result))
         titles, rows = page.worst(result)
         metadata |= {"slices": table(rows, titles)} if rows else {}
