@@ -170,10 +170,16 @@ def count(batch: Batch) -> int:
 
 
 def size(batch: Batch) -> int:
-    """The bytes of the columns of a batch, about what it takes in memory."""
+    """The bytes of the columns of a batch as the table has them, each request with its ends."""
     columns = (len(getattr(group, name)) for group in batch.groups for name in _COLUMNS)
     views = (view for group in batch.groups for view in group.views)
-    return sum(columns) + sum(len(getattr(view, name)) for view in views for name in _VIEW_COLUMNS)
+    ends = (_ends(group) for group in batch.groups)
+    return sum(columns) + sum(len(getattr(view, name)) for view in views for name in _VIEW_COLUMNS) + sum(ends)
+
+
+def _ends(group: Group) -> int:
+    lengths = np.array([len(head) + len(tail) for head, tail in group.templates], np.int64)
+    return int(lengths[np.frombuffer(group.answers, ANSWER)["template"]].sum())
 
 
 def merged(groups: Sequence[Group]) -> list[Group]:
