@@ -1,9 +1,11 @@
 """What a server writes of its answers, and what it does where there is no room for that."""
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
+import shutil
 import stat
 import threading
 from contextlib import AbstractContextManager
@@ -126,6 +128,14 @@ def test_the_names_of_features_are_written_once() -> None:
     bodies = [b'{"features":["view:feature"],"entities":{"k":[%d]}}' % n for n in range(10)]
     lookups.add([Answer(lookups.reader, 0, body, {}, [], 1) for body in bodies], {})
     assert lookups.group().requests == b"0]1]2]3]4]5]6]7]8]9]"
+
+
+def test_the_ends_of_requests_count_as_memory() -> None:
+    lookups = Lookups(Reader("lookup", "c", "", "", (), {}, plain=True, row=0))
+    end = b"x" * 10_000
+    bodies = [b'{"entities":{"k":["}%s%d"]}}' % (end, n) for n in (1, 2, 2)]
+    sizes = [lookups.add([Answer(lookups.reader, 0, body, {}, [], 1)], {}) for body in bodies]
+    assert [size > len(end) for size in sizes] == [True, True, False]
 
 
 def test_columns_of_packed_rows_and_of_others_are_put_together_in_order() -> None:
@@ -257,6 +267,56 @@ def test_a_write_that_fails_half_way_leaves_no_half_batch(tmp_path: Path, monkey
     spool.write(encoded(Batch("run", 3, 0, 0, "", (), ())))
     (segment,) = segments(tmp_path)
     assert [batch.number for batch in batches(segment.read_bytes())] == [1, 3]
+
+
+def test_the_oldest_segments_make_room_on_a_disk_that_is_full_of_other_things(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group("lookup", "", "", "", bytes(ANSWER.itemsize * 10), b"", (), b"", 0, b"", (), ())
+    batch = encoded(Batch("run", 1, 0, 0, "", (), (group,)))
+    for _ in range(2):
+        spool = Spool(tmp_path, 1 << 20, "oldest")
+        spool.write(batch)
+        spool.close()
+    real = os.write
+
+    def write(descriptor: int, data: memoryview) -> int:
+        if sum(path.stat().st_size for path in segments(tmp_path)) >= 2 * len(batch):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(OSError, match="No space"):
+        Spool(tmp_path, 1 << 20, "newest").write(batch)
+    last = Spool(tmp_path, 1 << 20, "oldest")
+    assert [last.write(batch) for _ in range(3)] == [10, 10, 20], "at last its own, of two batches"
+    assert sum(path.stat().st_size > 0 for path in segments(tmp_path)) == 1
+
+
+def test_answers_that_made_room_in_vain_are_counted_with_the_next_batch(tmp_path: Path) -> None:
+    group = Group("lookup", "", "", "", bytes(ANSWER.itemsize * 10), b"x" * 340, (), b"", 0, b"", (), ())
+    batch = encoded(Batch("run", 1, 0, 0, "", (), (group,)))
+    former, other = Spool(tmp_path, 1 << 20, "oldest"), Spool(tmp_path, 1 << 20, "oldest")
+    former.write(batch)
+    former.close()
+    for _ in range(2):
+        other.write(batch)
+    spool = Spool(tmp_path, 2 * len(batch), "oldest")
+    with pytest.raises(OSError, match="no room"):
+        spool.write(batch)
+    other.close()
+    assert spool.write(batch) == 30
+
+
+def test_a_folder_that_is_removed_costs_what_was_in_it(tmp_path: Path) -> None:
+    folder = tmp_path / "spool"
+    spool = Spool(folder, 1 << 20, "newest")
+    spool.write(encoded(Batch("run", 1, 0, 0, "", (), ())))
+    shutil.rmtree(folder)
+    for number in (2, 3):
+        spool.write(encoded(Batch("run", number, 0, 0, "", (), ())))
+    (segment,) = segments(folder)
+    assert [batch.number for batch in batches(segment.read_bytes())] == [2, 3]
 
 
 def test_no_segment_is_seen_before_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
