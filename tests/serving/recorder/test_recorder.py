@@ -21,7 +21,7 @@ from isthmus.features.clock import Status
 from isthmus.features.contract.contract import Column
 from isthmus.features.errors import ConfigurationError
 from isthmus.features.types import Bytes, String
-from isthmus.serving.recorder.batch import ANSWER, Batch, Group, batches, count, encoded
+from isthmus.serving.recorder.batch import ANSWER, PACK, Batch, Group, batches, count, encoded
 from isthmus.serving.recorder.columns import Answer, Reader, columns_of, hashes, without_keys
 from isthmus.serving.recorder.lookups import TEMPLATES, Lookups
 from isthmus.serving.recorder.options import Recording
@@ -231,22 +231,25 @@ def test_a_folder_that_cannot_be_made_costs_no_answer(tmp_path: Path, redis_url:
         wait(lambda: _counted(server, "disk") == 1, "the batch to be dropped")
 
 
-def test_the_oldest_segments_make_room_if_that_is_the_policy(tmp_path: Path) -> None:
-    def batch(number: int) -> bytearray:
-        group = Group("lookup", "", "", "", bytes(36 * 10), b"x" * 340, (), b"", 0, b"", (), ())
-        return encoded(Batch("run", number, 0, 0, "", (), (group,)))
+def _batch(number: int) -> bytearray:
+    """Ten answers, in about 700 bytes."""
+    answers = b"".join(PACK(n, 0, 0.0, 0, 0, 0, 30) for n in range(10))
+    group = Group("lookup", "", "", "", answers, b"x" * 300, (), b"", 0, b"", (), ((b"", b""),))
+    return encoded(Batch("run", number, 0, 0, "", ("",), (group,)))
 
+
+def test_the_oldest_segments_make_room_if_that_is_the_policy(tmp_path: Path) -> None:
     former = Spool(tmp_path, 3000, "oldest")
     for number in range(3):
-        assert former.write(batch(number)) == 0
+        assert former.write(_batch(number)) == 0
     spool = Spool(tmp_path, 3000, "oldest")
     # Somebody still writes to the oldest segment: this process' own has to go.
-    assert [spool.write(batch(number)) for number in range(3)] == [0, 10, 10]
+    assert [spool.write(_batch(number)) for number in range(3)] == [0, 10, 10]
     former.close()
-    assert spool.write(batch(9)) == 30
+    assert spool.write(_batch(9)) == 30
     newest = Spool(tmp_path, 1000, "newest")
     with pytest.raises(OSError, match="no room"):
-        newest.write(batch(0))
+        newest.write(_batch(0))
     assert newest.run not in {path.name.partition("-")[0] for path in segments(tmp_path) if ended(path)}
 
 
@@ -272,8 +275,7 @@ def test_a_write_that_fails_half_way_leaves_no_half_batch(tmp_path: Path, monkey
 def test_the_oldest_segments_make_room_on_a_disk_that_is_full_of_other_things(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group = Group("lookup", "", "", "", bytes(ANSWER.itemsize * 10), b"", (), b"", 0, b"", (), ())
-    batch = encoded(Batch("run", 1, 0, 0, "", (), (group,)))
+    batch = _batch(1)
     for _ in range(2):
         spool = Spool(tmp_path, 1 << 20, "oldest")
         spool.write(batch)
@@ -294,8 +296,7 @@ def test_the_oldest_segments_make_room_on_a_disk_that_is_full_of_other_things(
 
 
 def test_answers_that_made_room_in_vain_are_counted_with_the_next_batch(tmp_path: Path) -> None:
-    group = Group("lookup", "", "", "", bytes(ANSWER.itemsize * 10), b"x" * 340, (), b"", 0, b"", (), ())
-    batch = encoded(Batch("run", 1, 0, 0, "", (), (group,)))
+    batch = _batch(1)
     former, other = Spool(tmp_path, 1 << 20, "oldest"), Spool(tmp_path, 1 << 20, "oldest")
     former.write(batch)
     former.close()
