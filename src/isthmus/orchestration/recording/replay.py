@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,6 +35,7 @@ from isthmus.orchestration.recording.requests import (
     read_lookups,
     read_predictions,
     read_prompts,
+    unreadable,
 )
 from isthmus.orchestration.recording.stored import StoredRows, from_history
 from isthmus.orchestration.recording.table import RecordedAnswers
@@ -209,6 +211,9 @@ class _Replay:
         except IsthmusError as error:
             cause = Cause.CONTRACT if one["route"] == "lookup" else Cause.PACKAGE
             found.add(everything, cause, str(error))
+            return
+        except msgspec.MsgspecError as error:
+            found.add(everything, Cause.KEY, unreadable(error))
             return
         if not isinstance(reader, Lookup):
             reads, read = (
