@@ -135,6 +135,10 @@ def test_undisturbed_lookups_are_the_same(recorded: Shop, project: Open) -> None
     assert replay(opened, ids[7]).same == 1
     with pytest.raises(RequestError, match="there is none"):
         replay(opened, "nobody-1")
+    with pytest.raises(RequestError, match="is no id of an answer"):
+        replay(opened, "")
+    with pytest.raises(RequestError, match="there is none of that time"):
+        replay(opened, between=(clock.moment(0), clock.moment(1)))
     with pytest.raises(RequestError, match="takes the id"):
         replay(opened)
     with pytest.raises(RequestError, match="is empty"):

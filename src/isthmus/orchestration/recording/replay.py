@@ -28,6 +28,7 @@ from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import Mask
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.causes import Cause, Causes, Recorded
+from isthmus.orchestration.recording.collect import absence
 from isthmus.orchestration.recording.origins import Origins, groups, predicted, view_answers
 from isthmus.orchestration.recording.requests import (
     Requests,
@@ -118,9 +119,10 @@ def replay(
     progress("reading recorded answers", 0.0)
     answers = RecordedAnswers.of(project).read(condition)
     if not len(answers):
-        where = f"answer {identity}" if identity else "recorded answers"
-        remedy = "run `isthmus recorded`; it may also have been dropped, or be older than `keep_days`"
-        raise RequestError(where, "there is none in the table", remedy=remedy)
+        if identity is not None:
+            raise absence(project, identity)
+        raise RequestError("recorded answers", "there is none of that time in the table",
+                           remedy="run `isthmus recorded`; they may also be older than `keep_days`")  # fmt: skip
     return _Replay(project, answers, package, progress).run()
 
 

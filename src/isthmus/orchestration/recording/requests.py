@@ -102,7 +102,7 @@ def lookup_of(contract: Contract, body: bytes, graphs: Callable[[str], RowGraph]
 
 
 def features_of(body: str) -> str:
-    """What a lookup asks for, as a text that is the same for the same features, and for what cannot be read any more."""
+    """What a lookup asks for, as a text that is the same for the same features; "?" if it cannot be read any more."""
     try:
         wanted = _LOOKUP.decode(body)
     except msgspec.MsgspecError:
