@@ -235,7 +235,7 @@ class _Replay:
                 found.add(everything, Cause.HISTORY, str(history))
                 return
             histories[name] = history
-        bodies = self._origins.bodies(part, contract, one["hashed"], histories)
+        bodies = self._origins.bodies(part, contract, one["hashed"])
         if isinstance(reader, Predictor):
             requests = read_predictions(reader, bodies)
         elif isinstance(reader, Writer):
