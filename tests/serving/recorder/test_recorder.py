@@ -347,6 +347,25 @@ def test_settings_that_record_nowhere_are_refused(tmp_path: Path) -> None:
         settings(record=Recording(private=("v",)), spool=str(tmp_path))
 
 
+def test_batches_are_as_small_as_the_memory(tmp_path: Path) -> None:
+    written, dropped = list[int](), list[int]()
+    reader = Reader("lookup", "c", "", "", (), {}, plain=True, row=0)
+
+    async def record() -> None:
+        recorder = Recorder(Recording(memory_mb=0.1), tmp_path, b"", written.append, lambda _, n: dropped.append(n))
+        for number in range(2000):
+            answer = Answer(reader, number, b"x" * 100, {}, [], 1)
+            recorder.identity(answer)
+            recorder.add(answer)
+            # More than a batch, and less than two.
+            while number - sum(written) > 500 and not dropped:
+                await asyncio.sleep(0.001)
+        await asyncio.to_thread(recorder.close)
+
+    asyncio.run(record())
+    assert (sum(written), sum(dropped)) == (2000, 0)
+
+
 @pytest.mark.parametrize("full", ["newest", "oldest"])
 def test_a_slow_disk_drops_whole_batches_by_the_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
