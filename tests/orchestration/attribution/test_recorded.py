@@ -202,16 +202,18 @@ def test_an_answer_that_cannot_be_explained(recorded: Path) -> None:
     collect(project)
     table = RecordedAnswers(project.offline)
     numbers = table.read(ds.field("run") == waiting)
-    identity = numbers["id"][0].as_py()
+    first, identity, left = numbers["id"].slice(0, 3).to_pylist()
     with pytest.raises(RequestError, match="is no id of an answer"):
         explain(project, "nothing")
     with pytest.raises(RequestError, match="there is none in the table"):
         explain(project, "0123456789ab-1")
-    # A batch that was dropped.
-    write_deltalake(table.path, numbers.slice(1), mode="overwrite")
-    with pytest.raises(RequestError, match="later answers of its server are in the table"):
+    # A batch that was dropped, and answers that were kept long enough.
+    write_deltalake(table.path, numbers.filter(pa.array([n != 1 for n in range(len(numbers))])), mode="overwrite")
+    with pytest.raises(RequestError, match=r"was dropped, .*: later answers of its server"):
         explain(project, identity)
-    left = numbers["id"][1].as_py()
+    write_deltalake(table.path, numbers.slice(2), mode="overwrite")
+    with pytest.raises(RequestError, match=r"there is none .* is older than `keep_days`"):
+        explain(project, first)
     history = Path(project.offline) / machines.VIEW
     history.rename(history.with_name("away"))
     with pytest.raises(DataError, match="1 rows were left out: offline table of machine_load: nothing at"):

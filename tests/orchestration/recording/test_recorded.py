@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
+import msgspec
 import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
@@ -158,6 +160,23 @@ def test_a_batch_cut_in_half_is_put_aside_after_those_before_it(opened: Project)
     assert (counts.answers, len(counts.problems)) == (3, 1)
     assert "bytes into a batch of" in counts.problems[0]
     assert [path.name for path in damaged_folder(opened).iterdir()] == [segment.name]
+    assert collect(opened) == Collected()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"requests": b"{"}, {"templates": ()}, {"digest": b"12345678"}, {"outputs": b""}, {"views": ()}]
+)
+def test_a_batch_whose_columns_do_not_fit_is_put_aside(opened: Project, changes: dict[str, Any]) -> None:
+    spool = spooled(opened, [1])
+    whole = batch(spool.run, 2)
+    view = msgspec.structs.replace(whole.groups[0].views[0], content=b"abc")
+    other = msgspec.structs.replace(whole.groups[0], **({"views": (view,)} if "views" in changes else changes))
+    spool.write(encoded(msgspec.structs.replace(whole, groups=(other,))))
+    spool.close()
+    counts = collect(opened)
+    assert (counts.answers, len(counts.problems)) == (3, 1)
+    assert "other lengths than its answers" in counts.problems[0]
+    assert len([*damaged_folder(opened).iterdir()]) == 1
     assert collect(opened) == Collected()
 
 

@@ -135,6 +135,10 @@ def test_undisturbed_lookups_are_the_same(recorded: Shop, project: Open) -> None
     assert replay(opened, ids[7]).same == 1
     with pytest.raises(RequestError, match="there is none"):
         replay(opened, "nobody-1")
+    with pytest.raises(RequestError, match="is no id of an answer"):
+        replay(opened, "")
+    with pytest.raises(RequestError, match="there is none of that time"):
+        replay(opened, between=(clock.moment(0), clock.moment(1)))
     with pytest.raises(RequestError, match="takes the id"):
         replay(opened)
     with pytest.raises(RequestError, match="is empty"):
@@ -150,6 +154,27 @@ def test_undisturbed_lookups_are_the_same(recorded: Shop, project: Open) -> None
     zones = "2024-03-01T01:00:00+01:00", "2024-03-01T00:00:00.000001Z"
     done = commandline.run("replay", "--between", *zones, "--project", str(recorded.root), "--json")
     assert (done.returncode, json.loads(done.stdout)["same"]) == (0, 42)
+
+
+def test_a_request_that_cannot_be_read_any_more_is_named(recorded: Shop, project: Open) -> None:
+    opened = project(recorded)
+
+    def later(group: Group) -> Group:
+        """Its requests of two rows as those of a version with another field."""
+        if np.frombuffer(group.answers, ANSWER)["rows"].max() < 2:
+            return group
+        templates = tuple((head.replace(b"{", b'{"later":1,', 1), tail) for head, tail in group.templates)
+        return msgspec.structs.replace(group, templates=templates)
+
+    with served(opened) as http:
+        looked_up(http, [1])
+        body = {"features": SHELF, "entities": {"store": ["s1", "s2"], "product": [1, 2]}}
+        http.post("/get-online-features", json=body)
+    altered(opened, later)
+    collect(opened)
+    report = between(opened)
+    assert "cannot be read any more" in only(report, Cause.KEY)
+    assert report.same == 1
 
 
 def test_a_row_that_came_late_is_named(recorded: Shop, project: Open) -> None:

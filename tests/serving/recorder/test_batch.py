@@ -10,11 +10,14 @@ from isthmus.features.types import Float32, String
 from isthmus.features.values.columns import Values, from_python
 from isthmus.serving.recorder.batch import (
     HEAD,
+    PACK,
     Batch,
     DamagedBatchError,
+    Group,
     OtherVersionError,
     batches,
     encoded,
+    size,
 )
 from isthmus.serving.recorder.digest import digests, tensors_digest
 
@@ -62,6 +65,13 @@ def test_a_batch_of_another_version_is_named() -> None:
     problem = f"OtherVersionError: has a batch of version 9 at byte {len(encoded(FIRST))}"
     assert (read.whole, read.problem) == ([1], problem)
     assert HEAD.size == 13
+
+
+def test_the_size_of_a_batch_has_the_ends_of_each_request() -> None:
+    answers = b"".join(PACK(n, 0, 0.0, 0, 1, n % 2, 1) for n in range(10))
+    templates = ((b"", b""), (b"x" * 600, b"y" * 400))
+    group = Group("lookup", "", "", "", answers, b"0123456789", (), b"", 0, b"", (), templates)
+    assert size(Batch("ab", 1, 5, 0, "", ("",), (group,))) == len(answers) + 10 + 5 * 1000
 
 
 @pytest.mark.parametrize(

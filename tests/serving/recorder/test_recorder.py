@@ -1,9 +1,11 @@
 """What a server writes of its answers, and what it does where there is no room for that."""
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
+import shutil
 import stat
 import threading
 from contextlib import AbstractContextManager
@@ -19,7 +21,7 @@ from isthmus.features.clock import Status
 from isthmus.features.contract.contract import Column
 from isthmus.features.errors import ConfigurationError
 from isthmus.features.types import Bytes, String
-from isthmus.serving.recorder.batch import ANSWER, Batch, Group, batches, count, encoded
+from isthmus.serving.recorder.batch import ANSWER, PACK, Batch, Group, batches, count, encoded
 from isthmus.serving.recorder.columns import Answer, Reader, columns_of, hashes, without_keys
 from isthmus.serving.recorder.lookups import TEMPLATES, Lookups
 from isthmus.serving.recorder.options import Recording
@@ -128,6 +130,14 @@ def test_the_names_of_features_are_written_once() -> None:
     assert lookups.group().requests == b"0]1]2]3]4]5]6]7]8]9]"
 
 
+def test_the_ends_of_requests_count_as_memory() -> None:
+    lookups = Lookups(Reader("lookup", "c", "", "", (), {}, plain=True, row=0))
+    end = b"x" * 10_000
+    bodies = [b'{"entities":{"k":["}%s%d"]}}' % (end, n) for n in (1, 2, 2)]
+    sizes = [lookups.add([Answer(lookups.reader, 0, body, {}, [], 1)], {}) for body in bodies]
+    assert [size > len(end) for size in sizes] == [True, True, False]
+
+
 def test_columns_of_packed_rows_and_of_others_are_put_together_in_order() -> None:
     dtype = np.dtype([("event", "<i8"), ("known", "<i8"), ("content", "<u8"), ("value", "<f4")])
     packed = np.array([(n, n + 10, n + 20, 0.5) for n in range(4)], dtype)
@@ -221,22 +231,25 @@ def test_a_folder_that_cannot_be_made_costs_no_answer(tmp_path: Path, redis_url:
         wait(lambda: _counted(server, "disk") == 1, "the batch to be dropped")
 
 
-def test_the_oldest_segments_make_room_if_that_is_the_policy(tmp_path: Path) -> None:
-    def batch(number: int) -> bytearray:
-        group = Group("lookup", "", "", "", bytes(36 * 10), b"x" * 340, (), b"", 0, b"", (), ())
-        return encoded(Batch("run", number, 0, 0, "", (), (group,)))
+def _batch(number: int) -> bytearray:
+    """Ten answers, in about 700 bytes."""
+    answers = b"".join(PACK(n, 0, 0.0, 0, 0, 0, 30) for n in range(10))
+    group = Group("lookup", "", "", "", answers, b"x" * 300, (), b"", 0, b"", (), ((b"", b""),))
+    return encoded(Batch("run", number, 0, 0, "", ("",), (group,)))
 
+
+def test_the_oldest_segments_make_room_if_that_is_the_policy(tmp_path: Path) -> None:
     former = Spool(tmp_path, 3000, "oldest")
     for number in range(3):
-        assert former.write(batch(number)) == 0
+        assert former.write(_batch(number)) == 0
     spool = Spool(tmp_path, 3000, "oldest")
     # Somebody still writes to the oldest segment: this process' own has to go.
-    assert [spool.write(batch(number)) for number in range(3)] == [0, 10, 10]
+    assert [spool.write(_batch(number)) for number in range(3)] == [0, 10, 10]
     former.close()
-    assert spool.write(batch(9)) == 30
+    assert spool.write(_batch(9)) == 30
     newest = Spool(tmp_path, 1000, "newest")
     with pytest.raises(OSError, match="no room"):
-        newest.write(batch(0))
+        newest.write(_batch(0))
     assert newest.run not in {path.name.partition("-")[0] for path in segments(tmp_path) if ended(path)}
 
 
@@ -257,6 +270,54 @@ def test_a_write_that_fails_half_way_leaves_no_half_batch(tmp_path: Path, monkey
     spool.write(encoded(Batch("run", 3, 0, 0, "", (), ())))
     (segment,) = segments(tmp_path)
     assert [batch.number for batch in batches(segment.read_bytes())] == [1, 3]
+
+
+def test_the_oldest_segments_make_room_on_a_disk_that_is_full_of_other_things(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = _batch(1)
+    for _ in range(2):
+        spool = Spool(tmp_path, 1 << 20, "oldest")
+        spool.write(batch)
+        spool.close()
+    real = os.write
+
+    def write(descriptor: int, data: memoryview) -> int:
+        if sum(path.stat().st_size for path in segments(tmp_path)) >= 2 * len(batch):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(OSError, match="No space"):
+        Spool(tmp_path, 1 << 20, "newest").write(batch)
+    last = Spool(tmp_path, 1 << 20, "oldest")
+    assert [last.write(batch) for _ in range(3)] == [10, 10, 20], "at last its own, of two batches"
+    assert sum(path.stat().st_size > 0 for path in segments(tmp_path)) == 1
+
+
+def test_answers_that_made_room_in_vain_are_counted_with_the_next_batch(tmp_path: Path) -> None:
+    batch = _batch(1)
+    former, other = Spool(tmp_path, 1 << 20, "oldest"), Spool(tmp_path, 1 << 20, "oldest")
+    former.write(batch)
+    former.close()
+    for _ in range(2):
+        other.write(batch)
+    spool = Spool(tmp_path, 2 * len(batch), "oldest")
+    with pytest.raises(OSError, match="no room"):
+        spool.write(batch)
+    other.close()
+    assert spool.write(batch) == 30
+
+
+def test_a_folder_that_is_removed_costs_what_was_in_it(tmp_path: Path) -> None:
+    folder = tmp_path / "spool"
+    spool = Spool(folder, 1 << 20, "newest")
+    spool.write(encoded(Batch("run", 1, 0, 0, "", (), ())))
+    shutil.rmtree(folder)
+    for number in (2, 3):
+        spool.write(encoded(Batch("run", number, 0, 0, "", (), ())))
+    (segment,) = segments(folder)
+    assert [batch.number for batch in batches(segment.read_bytes())] == [2, 3]
 
 
 def test_no_segment_is_seen_before_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,6 +345,25 @@ def test_settings_that_record_nowhere_are_refused(tmp_path: Path) -> None:
         settings(record=Recording())
     with pytest.raises(ConfigurationError, match="spool_key"):
         settings(record=Recording(private=("v",)), spool=str(tmp_path))
+
+
+def test_batches_are_as_small_as_the_memory(tmp_path: Path) -> None:
+    written, dropped = list[int](), list[int]()
+    reader = Reader("lookup", "c", "", "", (), {}, plain=True, row=0)
+
+    async def record() -> None:
+        recorder = Recorder(Recording(memory_mb=0.1), tmp_path, b"", written.append, lambda _, n: dropped.append(n))
+        for number in range(2000):
+            answer = Answer(reader, number, b"x" * 100, {}, [], 1)
+            recorder.identity(answer)
+            recorder.add(answer)
+            # More than a batch, and less than two.
+            while number - sum(written) > 500 and not dropped:
+                await asyncio.sleep(0.001)
+        await asyncio.to_thread(recorder.close)
+
+    asyncio.run(record())
+    assert (sum(written), sum(dropped)) == (2000, 0)
 
 
 @pytest.mark.parametrize("full", ["newest", "oldest"])

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 
+import pyarrow.dataset as ds
+
 from isthmus.features import clock
 from isthmus.features.contract.contract import Contract
-from isthmus.features.errors import DataError, IsthmusError
+from isthmus.features.errors import DataError, IsthmusError, RequestError
 from isthmus.features.files import write_atomically
 from isthmus.features.package.manifest import open_package, read_contract
 from isthmus.features.progress import Progress, silent
@@ -126,6 +128,31 @@ def _commit(project: Project, table: RecordedAnswers, lot: _Lot) -> int:
         with suppress(FileNotFoundError):  # removed to make room
             path.rename(aside / path.name)
     return added
+
+
+def absence(project: Project, identity: str) -> RequestError:
+    """Why an answer is not in the table."""
+    run, _, number = identity.rpartition("-")
+    where = f"answer {identity}"
+    try:
+        place = int(number, 16)
+    except ValueError:
+        return RequestError(
+            where, "is no id of an answer", expected="that of `isthmus-answer`, such as 3f9a1c22b7d0-1a2b"
+        )
+    known = RecordedAnswers.of(project).read(ds.field("run") == run, ["run", "sequence"])["sequence"].to_numpy()
+    # What came before all that is left of its server may also be older than `keep_days`.
+    if run and len(known) and known.min() < place < known.max():
+        # A text has its id when it begins, and is recorded when it ends.
+        found = "was dropped, or is a text that had not ended: later answers of its server are in the table"
+        return RequestError(where, found, remedy="see `isthmus_dropped_answers_total`, and `memory_mb` and `spool_mb`")
+    if run and any(path.name.startswith(f"{run}-") for path in segments(project.spool)):
+        return RequestError(where, "is not in the table yet", remedy="run `isthmus recorded`")
+    return RequestError(
+        where, "there is none in the table",
+        remedy="it was not recorded, was dropped, was in the memory of a server that was killed, or is older than "
+        "`keep_days`",
+    )  # fmt: skip
 
 
 def damaged_folder(project: Project) -> Path:

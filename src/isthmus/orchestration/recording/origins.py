@@ -53,9 +53,7 @@ class Origins:
                 self._histories[view.hash] = error
         return self._histories[view.hash]
 
-    def bodies(
-        self, part: pa.Table, contract: Contract, hashed: Sequence[str], histories: Mapping[str, ViewHistory]
-    ) -> list[bytes | LookupError]:
+    def bodies(self, part: pa.Table, contract: Contract, hashed: Sequence[str]) -> list[bytes | LookupError]:
         """The requests of answers, with private keys as they were; an error where the history has no such key."""
         texts = part["request"].to_pylist()
         if not hashed:
@@ -65,7 +63,7 @@ class Origins:
             distinct: set[Any] = set()
             for view in contract.views.values():
                 if name in [column.name for column in view.keys]:
-                    history = histories.get(view.name) or self.history(view)
+                    history = self.history(view)
                     if isinstance(history, ViewHistory):
                         column = (
                             history.data.select([name])

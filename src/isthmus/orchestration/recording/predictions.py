@@ -67,7 +67,7 @@ def read(origins: Origins, group: pa.Table, model: Model | None = None) -> Predi
         if not isinstance(history, ViewHistory):
             raise history.with_traceback(None)
         histories[name] = history
-    bodies = origins.bodies(group, contract, one["hashed"], histories)
+    bodies = origins.bodies(group, contract, one["hashed"])
     requests = read_predictions(predictor, bodies)
     if not requests.rows.any():
         raise DataError("their requests", "cannot be read any more")

@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,6 +28,7 @@ from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import Mask
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.causes import Cause, Causes, Recorded
+from isthmus.orchestration.recording.collect import absence
 from isthmus.orchestration.recording.origins import Origins, groups, predicted, view_answers
 from isthmus.orchestration.recording.requests import (
     Requests,
@@ -34,6 +36,7 @@ from isthmus.orchestration.recording.requests import (
     read_lookups,
     read_predictions,
     read_prompts,
+    unreadable,
 )
 from isthmus.orchestration.recording.stored import StoredRows, from_history
 from isthmus.orchestration.recording.table import RecordedAnswers
@@ -116,9 +119,10 @@ def replay(
     progress("reading recorded answers", 0.0)
     answers = RecordedAnswers.of(project).read(condition)
     if not len(answers):
-        where = f"answer {identity}" if identity else "recorded answers"
-        remedy = "run `isthmus recorded`; it may also have been dropped, or be older than `keep_days`"
-        raise RequestError(where, "there is none in the table", remedy=remedy)
+        if identity is not None:
+            raise absence(project, identity)
+        raise RequestError("recorded answers", "there is none of that time in the table",
+                           remedy="run `isthmus recorded`; they may also be older than `keep_days`")  # fmt: skip
     return _Replay(project, answers, package, progress).run()
 
 
@@ -210,6 +214,9 @@ class _Replay:
             cause = Cause.CONTRACT if one["route"] == "lookup" else Cause.PACKAGE
             found.add(everything, cause, str(error))
             return
+        except msgspec.MsgspecError as error:
+            found.add(everything, Cause.KEY, unreadable(error))
+            return
         if not isinstance(reader, Lookup):
             reads, read = (
                 ", ".join(sorted(names)) for names in ([view.name for view in reader.plan.views], one["views"])
@@ -228,7 +235,7 @@ class _Replay:
                 found.add(everything, Cause.HISTORY, str(history))
                 return
             histories[name] = history
-        bodies = self._origins.bodies(part, contract, one["hashed"], histories)
+        bodies = self._origins.bodies(part, contract, one["hashed"])
         if isinstance(reader, Predictor):
             requests = read_predictions(reader, bodies)
         elif isinstance(reader, Writer):

@@ -87,7 +87,12 @@ class Keys:
 
 
 def lookup_of(contract: Contract, body: bytes, graphs: Callable[[str], RowGraph]) -> Lookup:
-    """The compiled lookup of a request."""
+    """The compiled lookup of a request.
+
+    Raises:
+        IsthmusError: the contract does not have what it asks for.
+        msgspec.MsgspecError: it cannot be read any more.
+    """
     wanted = _LOOKUP.decode(body)
     if wanted.feature_service is not None:
         features = service_features(contract, wanted.feature_service)
@@ -97,8 +102,11 @@ def lookup_of(contract: Contract, body: bytes, graphs: Callable[[str], RowGraph]
 
 
 def features_of(body: str) -> str:
-    """What a lookup asks for, as a text that is the same for the same features."""
-    wanted = _LOOKUP.decode(body)
+    """What a lookup asks for, as a text that is the same for the same features; "?" if it cannot be read any more."""
+    try:
+        wanted = _LOOKUP.decode(body)
+    except msgspec.MsgspecError:
+        return "?"
     return wanted.feature_service or ",".join(["", *(wanted.features or ())])
 
 
@@ -154,6 +162,11 @@ def sent_keys(bodies: Sequence[bytes | LookupError], rows: Ints, column: Column)
     return values
 
 
+def unreadable(error: Exception) -> str:
+    """Why a request has no rows, in words."""
+    return f"its request cannot be read any more: {error}"
+
+
 def _joined(
     bodies: Sequence[bytes | LookupError],
     read: Callable[[bytes], tuple[Mapping[str, Sequence[Any]], Mapping[str, Values], int]],
@@ -169,7 +182,7 @@ def _joined(
         try:
             own_keys, own_fields, rows[place] = read(body)
         except (IsthmusError, msgspec.MsgspecError) as error:
-            unread[place] = f"its request cannot be read any more: {error}"
+            unread[place] = unreadable(error)
             continue
         for name, values in keys.items():
             values.extend(own_keys[name])

@@ -1,7 +1,9 @@
 """The table of recorded answers: Delta, by the day on which they were written, beside the offline tables."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -111,11 +113,11 @@ class RecordedAnswers:
                 return
             # Before 1970 nothing was recorded, and a date has an end: so many days may be without one.
             first = pa.scalar(int(max(now // DAY - days, 0)), pa.date32()).as_py()
-            stored = [file["partition_values"]["day"] for file in _files(table)]
-            if any(str(day) < str(first) for day in stored):
+            files = _days(table)
+            if any(day < first for day in files):
                 table.delete(f"day < '{first}'")
-            for day in {str(day) for day in stored if stored.count(day) > FILES and str(day) >= str(first)}:
-                table.optimize.compact(partition_filters=[("day", "=", day)])
+            for day in (day for day, count in files.items() if count > FILES and day >= first):
+                table.optimize.compact(partition_filters=[("day", "=", str(day))])
             # Also where nothing was dropped now: the files of what was dropped before may be due.
             table.vacuum(retention_hours=HOURS, enforce_retention_duration=False, dry_run=False)
 
@@ -177,12 +179,9 @@ class RecordedAnswers:
             ) from error  # fmt: skip
 
 
-def _files(table: DeltaTable) -> list[Mapping[str, Any]]:
-    actions = pa.table(table.get_add_actions(flatten=False))
-    found: list[Mapping[str, Any]] = [
-        {"partition_values": partition} for partition in actions.column("partition").to_pylist()
-    ]
-    return found
+def _days(table: DeltaTable) -> Counter[date]:
+    """The days, and how many files each has."""
+    return Counter(file["day"] for file in pa.table(table.get_add_actions())["partition"].to_pylist())
 
 
 def answers(batch: Batch, group: Group) -> pa.Table:

@@ -113,7 +113,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
 
 
 _COLUMNS = ("answers", "requests", "outputs", "digest")
-_VIEW_COLUMNS = ("content", "event", "known", "status")
+_VIEW_COLUMNS, _VIEW_BYTES = ("content", "event", "known", "status"), (8, 8, 8, 1)
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Batch)
 
@@ -158,10 +158,32 @@ def batches(segment: bytes | bytearray) -> Iterator[Batch]:
         if zlib.crc32(payload) != checksum:
             raise DamagedBatchError(f"has a batch at byte {place:,} that is not what was written")
         try:
-            yield _DECODER.decode(payload)
+            batch = _DECODER.decode(payload)
         except msgspec.MsgspecError as error:
             raise DamagedBatchError(f"has a batch at byte {place:,} that cannot be read ({error})") from error
+        if not all(_fits(group, len(batch.callers)) for group in batch.groups):
+            raise DamagedBatchError(f"has a batch at byte {place:,} whose columns have other lengths than its answers")
+        yield batch
         place += length
+
+
+def _fits(group: Group, callers: int) -> bool:
+    if len(group.answers) % ANSWER.itemsize:
+        return False
+    found = np.frombuffer(group.answers, ANSWER)
+    rows = int(found["rows"].sum(dtype=np.int64))
+    columns = [
+        (getattr(view, name), size)
+        for view in group.views
+        for name, size in zip(_VIEW_COLUMNS, _VIEW_BYTES, strict=True)
+    ]
+    return (
+        int(found["length"].sum(dtype=np.int64)) == len(group.requests)
+        and bool((found["template"] < len(group.templates)).all() and (found["caller"] < callers).all())
+        and all(len(column) == rows * size for column, size in columns)
+        and len(group.outputs) == rows * group.width * 4
+        and len(group.digest) in (0, rows * 8)
+    )
 
 
 def count(batch: Batch) -> int:
@@ -170,10 +192,16 @@ def count(batch: Batch) -> int:
 
 
 def size(batch: Batch) -> int:
-    """The bytes of the columns of a batch, about what it takes in memory."""
+    """The bytes of the columns of a batch as the table has them, each request with its ends."""
     columns = (len(getattr(group, name)) for group in batch.groups for name in _COLUMNS)
     views = (view for group in batch.groups for view in group.views)
-    return sum(columns) + sum(len(getattr(view, name)) for view in views for name in _VIEW_COLUMNS)
+    ends = (_ends(group) for group in batch.groups)
+    return sum(columns) + sum(len(getattr(view, name)) for view in views for name in _VIEW_COLUMNS) + sum(ends)
+
+
+def _ends(group: Group) -> int:
+    lengths = np.array([len(head) + len(tail) for head, tail in group.templates], np.int64)
+    return int(lengths[np.frombuffer(group.answers, ANSWER)["template"]].sum())
 
 
 def merged(groups: Sequence[Group]) -> list[Group]:

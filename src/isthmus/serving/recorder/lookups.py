@@ -1,6 +1,7 @@
 """Answers to lookups as columns that grow: an answer adds its bytes to them, and keeps nothing else in memory."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import cast
 
 from isthmus.serving.recorder.batch import ANSWER, PACK, Group, ViewRows
@@ -30,6 +31,7 @@ class Lookups:
         views = enumerate(self.reader.views)
         stored = [columns_of(dtype, [answer.stored[n] for answer in answers]) for n, (_, dtype) in views]
         heads, requests = [], []
+        templates = len(self._templates)
         for answer in answers:
             body, head, tail = answer.body, self._head, self._tail
             if not (body.startswith(head) and body.endswith(tail) and len(body) >= len(head) + len(tail) > 0):
@@ -43,6 +45,9 @@ class Lookups:
         self._answers += b"".join(heads)
         self._requests += b"".join(requests)
         size = len(requests) * ANSWER.itemsize + sum(map(len, requests))
+        if len(self._templates) > templates:
+            # A body of another form may be nearly all ends.
+            size += sum(len(head) + len(tail) for head, tail in islice(self._templates, templates, None))
         for columns, parts in zip(self._stored, stored, strict=True):
             for column, part in zip(columns, parts, strict=True):
                 column += part

@@ -38,7 +38,7 @@ PAUSE = 0.0005
 MANY = 100
 """Rows of an answer that waits for no others."""
 BYTES = 1 << 20
-"""Of a batch."""
+"""Of a batch, or half of `memory_mb` if that is less."""
 SECONDS = 0.5
 """How long an answer waits for others."""
 
@@ -112,6 +112,8 @@ class Recorder:
         self._waiting: deque[tuple[int, _Pending]] = deque()
         self._in, self._out = 0, 0
         self._most = int(options.memory_mb * MB)
+        # Else none would have room, whatever the disk does.
+        self._bytes = min(BYTES, self._most // 2)
         self._wake, self._ending = threading.Event(), False
         self._failed = self._behind = False
         self._runtime = runtime()
@@ -161,7 +163,7 @@ class Recorder:
         if len(part) >= PART or answer.rows > MANY or answer.size:
             self._part, pending = [], self._pending
             pending.add(part)
-            if pending.answers >= ANSWERS or pending.size >= BYTES:
+            if pending.answers >= ANSWERS or pending.size >= self._bytes:
                 self._hand_over()
 
     def _hand_over(self) -> None:

@@ -4,6 +4,7 @@ A process holds a lock on the segment that it writes to, and loses it with its l
 its end. `isthmus recorded` removes such a segment once its answers are in the table.
 """
 
+import errno
 import fcntl
 import os
 import secrets
@@ -24,6 +25,7 @@ COLLECTED = "collected"
 """The file beside the segments that says when they were read last: those of living servers stay."""
 LOOK_SECONDS = 0.5
 """How often the sizes of all segments are looked at, as long as there is room: other processes write, too."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Spool:
@@ -39,19 +41,35 @@ class Spool:
         self._segment, self._path = -1, folder
         self._number = self._size = 0
         self._began = self._looked = 0.0
-        self._free = 0
+        self._free = self._removed = 0
 
     def write(self, batch: bytes | bytearray) -> int:
-        """Writes a batch; returns how many answers were removed to make room for it.
+        """Writes a batch; returns how many answers were removed to make room, since the last batch that was written.
 
         Raises:
             OSError: there is no room for it, or it cannot be written. Nothing of it is there.
         """
-        removed = 0
         if len(batch) > self._free or time.monotonic() > self._looked + LOOK_SECONDS:
-            removed = self._make_room(len(batch))
-        if self._segment >= 0 and (self._size > SEGMENT_BYTES or time.monotonic() - self._began > SEGMENT_SECONDS):
+            self._make_room(len(batch))
+        if self._segment >= 0 and (
+            self._size > SEGMENT_BYTES
+            or time.monotonic() - self._began > SEGMENT_SECONDS
+            # Somebody has removed the file: what is written to it, nobody can read.
+            or not os.fstat(self._segment).st_nlink
+        ):
             self.close()
+        while True:
+            try:
+                self._append(batch)
+                break
+            except OSError as error:
+                # The disk may be full of other things.
+                if self._full == "newest" or error.errno not in _NO_ROOM or not self._remove_oldest():
+                    raise
+        removed, self._removed = self._removed, 0
+        return removed
+
+    def _append(self, batch: bytes | bytearray) -> None:
         if self._segment < 0:
             self._open()
         try:
@@ -66,7 +84,6 @@ class Spool:
             raise
         self._size += len(batch)
         self._free -= len(batch)
-        return removed
 
     def close(self) -> None:
         """Ends the segment, which is on disk then."""
@@ -93,22 +110,26 @@ class Spool:
         self._number += 1
         self._size, self._began = 0, time.monotonic()
 
-    def _make_room(self, needed: int) -> int:
-        sizes = sorted((stat.st_mtime, path, stat.st_size) for path, stat in _segments(self._folder))
-        over = sum(size for *_, size in sizes) + needed - self._most
-        removed = 0
-        for _, path, size in sizes if self._full == "oldest" else ():
-            if over <= 0:
-                break
+    def _make_room(self, needed: int) -> None:
+        over = sum(stat.st_size for _, stat in _segments(self._folder)) + needed - self._most
+        while over > 0 and self._full == "oldest" and (size := self._remove_oldest()):
+            over -= size
+        self._free, self._looked = needed - over, time.monotonic()
+        if over > 0:
+            raise OSError(f"the spool has no room: {self._most / (1 << 20):g} MB at most")
+
+    def _remove_oldest(self) -> int:
+        """Removes the segment that has waited longest; returns how many bytes it had, or 0 if there is none."""
+        for _, path, size in sorted((stat.st_mtime, path, stat.st_size) for path, stat in _segments(self._folder)):
+            if not size:
+                continue
             if path == self._path:
                 self.close()
             answers = remove(path)
             if answers is not None:
-                over, removed = over - size, removed + answers
-        self._free, self._looked = needed - over, time.monotonic()
-        if over > 0:
-            raise OSError(f"the spool has no room: {self._most / (1 << 20):g} MB at most")
-        return removed
+                self._removed += answers
+                return size
+        return 0
 
 
 def segments(folder: Path) -> list[Path]:

@@ -13,9 +13,9 @@ from isthmus.features.errors import IsthmusError, RequestError
 from isthmus.features.package.manifest import Package
 from isthmus.features.values.arrow import ARROW
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.collect import absence
 from isthmus.orchestration.recording.origins import Origins
 from isthmus.orchestration.recording.table import RecordedAnswers
-from isthmus.serving.recorder.spool import segments
 
 PREDICT = "predict"
 
@@ -76,36 +76,13 @@ def prediction(project: Project, identity: str) -> Answered:
     """
     part = RecordedAnswers.of(project).read(ds.field("id") == identity)
     if not len(part):
-        raise _missing(project, identity)
+        raise absence(project, identity)
     one = part.slice(0, 1).to_pylist()[0]
     if one["route"] != PREDICT:
         found = {"lookup": "is a lookup", "generate": "is a text"}.get(one["route"], "is of tensors")
         raise RequestError(f"answer {identity}", f"{found}, which has no score", expected="the id of a prediction",
                            remedy=f"run `isthmus replay {identity}`")  # fmt: skip
     return Answered(Origins(project).package(one["package"]), _precision(one["variant"]), part, {})
-
-
-def _missing(project: Project, identity: str) -> RequestError:
-    """Why an answer is not in the table."""
-    run, _, number = identity.rpartition("-")
-    where, waits = f"answer {identity}", any(path.name.startswith(f"{run}-") for path in segments(project.spool))
-    known = RecordedAnswers.of(project).read(ds.field("run") == run, ["run", "sequence"])["sequence"].to_numpy()
-    try:
-        place = int(number, 16)
-    except ValueError:
-        return RequestError(
-            where, "is no id of an answer", expected="that of `isthmus-answer`, such as 3f9a1c22b7d0-1a2b"
-        )
-    if run and len(known) and known.max() > place:
-        # A text has its id when it begins, and is recorded when it ends.
-        found = "was dropped, or is a text that had not ended: later answers of its server are in the table"
-        return RequestError(where, found, remedy="see `isthmus_dropped_answers_total`, and `memory_mb` and `spool_mb`")
-    if run and waits:
-        return RequestError(where, "is not in the table yet", remedy="run `isthmus recorded`")
-    return RequestError(
-        where, "there is none in the table",
-        remedy="it was not recorded, was in the memory of a server that was killed, or is older than `keep_days`",
-    )  # fmt: skip
 
 
 def _precision(variant: str) -> str:
