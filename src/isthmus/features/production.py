@@ -148,8 +148,8 @@ class Production(msgspec.Struct, frozen=True, kw_only=True):
         higher_is_better: of that.
         at: the moment by which labels had to be known, microseconds since 1970 UTC.
         left_out: why rows of answers have no part in any measure, and how many.
-        bounds: those of the distillation, of the package that answered last.
-        packages: the one that answered last comes first.
+        bounds: those of the distillation, of the first package.
+        packages: the deployed one comes first, and then the one that answered last.
         undone: that the deployment was undone for what it lost, or why it could not be; else empty.
     """
 

@@ -84,7 +84,8 @@ def test_a_deployment_that_loses_more_than_it_may_is_undone(replaced: Path) -> N
         require_bounds(result, replaced)
     again = monitor(project)
     assert again.undone == "", "it is done"
-    (loss,) = again.packages[1].lost
+    assert [each.package for each in again.packages] == [before.digest, deployed.digest], "what is deployed comes first"
+    (loss,) = again.packages[0].lost
     assert (loss.former, said(loss)[:11]) == ("", "no way back")
 
 

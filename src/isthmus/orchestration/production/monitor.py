@@ -79,20 +79,24 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
     progress("reading recorded answers", 0.0)
     deployment = in_force(project.deployment_file)
     found = answered(project, declared, columns, keys)
+    if deployment is not None:
+        # What is deployed comes first, though a candidate, or what was rolled back, has answered since.
+        kind = deployment.digest, deployment.precision
+        found.sort(key=lambda each: ((each.package, each.precision) != kind, each.package != kind[0]))
     left_out: Counter[Without] = Counter()
     packages: list[PackageQuality] = []
-    newest: Sequence[SliceQuality] = ()
+    all_slices: Sequence[SliceQuality] = ()
     for each in found:
         progress(f"measuring package {each.package[:12]}", 0.5)
         work = _Work(project, declared, columns, decides, deployment)
         package, slices = _package(work, each, spine(), left_out)
-        newest = newest if packages else slices
+        all_slices = all_slices if packages else slices
         packages.append(package)
     lost = [loss for package in packages for loss in package.lost]
     result = Production(
         model=declared.name, metric=decides[0], higher_is_better=decides[1], at=project.now(),
         left_out={why.value: left_out[why] for why in Without if left_out[why]}, packages=tuple(packages),
-        bounds=tuple(judged(bound, packages[0] if packages else None, newest) for bound in bounds(declared)),
+        bounds=tuple(judged(bound, packages[0] if packages else None, all_slices) for bound in bounds(declared)),
         undone="" if deployment is None else take_back(project, deployment, lost),
     )  # fmt: skip
     file = production_file(project.state, declared.name)

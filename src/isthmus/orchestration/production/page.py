@@ -79,13 +79,13 @@ def screen(result: Production, file: Path) -> Iterator[Block]:
 
 
 def headline(result: Production) -> dict[str, str]:
-    """The measures of the package that answered last, in words."""
+    """The measures of the first package, in words."""
     measures = result.packages[0].measures if result.packages else {}
     return {name: " ".join(map(plain, _parts(found, True))) for name, found in measures.items()}
 
 
 def worst(result: Production) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Titles and rows of a table of the worst slices of the package that answered last; no rows without any."""
+    """Titles and rows of a table of the worst slices of the first package; no rows without any."""
     slices = result.packages[0].slices if result.packages else ()
     measures = list(dict.fromkeys(name for part in slices for name in part.measures))
     rows = [
@@ -106,7 +106,7 @@ def images(result: Production) -> dict[str, str]:
 
 
 def plots(result: Production) -> Mapping[str, Figure]:
-    """Each measure by week: a dot and its interval, the package that answered last in another color."""
+    """Each measure by week: a dot and its interval, the first package in another color."""
     names = dict.fromkeys(name for package in result.packages for week in package.weeks for name in week.measures)
     return {name: _plot(result, name) for name in names}
 

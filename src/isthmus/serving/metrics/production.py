@@ -51,7 +51,7 @@ class ProductionGauges:
             "isthmus_production_bound_broken", "Whether a bound on production quality is broken.",
             labels=["model", "metric"],
         )  # fmt: skip
-        # They are about the package that answered last, which may have been rolled back since.
+        # They are about the package that was deployed when it was measured.
         if found.packages[0] == package:
             for bound in found.bounds:
                 broken.add_metric([model, bound.measure], bound.broken)
