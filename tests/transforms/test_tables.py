@@ -377,6 +377,28 @@ def test_a_catalog_that_is_not_configured(tmp_path: Path) -> None:
         sources.land(Source("orders", iceberg="nowhere.shop.orders"), tmp_path, None, tmp_path)
 
 
+@pytest.mark.parametrize("address", ["shop://u:sesame@h/d", "postgresql://u:ses@me:ses@h:ses/d"])
+def test_an_address_of_a_catalog_that_is_none(address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from pyiceberg import catalog as catalogs
+    from pyiceberg.utils.config import Config
+
+    monkeypatch.setenv("PYICEBERG_CATALOG__WAREHOUSE__URI", address)
+    monkeypatch.setattr(catalogs, "_ENV_CONFIG", Config())
+    with pytest.raises(DependencyError, match=r"warehouse does not answer \(ValueError: its address is none") as caught:
+        sources.land(Source("orders", iceberg="warehouse.shop.orders"), tmp_path, None, tmp_path)
+    assert "ses" not in str(caught.value).replace("address", "")
+
+
+def test_files_of_an_iceberg_table_that_are_gone(tmp_path: Path) -> None:
+    for place in _iceberg(tmp_path):
+        place.write(ROWS)
+        for suffix in ("parquet", "metadata.json"):
+            for file in (tmp_path / "shop").rglob(f"*.{suffix}"):
+                file.unlink()
+            with pytest.raises(DataError, match=r"warehouse.shop.orders cannot be read \(.*Nothing was written"):
+                landed(place, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("library", "name", "source"),
     [
