@@ -132,6 +132,12 @@ def trim(client: Client, project: str, table: str, place: int) -> int:
     return client.xtrim(stream(project, table), minid=_id(place), approximate=False)
 
 
+def collected(client: Client, project: str, table: str) -> int:
+    """The place that `trim` had last; -1 if Redis does not know it."""
+    name = cast("bytes | None", client.get(_collected(project, table).decode()))
+    return -1 if name is None else _place(name)
+
+
 def holds(client: Client, project: str, table: str, place: int) -> bool:
     """Whether the entry of a place is there."""
     return bool(client.xrange(stream(project, table), _id(place), _id(place)))

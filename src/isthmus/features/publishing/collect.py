@@ -61,9 +61,10 @@ def collect(
     seen = -1
     log = PushLog(offline.root, table, offline.storage_options)
     last = before = log.last()
-    intact = last < 0 or pushes.holds(client, project, table, last)
+    while not (intact := last < 0 or pushes.holds(client, project, table, last)) and (later := log.last()) != last:
+        last = before = later  # Another machine's run has brought more, and removed what was last.
     entries = pushes.waiting(client, project, table, lot)
-    if intact and entries and entries[0].place == last:
+    if intact and entries and entries[0].place == last == pushes.collected(client, project, table):
         del entries[0]  # The run that brought it has come to its end.
     while entries:
         parts = [
