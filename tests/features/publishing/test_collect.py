@@ -353,6 +353,22 @@ def test_a_first_row_that_is_in_the_log_alone_reaches_the_table(store: OfflineSt
         whole = commit.read_bytes()
 
 
+def test_a_run_ends_though_pushes_go_on(store: OfflineStore, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds of the view wait for it."""
+    build(store, [])
+    push(client, [(0, 5, 6, 2), (1, 5, 6, 2), (2, 5, 6, 2)])
+    real, more = pushes.trim, iter(range(3, 9))
+
+    def trim(*arguments: Any) -> int:
+        push(client, [(next(more), 5, 6, 2)])
+        return real(*arguments)
+
+    monkeypatch.setattr(pushes, "trim", trim)
+    assert brought(client, store, lot=2) == Collected(3, 3, 3)
+    assert len(left(client, store)) == 2
+    assert brought(client, store).added == 2
+
+
 def test_what_another_machine_has_collected_is_not_lost(
     store: OfflineStore, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
