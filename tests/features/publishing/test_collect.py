@@ -353,6 +353,17 @@ def test_a_first_row_that_is_in_the_log_alone_reaches_the_table(store: OfflineSt
         whole = commit.read_bytes()
 
 
+def test_a_collection_whose_table_cannot_be_written_is_run_again(store: OfflineStore, client: Client) -> None:
+    build(store, [])
+    push(client, [(1, 5, 6, 2)])
+    table = Path(store.path(VIEW.table))
+    (table / "event_day=1970-01-01").write_text("in the way")
+    with pytest.raises(DataError, match=r"offline table of traffic: .* cannot be written .*then run it again$"):
+        brought(client, store)
+    (table / "event_day=1970-01-01").unlink()
+    assert brought(client, store).added == 1
+
+
 def test_a_run_ends_though_pushes_go_on(store: OfflineStore, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds of the view wait for it."""
     build(store, [])
