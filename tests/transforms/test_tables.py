@@ -206,6 +206,46 @@ def test_the_version_follows_the_rows(place: Place, tmp_path: Path) -> None:
     assert first is None or sources.content(place.source, tmp_path) != first
 
 
+@pytest.mark.parametrize("place", KINDS[2:], indirect=True)
+def test_a_query_has_the_version_that_another_one_gives(place: Place, tmp_path: Path) -> None:
+    query = 'SELECT max("at"), count(*), sum(cents) FROM orders;'
+    versioned = replace(place.source, version_sql=query)
+    (tmp_path / "landed").mkdir()
+    first = sources.content(versioned, tmp_path)
+    assert first
+    assert sources.land(versioned, tmp_path, None, tmp_path / "landed").content == first
+    place.write(ROWS.slice(0, 3))
+    assert sources.content(versioned, tmp_path) not in (first, None)
+    # Another query answers about something else; without a value nothing is said.
+    assert sources.content(replace(versioned, version_sql=f"{query} "), tmp_path) != first
+    for nothing in ('SELECT max("at") FROM orders WHERE false', "SELECT name FROM orders WHERE false"):
+        assert sources.content(replace(versioned, version_sql=nothing), tmp_path) is None
+
+
+@pytest.mark.accept
+def test_a_version_is_that_of_the_rows_that_are_read(server: str, tmp_path: Path) -> None:
+    from adbc_driver_postgresql import dbapi
+
+    for place in _postgresql(tmp_path, server):
+        place.write(ROWS)
+        for query in ("SELECT count(*) FROM orders", "SELECT pg_current_snapshot()::text"):
+            source = replace(place.source, version_sql=query)
+            first = sql.version(source, tmp_path)
+            with (
+                sql.opened(source, tmp_path) as table,
+                closing(dbapi.connect(os.environ["SHOP_DATABASE"])) as other,
+                closing(other.cursor()) as cursor,
+            ):
+                before = first and sql.version(source, tmp_path)
+                cursor.adbc_ingest("orders", ROWS.slice(0, 1), mode="append")
+                other.commit()
+                assert table.version == before == first
+                rows = sum(map(len, table.batches(None, None)))
+            assert sql.version(source, tmp_path) not in (first, None)
+            with sql.opened(source, tmp_path) as table:
+                assert sum(map(len, table.batches(None, None))) == rows + 1
+
+
 def test_a_table_that_is_not_there(place: Place, tmp_path: Path) -> None:
     place.drop()
     with pytest.raises(DataError, match=r"source orders: .*(there is no|cannot be read)") as caught:
@@ -367,6 +407,9 @@ def test_a_password_that_is_wrong_and_a_query_that_is_refused(
     with pytest.raises(DataError, match='relation "nothing" does not exist') as refused:
         sources.land(source, tmp_path, None, tmp_path)
     assert "\n" not in str(refused.value)
+    unknown = replace(source, sql="SELECT 1 AS n", version_sql="SELECT max(n) FROM nothing")
+    with pytest.raises(DataError, match=r'source orders, version_sql: .*relation "nothing" does not exist'):
+        sources.content(unknown, tmp_path)
     writing = replace(source, sql="SELECT nextval('numbers')")
     with pytest.raises(DataError):
         sources.land(writing, tmp_path, None, tmp_path)
@@ -375,6 +418,28 @@ def test_a_password_that_is_wrong_and_a_query_that_is_refused(
 def test_a_catalog_that_is_not_configured(tmp_path: Path) -> None:
     with pytest.raises(DependencyError, match=r"catalog nowhere does not answer \(.*PYICEBERG_CATALOG__NOWHERE__URI"):
         sources.land(Source("orders", iceberg="nowhere.shop.orders"), tmp_path, None, tmp_path)
+
+
+@pytest.mark.parametrize("address", ["shop://u:sesame@h/d", "postgresql://u:ses@me:ses@h:ses/d"])
+def test_an_address_of_a_catalog_that_is_none(address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from pyiceberg import catalog as catalogs
+    from pyiceberg.utils.config import Config
+
+    monkeypatch.setenv("PYICEBERG_CATALOG__WAREHOUSE__URI", address)
+    monkeypatch.setattr(catalogs, "_ENV_CONFIG", Config())
+    with pytest.raises(DependencyError, match=r"warehouse does not answer \(ValueError: its address is none") as caught:
+        sources.land(Source("orders", iceberg="warehouse.shop.orders"), tmp_path, None, tmp_path)
+    assert "ses" not in str(caught.value).replace("address", "")
+
+
+def test_files_of_an_iceberg_table_that_are_gone(tmp_path: Path) -> None:
+    for place in _iceberg(tmp_path):
+        place.write(ROWS)
+        for suffix in ("parquet", "metadata.json"):
+            for file in (tmp_path / "shop").rglob(f"*.{suffix}"):
+                file.unlink()
+            with pytest.raises(DataError, match=r"warehouse.shop.orders cannot be read \(.*Nothing was written"):
+                landed(place, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,8 @@ def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFra
 def content(source: Source, root: Path, options: Options = _NONE) -> str | None:
     """A fingerprint of a source: of its files' names, sizes and modification times, or a version of its table.
 
-    It is None for a query of a server and for files at a URL that no storage has, whose content cannot be known.
+    It is None for a query of a server without `version_sql`, and for files at a URL that no storage has: their content
+    cannot be known.
     """
     if source.sql:
         return _hash(sql.version(source, root))

@@ -338,6 +338,10 @@ def _view(**parts: Any) -> FeatureView:
             "source flights, connection: is missing; expected the name",
         ),
         (_view(sources=[replace(FLIGHTS, connection="DB")]), "source flights, connection: stands without a query"),
+        (
+            _view(sources=[replace(FLIGHTS, version_sql="SELECT 1")]),
+            "source flights, version_sql: stands without a query",
+        ),
         # What holds a secret is not repeated.
         (
             _view(sources=[Source("flights", sql="SELECT 1", connection="postgresql://u:sesame@h/d")]),

@@ -18,6 +18,7 @@ from isthmus.features.days import Days
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError
 from isthmus.features.offline.commits import Commit, Origin
 from isthmus.features.offline.history import table_schema
+from isthmus.features.offline.pushes import PushLog
 from isthmus.features.offline.store import OfflineStore, Written
 from isthmus.features.types import Bool, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.features.values.rows import RowCodec
@@ -285,8 +286,10 @@ def test_of_two_writers_the_second_is_refused(store: OfflineStore) -> None:
 
 FULL = """
 import resource, signal, sys
+import numpy as np
 from isthmus.features.errors import DataError
 from isthmus.features.offline.log import Materialization, MaterializationLog
+from isthmus.features.offline.pushes import PushLog
 from isthmus.features.offline.store import OfflineStore
 from tests.features.offline.test_ranges import VIEW, Days, put, rows_of
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -294,6 +297,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFIN
 for write in (
     lambda: put(OfflineStore(sys.argv[1]), rows_of(range(6), 2.0), Days(0, 3)),
     lambda: MaterializationLog(sys.argv[1]).append(Materialization(VIEW.name, VIEW.hash, 0, "", 0, 0, 0, 0)),
+    lambda: PushLog(sys.argv[1], VIEW.table).append(rows_of(range(3)), np.arange(9), intact=True),
 ):
     try:
         write()
@@ -310,8 +314,10 @@ def test_a_full_disk_leaves_the_table_as_it_was(store: OfflineStore) -> None:
                               capture_output=True, text=True, check=False, timeout=60)  # fmt: skip
         assert "offline table of traffic" in done.stdout, (size, done.stdout, done.stderr)
         assert "log of materializations" in done.stdout
-        assert done.stdout.count("cannot be written (") == 2
-        assert done.stdout.count("are as they were") == 2
+        assert "pushed rows of traffic" in done.stdout
+        assert done.stdout.count("cannot be written (") == 3
+        assert done.stdout.count("are as they were") == 3
+        assert PushLog(store.root, VIEW.table).last() == -1
         assert read(store)[1] == expected[1]
         assert same_bits(read(store)[0], expected[0])
     assert put(store, rows_of(range(6), 2.0), Days(0, 3)).changed

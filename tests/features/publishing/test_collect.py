@@ -332,6 +332,75 @@ def test_a_damaged_log_or_table_loses_nothing(store: OfflineStore, client: Clien
     assert len(history(store)) == 3
 
 
+def test_a_first_row_that_is_in_the_log_alone_reaches_the_table(store: OfflineStore, client: Client) -> None:
+    """The stream begins with it, as with the row that a finished run leaves there."""
+    build(store, [(0, 0, 0, 1)])
+    commit = max(Path(store.path(VIEW.table)).rglob("*.json"))
+    whole = commit.read_bytes()
+    for rows in (1, 2):
+        # The second time in a Redis that was emptied.
+        push(client, [(rows, 5, 6, 2)])
+        commit.write_bytes(whole[:-5])
+        with pytest.raises(DataError, match="cannot be read"):
+            brought(client, store)
+        commit.write_bytes(whole)
+        assert PushLog(store.root, VIEW.table).last() == waiting(client, PROJECT, VIEW.table, 9)[-1].place
+        assert brought(client, store).added == 1
+        assert brought(client, store) == Collected()
+        assert len(history(store)) == 1 + rows
+        client.flushall()
+        commit = max(Path(store.path(VIEW.table)).rglob("*.json"))
+        whole = commit.read_bytes()
+
+
+def test_a_collection_whose_table_cannot_be_written_is_run_again(store: OfflineStore, client: Client) -> None:
+    build(store, [])
+    push(client, [(1, 5, 6, 2)])
+    table = Path(store.path(VIEW.table))
+    (table / "event_day=1970-01-01").write_text("in the way")
+    with pytest.raises(DataError, match=r"offline table of traffic: .* cannot be written .*then run it again$"):
+        brought(client, store)
+    (table / "event_day=1970-01-01").unlink()
+    assert brought(client, store).added == 1
+
+
+def test_a_run_ends_though_pushes_go_on(store: OfflineStore, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds of the view wait for it."""
+    build(store, [])
+    push(client, [(0, 5, 6, 2), (1, 5, 6, 2), (2, 5, 6, 2)])
+    real, more = pushes.trim, iter(range(3, 9))
+
+    def trim(*arguments: Any) -> int:
+        push(client, [(next(more), 5, 6, 2)])
+        return real(*arguments)
+
+    monkeypatch.setattr(pushes, "trim", trim)
+    assert brought(client, store, lot=2) == Collected(3, 3, 3)
+    assert len(left(client, store)) == 2
+    assert brought(client, store).added == 2
+
+
+def test_what_another_machine_has_collected_is_not_lost(
+    store: OfflineStore, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No lock is between them: one may remove what was last for the other."""
+    build(store, [])
+    push(client, [(0, 5, 6, 2)])
+    brought(client, store)
+    push(client, [(1, 5, 6, 2), (2, 5, 6, 2)])
+    real, turns, other = pushes.holds, iter([True]), list[Collected]()
+
+    def holds(*arguments: Any) -> bool:
+        if next(turns, False):
+            other.append(brought(client, store))
+        return real(*arguments)
+
+    monkeypatch.setattr(pushes, "holds", holds)
+    assert brought(client, store) == Collected()
+    assert other == [Collected(2, 2, 2)]
+    assert len(history(store)) == 3
+
+
 def test_ids_rise_whatever_the_clock_does(store: OfflineStore, client: Client) -> None:
     """Redis goes on from the last id if its clock steps back; an emptied Redis has ids of later, not of before."""
     build(store, [])

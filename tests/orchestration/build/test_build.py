@@ -27,6 +27,7 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.apply.diff import apply_diff
 from isthmus.orchestration.build.build import build, build_range, day_range, outdated_views
+from isthmus.orchestration.graph.outline import compiled
 from isthmus.orchestration.training.set import training_set
 from tests.commandline import run
 from tests.features.support import DAY, same_bits
@@ -384,6 +385,20 @@ def test_a_query_is_read_for_each_build(reaching: Shop, project: Open, monkeypat
     with closing(duckdb.connect(str(reaching.root / "shop.duckdb"))) as database:
         database.execute("DELETE FROM orders WHERE cents % 2 = 0")
     assert outdated_views(project(reaching)) == ["customer_orders", "shelf_demand"]
+    # What the query's own version says is believed; it decides no values.
+    same = contract.read_text()
+    reaching.replace('="SHOP_DATABASE"', '="SHOP_DATABASE", version_sql="SELECT sum(cents), count(*) FROM orders;"')
+    apply(project(reaching))
+    assert contract.read_text() == same
+    assert outdated_views(project(reaching)) == ["customer_orders", "shelf_demand"]
+    build(project(reaching))
+    for change, others in (("store = 'nowhere'", []), ("cents = cents + 1", ["customer_orders", "shelf_demand"])):
+        with closing(duckdb.connect(str(reaching.root / "shop.duckdb"))) as database:
+            database.execute(f"UPDATE orders SET {change}")  # noqa: S608 - one of these two
+        assert outdated_views(project(reaching)) == others
+    assert [each.version_sql for each in compiled(project(reaching)).sources if each.name == "orders"] == [
+        "SELECT sum(cents), count(*) FROM orders;"
+    ]
     assert build_range(project(reaching), [ORDERS_VIEW], within=Days(FIRST, FIRST + 9))[ORDERS_VIEW].changed
 
 

@@ -9,9 +9,10 @@ import pyarrow.fs as fs
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyiceberg.catalog import load_catalog
 
 import isthmus
-from isthmus import DataError, DependencyError
+from isthmus import DataError, DependencyError, Source
 from isthmus.features import clock
 from isthmus.features.days import Days
 from isthmus.features.offline.log import MaterializationLog
@@ -28,9 +29,11 @@ from isthmus.orchestration.recording.collect import collect as collect_answers
 from isthmus.orchestration.recording.replay import replay
 from isthmus.orchestration.status import status
 from isthmus.orchestration.training.set import training_set
+from isthmus.transforms.tables.iceberg import opened
 from tests.features.support import DAY, same_bits
 from tests.objectstore import ACCESS, SECRET, Lossy, ObjectStore, lossy, object_store
 from tests.orchestration.api.served import served
+from tests.orchestration.build.test_tables import Place, configure, iceberg, in_storage
 from tests.orchestration.shop import START, Open, Shop
 
 pytestmark = pytest.mark.accept
@@ -205,6 +208,74 @@ def test_a_source_in_a_storage_that_refuses(
             build(project(built))
         shutil.copy(built.root / "kept", built.definitions)
     assert stored(built, project)[1] == before[1]
+
+
+@pytest.fixture
+def place(storage: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A table of an Iceberg catalog whose files are in the bucket `lake`."""
+    storage.files().create_dir("lake")
+    in_storage(monkeypatch, storage.endpoint)
+    yield from iceberg(tmp_path, monkeypatch, "s3://lake/warehouse")
+
+
+def test_an_iceberg_table_in_a_storage_that_refuses(
+    built: Shop, project: Open, storage: ObjectStore, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders, before = pq.read_table(built.orders), stored(built, project)
+    place.write(orders)
+    built.replace('path="data/orders.parquet"', place.source)
+    apply(project(built))
+    # Without a key of the catalog's own, that of the tables counts.
+    with monkeypatch.context() as patch:
+        for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+            patch.delenv(f"PYICEBERG_CATALOG__WAREHOUSE__S3__{name}")
+        configure(patch)
+        assert not build(project(built))[VIEW].changed
+    place.write(orders.slice(1))
+    assert outdated_views(project(built)) == [VIEW, "shelf_demand"]
+    for wrong, said in (
+        ({"S3__SECRET_ACCESS_KEY": "open-sesame"}, "ACCESS_DENIED"),
+        ({"S3__ACCESS_KEY_ID": "nobody"}, "ACCESS_DENIED"),
+        ({"S3__ENDPOINT": "http://127.0.0.1:1"}, "NETWORK_CONNECTION"),
+    ):
+        with monkeypatch.context() as patch:
+            configure(patch, **wrong)
+            for step in (build, outdated_views, training_set):
+                refused = rf"^source orders: the storage of warehouse.shop.orders is not available \(.*{said}.*S3__ENDP"
+                with pytest.raises(DependencyError, match=refused) as no:
+                    step(project(built))
+                assert not [word for word in ("sesame", SECRET, "\n") if word in str(no.value)]
+    for each in storage.files().get_file_info(fs.FileSelector("lake", recursive=True)):
+        if each.path.endswith(".parquet"):
+            storage.files().delete_file(each.path)
+    for change in (lambda: None, lambda: storage.files().delete_dir("lake")):
+        change()
+        with pytest.raises(DataError, match=r"warehouse.shop.orders cannot be read \(.*Path does not exist"):
+            build(project(built))
+    assert stored(built, project)[1] == before[1]
+    storage.files().create_dir("lake")
+    place.drop()
+    place.write(orders.slice(1))
+    assert build(project(built))[VIEW].changed
+
+
+def test_a_storage_that_goes_while_an_iceberg_table_is_read(
+    storage: ObjectStore, place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place.write(pa.table({"n": [0]}))
+    table = load_catalog("warehouse").load_table("shop.orders")
+    for n in range(1, 40):
+        table.append(pa.table({"n": [n]}))
+    source, seen = Source("orders", iceberg="warehouse.shop.orders"), []
+    (tmp_path / "way").mkdir()
+    with lossy(storage.port, tmp_path / "way") as way:
+        configure(monkeypatch, S3__ENDPOINT=f"http://127.0.0.1:{way.port}")
+        with opened(source) as found:
+            rows = found.batches(None, None)
+            seen.append(next(rows))
+    with pytest.raises(DependencyError, match=r"warehouse.shop.orders is not available \(.*NETWORK_CONNECTION"):
+        seen.extend(rows)
+    assert 0 < len(seen) < 40
 
 
 def pushed(project: Project, customer: int) -> None:

@@ -25,6 +25,7 @@ from isthmus.orchestration.build.build import build, build_range
 from isthmus.orchestration.project import Project
 from tests.databases import PASSWORD, postgresql
 from tests.features.support import DAY
+from tests.objectstore import ACCESS, SECRET, object_store
 from tests.orchestration.build.test_build import ORDERS_VIEW, stored
 from tests.orchestration.shop import START, Open, Shop
 
@@ -43,10 +44,11 @@ class Place:
 
 
 @pytest.fixture(
-    params=["iceberg", *(pytest.param(kind, marks=pytest.mark.accept) for kind in ("duckdb", "postgresql"))]
+    params=["iceberg", *(pytest.param(kind, marks=pytest.mark.accept) for kind in ("duckdb", "postgresql", "objects"))]
 )
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    yield from {"duckdb": _duckdb, "iceberg": _iceberg, "postgresql": _postgresql}[request.param](tmp_path, monkeypatch)
+    kinds = {"duckdb": _duckdb, "iceberg": _iceberg, "postgresql": _postgresql, "objects": _objects}
+    yield from kinds[request.param](tmp_path, monkeypatch)
 
 
 def _duckdb(root: Path, patch: pytest.MonkeyPatch) -> Iterator[Place]:
@@ -65,14 +67,27 @@ def _duckdb(root: Path, patch: pytest.MonkeyPatch) -> Iterator[Place]:
     yield Place(QUERY, write, drop)
 
 
-def _iceberg(root: Path, patch: pytest.MonkeyPatch) -> Iterator[Place]:
+def configure(patch: pytest.MonkeyPatch, **properties: str) -> None:
+    """Configures the Iceberg catalog `warehouse` by variables, as a new process would find them."""
     from pyiceberg import catalog as catalogs
     from pyiceberg.utils.config import Config
 
-    for key, value in {"TYPE": "sql", "URI": f"sqlite:///{root}/catalog.db", "WAREHOUSE": root.as_uri()}.items():
+    for key, value in properties.items():
         patch.setenv(f"PYICEBERG_CATALOG__WAREHOUSE__{key}", value)
     # It reads the environment once, when it is imported.
     patch.setattr(catalogs, "_ENV_CONFIG", Config())
+
+
+def in_storage(patch: pytest.MonkeyPatch, endpoint: str) -> None:
+    """Configures how the catalog's files in object storage are reached."""
+    key = {"S3__ACCESS_KEY_ID": ACCESS, "S3__SECRET_ACCESS_KEY": SECRET, "S3__REGION": "us-east-1"}
+    configure(patch, S3__ENDPOINT=endpoint, **key)
+
+
+def iceberg(root: Path, patch: pytest.MonkeyPatch, warehouse: str) -> Iterator[Place]:
+    from pyiceberg import catalog as catalogs
+
+    configure(patch, TYPE="sql", URI=f"sqlite:///{root}/catalog.db", WAREHOUSE=warehouse)
     catalog, name = catalogs.load_catalog("warehouse"), "shop.orders"
     catalog.create_namespace("shop")
 
@@ -83,6 +98,16 @@ def _iceberg(root: Path, patch: pytest.MonkeyPatch) -> Iterator[Place]:
 
     yield Place('iceberg="warehouse.shop.orders"', write, lambda: catalog.drop_table(name))
     catalog.close()
+
+
+def _iceberg(root: Path, patch: pytest.MonkeyPatch) -> Iterator[Place]:
+    yield from iceberg(root, patch, root.as_uri())
+
+
+def _objects(root: Path, patch: pytest.MonkeyPatch) -> Iterator[Place]:
+    with object_store(root / "objects") as store:
+        in_storage(patch, store.endpoint)
+        yield from iceberg(root, patch, "s3://shop/warehouse")
 
 
 def _postgresql(root: Path, patch: pytest.MonkeyPatch) -> Iterator[Place]:

@@ -45,7 +45,7 @@ _FUNCTION = (FunctionType, NoneType)
 _PARTS: dict[type, dict[str, tuple[type, ...]]] = {
     Entity: {"join_keys": (Mapping,)},
     Source: {"path": (str,), "timestamp": (str, NoneType), "known": (str, NoneType), "null_values": (str,),
-             "delta": (str,), "iceberg": (str,), "sql": (str,), "connection": (str,)},
+             "delta": (str,), "iceberg": (str,), "sql": (str,), "connection": (str,), "version_sql": (str,)},
     FeatureView: {"entities": (Entity,), "schema": (Field,), "sources": (Source,), "ttl": (timedelta, NoneType),
                   "delay": (timedelta,), "function": _FUNCTION, "lookback": (timedelta, NoneType),
                   "lateness": (timedelta,), "version": (int,), "owner": (str,),
@@ -184,9 +184,10 @@ class Declarations:
             )
         if source.iceberg and not _TABLE.fullmatch(source.iceberg):
             self._wrong(f"{where}, iceberg", repr(source.iceberg), "CATALOG.NAMESPACE.TABLE")
-        if source.connection and not source.sql:
-            self._wrong(f"{where}, connection", "stands without a query", "sql= beside it, or none")
-        elif source.sql and not _VARIABLE.fullmatch(source.connection):
+        for name in ("connection", "version_sql"):
+            if getattr(source, name) and not source.sql:
+                self._wrong(f"{where}, {name}", "stands without a query", "sql= beside it, or none")
+        if source.sql and not _VARIABLE.fullmatch(source.connection):
             found = "is no name of an environment variable" if source.connection else "is missing"
             expected = "the name of one that holds the address of the database, not beginning with ISTHMUS_"
             self._wrong(f"{where}, connection", found, expected)

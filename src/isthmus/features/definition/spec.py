@@ -86,6 +86,8 @@ class Source:
         sql: a query, for PostgreSQL or DuckDB.
         connection: of a query, the name of the environment variable that holds the address of the database:
             `postgresql://USER:PASSWORD@HOST/DATABASE`, or `duckdb:FILE`.
+        version_sql: of a query, another one whose answer changes whenever its rows do. Without it nothing identifies
+            the rows of PostgreSQL, and its views are computed by every build.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Source:
     iceberg: str = field(default="", kw_only=True)
     sql: str = field(default="", kw_only=True)
     connection: str = field(default="", kw_only=True)
+    version_sql: str = field(default="", kw_only=True)
 
     @property
     def place(self) -> str:

@@ -265,11 +265,11 @@ class OfflineStore:
             if isinstance(error, CommitFailedError) or new:
                 raise DataError(
                     where, "another process wrote to it at the same moment",
-                    remedy="its rows are whole: run `isthmus build` again once the other run has ended",
+                    remedy="its rows are whole: run it again once the other run has ended",
                 ) from error  # fmt: skip
             raise DataError(
                 where, f"{path} cannot be written ({first_line(error)})",
-                remedy="its rows are as they were: mend that, then run `isthmus build` again",
+                remedy="its rows are as they were: mend that, then run it again",
             ) from error  # fmt: skip
 
     def _has(self, name: str, before: int, commit: Commit) -> bool:

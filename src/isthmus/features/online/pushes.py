@@ -106,14 +106,22 @@ def require_room(table: str, counts: Sequence[int], rows: int) -> None:
         )  # fmt: skip
 
 
-def waiting(client: Client, project: str, table: str, count: int, after: int = -1) -> list[Entry]:
-    """The first entries of a stream after a place, in order.
+def newest(client: Client, project: str, table: str) -> int:
+    """The place of the last entry of a stream; -1 if it has none."""
+    entries = cast("list[Any]", client.xrevrange(stream(project, table), count=1))
+    return _place(entries[0][0]) if entries else -1
+
+
+def waiting(
+    client: Client, project: str, table: str, count: int, after: int = -1, until: int | None = None
+) -> list[Entry]:
+    """The first entries of a stream after a place, up to and with another one, in order.
 
     Raises:
         redis.RedisError: Redis does not answer, or refuses.
     """
-    first = "-" if after < 0 else f"({_id(after)}"
-    entries = cast("list[Any]", client.xrange(stream(project, table), first, count=count))
+    first, last = "-" if after < 0 else f"({_id(after)}", "+" if until is None else _id(max(until, 0))
+    entries = cast("list[Any]", client.xrange(stream(project, table), first, last, count=count))
     try:
         found = [Entry(_place(name), fields[b"k"], fields[b"r"], int(fields[b"a"])) for name, fields in entries]
     except (KeyError, ValueError) as error:
@@ -130,6 +138,12 @@ def trim(client: Client, project: str, table: str, place: int) -> int:
     """
     client.set(_collected(project, table).decode(), _id(place))
     return client.xtrim(stream(project, table), minid=_id(place), approximate=False)
+
+
+def collected(client: Client, project: str, table: str) -> int:
+    """The place that `trim` had last; -1 if Redis does not know it."""
+    name = cast("bytes | None", client.get(_collected(project, table).decode()))
+    return -1 if name is None else _place(name)
 
 
 def holds(client: Client, project: str, table: str, place: int) -> bool:

@@ -51,7 +51,7 @@ class Collected:
 def collect(
     client: Client, project: str, offline: OfflineStore, table: str, definitions: Sequence[ViewContract], lot: int = LOT
 ) -> Collected:
-    """Brings all rows that were pushed for a table into the history; `definitions` are all that they may be of.
+    """Brings all rows that were pushed for a table by now into the history; `definitions` are all that they may be of.
 
     Raises:
         DataError: a table cannot be read or written, or a row is of an unknown definition. Nothing is lost.
@@ -61,9 +61,12 @@ def collect(
     seen = -1
     log = PushLog(offline.root, table, offline.storage_options)
     last = before = log.last()
-    intact = last < 0 or pushes.holds(client, project, table, last)
-    entries = pushes.waiting(client, project, table, lot)
-    if intact and entries and entries[0].place == last:
+    while not (intact := last < 0 or pushes.holds(client, project, table, last)) and (later := log.last()) != last:
+        last = before = later  # Another machine's run has brought more, and removed what was last.
+    # What comes meanwhile is for the next run: builds wait for this one. Of a lost stream the last row must be known.
+    end = pushes.newest(client, project, table) if intact else None
+    entries = pushes.waiting(client, project, table, lot, until=end)
+    if intact and entries and entries[0].place == last == pushes.collected(client, project, table):
         del entries[0]  # The run that brought it has come to its end.
     while entries:
         parts = [
@@ -77,7 +80,7 @@ def collect(
         seen = entries[-1].place
         pushes.trim(client, project, table, seen)
         rows += len(entries)
-        entries = pushes.waiting(client, project, table, lot, seen)
+        entries = pushes.waiting(client, project, table, lot, seen, end)
     if not intact and (last := log.last()) > seen:
         pushes.restore(client, project, table, last, seen)
     return Collected(rows, logged, added, None if intact else pushes.moment(before))

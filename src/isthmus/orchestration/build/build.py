@@ -70,7 +70,8 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
 def outdated_views(project: Project, views: Sequence[str] | None = None) -> list[str]:
     """The views whose tables were not built, all days of them, from the sources and definitions of now.
 
-    The views of a remote file or of a query of a server, whose content cannot be known, are always outdated.
+    The views of a remote file or of a query of a server without `version_sql`, whose content cannot be known, are
+    always outdated.
     """
     contract, store = project.applied(), project.offline_store()
     outdated = []

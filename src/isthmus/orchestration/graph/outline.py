@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from isthmus.features.definition.spec import Source as DeclaredSource
     from isthmus.orchestration.project import Project
 
-FORMAT = 5
+FORMAT = 6
 FILE = "outline.json"
 
 
@@ -47,6 +47,7 @@ class Source(msgspec.Struct, frozen=True):
     iceberg: str = ""
     sql: str = ""
     connection: str = ""
+    version_sql: str = ""
 
     @property
     def declared(self) -> "DeclaredSource":
@@ -235,7 +236,15 @@ def compiled(project: "Project") -> Outline:
         str(project.root),
         contract.hash,
         tuple(
-            Source(source.name, source.path, source.delta, source.iceberg, source.sql, source.connection)
+            Source(
+                source.name,
+                source.path,
+                source.delta,
+                source.iceberg,
+                source.sql,
+                source.connection,
+                source.version_sql,
+            )
             for source in sources.values()
         ),
         tuple(views),

@@ -14,12 +14,15 @@ from isthmus.features.definition.spec import Source
 from isthmus.features.errors import DataError, DependencyError, extra, first_line
 from isthmus.transforms.tables.table import Table, Within, moments, reading
 
+_REFUSED = "AWS Error"
+"""In what Arrow says of an S3 storage that refuses or does not answer."""
+
 
 class _IcebergTable:
     def __init__(self, source: Source, table: Any) -> None:
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-        self.place, self._source, self._table = source.iceberg, source.name, table
+        self.place, self._source, self._table = source.iceberg, source, table
         snapshot = table.current_snapshot()
         self._snapshot = None if snapshot is None else snapshot.snapshot_id
         # A table that was dropped and made again has another id, and may have a snapshot of the same.
@@ -38,7 +41,7 @@ class _IcebergTable:
             options["row_filter"] = are.Or(
                 are.IsNull(column), are.And(are.GreaterThanOrEqual(column, first), are.LessThan(column, end))
             )
-        with reading(self._source, self.place, *_errors()):
+        with _reading(self._source):
             yield from self._scan(**options).to_arrow_batch_reader()
 
     def _scan(self, **options: Any) -> Any:
@@ -51,7 +54,8 @@ def opened(source: Source) -> Iterator[Table]:
 
     Raises:
         DataError: there is no such table, or it is damaged.
-        DependencyError: pyiceberg is not installed, or the catalog is not configured or does not answer.
+        DependencyError: pyiceberg is not installed, or the catalog is not configured, or it or its storage does not
+            answer.
     """
     with extra("iceberg"):
         from pyiceberg.catalog import load_catalog
@@ -64,13 +68,42 @@ def opened(source: Source) -> Iterator[Table]:
         problem = f"there is no Iceberg table {identifier} in the catalog {name}"
         raise DataError(where, problem, remedy="correct iceberg= of the source, or bring it there") from error
     except Exception as error:  # a catalog raises what its own library does
+        if isinstance(error, FileNotFoundError) or _REFUSED in str(error):
+            # The catalog has answered: these are the table's own files.
+            with _reading(source):
+                raise
         raise DependencyError(
-            where, f"the Iceberg catalog {name} does not answer ({type(error).__name__}: {first_line(error)})",
+            where, f"the Iceberg catalog {name} does not answer ({_words(name, error)})",
             remedy=f"configure it by variables such as PYICEBERG_CATALOG__{name.upper()}__URI, or start it",
         ) from error  # fmt: skip
-    with reading(source.name, source.iceberg, *_errors()):
+    with _reading(source):
         table = _IcebergTable(source, loaded)
     yield table
+
+
+@contextmanager
+def _reading(source: Source) -> Iterator[None]:
+    try:
+        with reading(source.name, source.iceberg, *_errors()):
+            yield
+    except DataError as error:
+        if _REFUSED not in error.found:
+            raise
+        variables = f"PYICEBERG_CATALOG__{source.iceberg.partition('.')[0].upper()}__S3__ENDPOINT"
+        raise DependencyError(
+            error.where, f"the storage of {source.iceberg} is not available ({first_line(error.__cause__ or error)})",
+            remedy=f"see that it runs, and {variables} and its like: address, region and key; then run it again",
+        ) from error  # fmt: skip
+
+
+def _words(name: str, error: Exception) -> str:
+    """What an error says, unless that may be a part of an address with a password."""
+    from pyiceberg.utils.config import Config
+
+    kind, address = type(error).__name__, (Config().get_catalog_config(name) or {}).get("uri")
+    if isinstance(error, ValueError) and "@" in str(address):
+        return f"{kind}: its address is none that pyiceberg reads; write %40 for @ and %25 for % in a password"
+    return f"{kind}: {first_line(error)}"
 
 
 def _errors() -> tuple[type[Exception], ...]:

@@ -28,6 +28,12 @@ class _Query:
         self, source: Source, place: str, version: str | None, run: Any, errors: tuple[type[Exception], ...]
     ) -> None:
         self.place, self.version, self._source, self._run, self._errors = place, version, source, run, errors
+        if source.version_sql:
+            with reading(f"{source.name}, version_sql", place, *errors):
+                rows = run(source.version_sql.strip().removesuffix(";")).read_all().to_pylist()
+            answer = [value for row in rows for value in row.values()]
+            said = any(value is not None for value in answer)
+            self.version = repr([source.version_sql, *map(str, answer)]) if said else None
         with reading(source.name, place, *errors):
             # A comment at its end must not swallow the parenthesis.
             query = source.sql.strip().removesuffix(";")
@@ -52,7 +58,7 @@ def opened(source: Source, root: Path) -> Iterator[Table]:
     address = _address(source)
     scheme, _, rest = address.partition(":")
     with (
-        _duckdb(source, root / rest, version(source, root))
+        _duckdb(source, root / rest, _file_version(source, root))
         if scheme == "duckdb"
         else _postgresql(source, address) as table
     ):
@@ -60,7 +66,17 @@ def opened(source: Source, root: Path) -> Iterator[Table]:
 
 
 def version(source: Source, root: Path) -> str | None:
-    """A fingerprint of the file of a database; None for a server, which has nothing that changes with every row."""
+    """What `version_sql` answers; without one, a fingerprint of the file of a database, and None for a server.
+
+    A server has nothing that changes with every row.
+    """
+    if source.version_sql:
+        with opened(source, root) as table:
+            return table.version
+    return _file_version(source, root)
+
+
+def _file_version(source: Source, root: Path) -> str | None:
     scheme, _, rest = _address(source).partition(":")
     if scheme != "duckdb":
         return None
