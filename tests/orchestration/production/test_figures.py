@@ -88,7 +88,16 @@ def test_weeks_are_those_of_iso_and_slices_begin_with_the_worst() -> None:
     found = figures.slices(measured, labels, outputs, chosen, columns, ("auc", True))
     assert [(part.column, part.value) for part in found] == [("half", "a"), ("few", "y"), ("half", "b")]
     assert (found[0].answers, found[0].rows, found[0].measures["auc"].value) == (200, 100, 0)
+    # So many answers are none without their labels.
+    assert figures.slices(measured, labels, outputs, chosen & (np.arange(ROWS) % 8 == 0), columns, ("auc", True)) == ()
     # Of one class there is no AUC, and none of no row.
     none = figures.quality(measured, labels * 0, outputs, chosen)
     assert "auc" not in none.measures
     assert figures.quality(measured, labels, outputs, chosen & False).measures == {}
+
+
+def test_a_loss_is_never_below_zero() -> None:
+    labels, outputs = np.array([1.0, 1.0, 0.0]), np.array([[0.9], [0.01], [0.1]])
+    found = figures.quality(figures.measuring(declared(Binary())), labels, outputs, np.ones(3, bool)).measures
+    assert (found["log_loss"].low, found["brier"].low) == (0, 0)
+    assert found["brier"].value == pytest.approx((0.01 + 0.9801 + 0.01) / 3)

@@ -20,7 +20,7 @@ from isthmus.features.production import Measure, Quality, SliceQuality, Week
 from isthmus.features.values.columns import Ints, Mask
 
 FEWEST = 100
-"""Answers of a slice, at least."""
+"""Answers with labels of a slice, at least: the figures of a few would be the worst by chance."""
 SLICES = 10
 """The worst slices, which a report names."""
 _DAY = timedelta(days=1) // clock.MICROSECOND
@@ -106,13 +106,13 @@ def weeks(measured: Measuring, labels: Array, outputs: Array, chosen: Mask, at: 
 def slices(
     measured: Measuring, labels: Array, outputs: Array, chosen: Mask, columns: pa.Table, decides: tuple[str, bool]
 ) -> tuple[SliceQuality, ...]:
-    """The slices of at least `FEWEST` answers, cut as those of a report, that in which the model is worst first."""
+    """The slices of at least `FEWEST` answers with labels, cut as those of a report, that in which the model is worst first."""
     name, more = decides
     found = []
     for column in columns.column_names:
         for value, rows in parts(column, columns[column], FEWEST):
             part = quality(measured, labels[rows], outputs[rows], chosen[rows])
-            if name in part.measures:
+            if part.rows >= FEWEST and name in part.measures:
                 found.append(
                     SliceQuality(
                         column=column, value=value, answers=part.answers, rows=part.rows, measures=part.measures
@@ -127,8 +127,8 @@ def _binary(labels: Array, outputs: Array) -> Measures:
     area = confidence.auc(labels, scores)
     measured = {} if area is None else {"auc": area}
     measured |= {
-        "log_loss": confidence.mean(-np.where(labels == 1, np.log(clipped), np.log1p(-clipped))),
-        "brier": confidence.mean(np.square(scores - labels)),
+        "log_loss": _loss(-np.where(labels == 1, np.log(clipped), np.log1p(-clipped))),
+        "brier": _loss(np.square(scores - labels)),
         "ece": confidence.calibration_error(labels, scores),
         "score": confidence.mean(scores),
         "label": confidence.share(int(labels.sum()), len(labels)),
@@ -141,7 +141,7 @@ def _number(labels: Array, outputs: Array) -> Measures:
     return _plain(
         {
             "rmse": confidence.root_mean(np.square(apart)),
-            "mae": confidence.mean(np.abs(apart)),
+            "mae": _loss(np.abs(apart)),
             "score": confidence.mean(outputs[:, 0]),
             "label": confidence.mean(labels),
         }
@@ -155,11 +155,17 @@ def _classes(labels: Array, outputs: Array) -> Measures:
     named = outputs.argmax(1) == places
     return _plain(
         {
-            "log_loss": confidence.mean(-np.log(np.maximum(right, _CLIP))),
+            "log_loss": _loss(-np.log(np.maximum(right, _CLIP))),
             "accuracy": confidence.share(int(named.sum()), len(named)),
             "ece": confidence.calibration_error(named.astype(np.int64), outputs.max(1)),
         }
     )
+
+
+def _loss(values: Array) -> Interval:
+    """The mean of what is never negative: neither is the truth."""
+    found = confidence.mean(values)
+    return found if found.low is None else found._replace(low=max(found.low, 0.0))
 
 
 def _plain(measured: Mapping[str, Interval]) -> Measures:
