@@ -106,7 +106,7 @@ def weeks(measured: Measuring, labels: Array, outputs: Array, chosen: Mask, at: 
 def slices(
     measured: Measuring, labels: Array, outputs: Array, chosen: Mask, columns: pa.Table, decides: tuple[str, bool]
 ) -> tuple[SliceQuality, ...]:
-    """The slices of at least `FEWEST` answers with labels, cut as those of a report, that in which the model is worst first."""
+    """The slices of at least `FEWEST` labels, cut as those of a report; the worst comes first."""
     name, more = decides
     found = []
     for column in columns.column_names:
