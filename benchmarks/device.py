@@ -27,8 +27,9 @@ from result import Comparison, at_most, report
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
+from tests.chromium import launch
 from tests.end_to_end.files import served
-from tests.end_to_end.phones import chromium, opened
+from tests.end_to_end.phones import opened
 from tests.features.snapshot.support import Content, put_owners
 from tests.features.support import make_view
 
@@ -126,7 +127,7 @@ def snapshots(project: Project, folder: Path, steps: int) -> list[Comparison]:
     for number, data in enumerate(ways):
         (page / f"way-{number}").write_bytes(data)
     with sync_playwright() as playwright, served(page) as address:
-        browser = chromium(playwright)
+        browser = launch(playwright)
         shown = opened(browser, address)
         predicted = shown.evaluate(PREDICTED, PREDICTIONS)
         kept = shown.evaluate("async () => (await (await fetch('package/manifest.json')).json()).device")

@@ -2,8 +2,11 @@
 
 import gc
 import os
+import shutil
 import signal
+import tempfile
 import zlib
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,9 +19,77 @@ settings.register_profile("thorough", settings.get_profile("default"), max_examp
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-def pytest_configure() -> None:
-    """Lets SIGINT end what tests start: shells ignore it for what runs in the background, and children inherit that."""
+PREREQUISITES = ("git", "java", "make", "node", "npm")
+"""The programs that the README names for `make test`."""
+SYSTEM = [
+    "awk",
+    "basename",
+    "bash",
+    "cat",
+    "chmod",
+    "cp",
+    "cut",
+    "date",
+    "dirname",
+    "echo",
+    "env",
+    "expr",
+    "false",
+    "find",
+    "grep",
+    "head",
+    "hostname",
+    "id",
+    "kill",
+    "ldconfig",
+    "ldd",
+    "ln",
+    "ls",
+    "mkdir",
+    "mktemp",
+    "mv",
+    "nice",
+    "nohup",
+    "ps",
+    "pwd",
+    "readlink",
+    "realpath",
+    "rm",
+    "sed",
+    "sh",
+    "sha256sum",
+    "sleep",
+    "sort",
+    "stat",
+    "tail",
+    "tar",
+    "tee",
+    "test",
+    "touch",
+    "tr",
+    "true",
+    "uname",
+    "uniq",
+    "wc",
+    "which",
+    "xargs",
+]
+"""The programs that every Linux machine has."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let SIGINT end child processes, and hide programs that only `make accept` may need.
+
+    Shells ignore SIGINT for background jobs, and children inherit that.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.option.markexpr == "not accept":
+        folder = Path(tempfile.mkdtemp(prefix="programs-"))
+        for name in (*PREREQUISITES, *SYSTEM):
+            if found := shutil.which(name):
+                (folder / name).symlink_to(found)
+        os.environ["PATH"] = str(folder)
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,7 +4,8 @@ from functools import partial
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.end_to_end.phones import chromium, opened
+from tests.chromium import launch
+from tests.end_to_end.phones import opened
 from tests.serving.conftest import redis_url
 
 __all__ = ["redis_url"]
@@ -14,7 +15,7 @@ __all__ = ["redis_url"]
 def browser() -> Iterator[Browser]:
     """A real browser."""
     with sync_playwright() as playwright:
-        browser = chromium(playwright)
+        browser = launch(playwright)
         yield browser
         browser.close()
 

@@ -15,8 +15,9 @@ from playwright.sync_api import Page, sync_playwright
 
 from isthmus.orchestration.device.site import site
 from isthmus.orchestration.project import Project
+from tests.chromium import launch
 from tests.end_to_end.files import served
-from tests.end_to_end.phones import chromium, opened
+from tests.end_to_end.phones import opened
 
 PICTURES = Path(__file__).parents[2] / "docs" / "screenshots"
 QUESTION = "eigenvalues of a symmetric matrix"
@@ -43,7 +44,7 @@ def main() -> int:
     told = parser.parse_args()
     refused = 0
     with sync_playwright() as playwright, TemporaryDirectory() as folder:
-        browser = chromium(playwright)
+        browser = launch(playwright)
         for root in told.projects:
             name = root.resolve().name
             with served(site(Project(root), None, Path(folder) / name)) as address:

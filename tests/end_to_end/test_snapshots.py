@@ -28,7 +28,7 @@ from isthmus.features.snapshot.owners import generation_of, key_of
 from isthmus.features.snapshot.seal import Sealer
 from isthmus.features.snapshot.shelf import Latest, Shelf
 from isthmus.features.types import String
-from tests.end_to_end.phones import chromium, of_profile
+from tests.chromium import launch, launch_persistent
 from tests.features.snapshot import vectors
 from tests.features.snapshot.support import Content, made, sealer
 from tests.features.snapshot.vectors import FILE, HOUR, MADE, MINUTE
@@ -154,7 +154,7 @@ def playwright() -> Iterator[Playwright]:
 @pytest.fixture(scope="module")
 def browser(playwright: Playwright) -> Iterator[Browser]:
     """One browser for all of these; each test has a context of its own, as another person has."""
-    browser = chromium(playwright)
+    browser = launch(playwright)
     yield browser
     browser.close()
 
@@ -373,14 +373,14 @@ def test_a_device_without_room_says_so_and_keeps_what_it_has(
         _open(page, site)
         return page
 
-    with of_profile(playwright, tmp_path) as context:
+    with launch_persistent(playwright, tmp_path) as context:
         assert opened(context).evaluate(UPDATE) is True
     newer = site.offer(_snapshot(_rows(3, value=10), number=2))
-    with of_profile(playwright, tmp_path) as context:
+    with launch_persistent(playwright, tmp_path) as context:
         page = opened(context, quotaSize=1)
         assert page.evaluate(UPDATE) == "store: the new snapshot cannot be stored: there is no room"
         assert page.evaluate(LOOKED, "c2") == ["present", 2, "wet"]
-    with of_profile(playwright, tmp_path) as context:
+    with launch_persistent(playwright, tmp_path) as context:
         page = opened(context)
         assert page.evaluate(LOOKED, "c2") == ["present", 2, "wet"]
         assert page.evaluate(UPDATE) is True
@@ -591,7 +591,7 @@ def test_killed_at_any_moment_of_an_update_it_has_the_old_or_the_new(
     for turn in range(50):
         file = site.offer(_snapshot(_rows(2000, value=turn), number=turn + 1))
         known[file.digest] = turn + 1
-        context = of_profile(playwright, profile)
+        context = launch_persistent(playwright, profile)
         page = context.new_page()
         _open(page, site)
         had = page.evaluate("() => snapshots.state?.digest ?? null")

@@ -4,7 +4,6 @@ import base64
 import json
 import math
 import re
-import shutil
 from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree as ET
@@ -34,6 +33,7 @@ from isthmus.distill.reports.report import (
 from isthmus.distill.reports.words import duration, measure, money, number, scaled, share
 from isthmus.features.document.blocks import Paragraph, Table
 from isthmus.features.document.markdown import to_markdown
+from tests.chromium import launch
 from tests.distill.samplereports import HOSTILE, empty, hostile, report, sparse
 
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
@@ -372,10 +372,8 @@ def _listen(view: Page, asked: list[str], said: list[str]) -> None:
 @pytest.mark.accept
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_needs_nothing_and_fits_a_phone(tmp_path: Path, scheme: Literal["light", "dark"]) -> None:
-    chromium = shutil.which("chromium")
-    assert chromium, "install the package chromium"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = launch(playwright)
         for name, make in EVERY.items():
             file = tmp_path / f"{name}.html"
             file.write_text(page(make(), {"cpu": 0.05}, "EUR"), encoding="utf-8")

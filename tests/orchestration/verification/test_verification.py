@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import shutil
 import time
 from pathlib import Path
 from typing import Literal
@@ -35,6 +34,7 @@ from isthmus.orchestration.verification.page import IMAGES, images
 from isthmus.orchestration.verification.page import page as verdict_page
 from isthmus.orchestration.verification.verify import require_passed, verify
 from isthmus.serving.http.protocol import WAIT_SECONDS
+from tests.chromium import launch
 from tests.commandline import run
 from tests.orchestration.shop import HOUR, NOW, Open, Shop
 
@@ -348,12 +348,10 @@ def _listen(view: Page, asked: list[str], said: list[str]) -> None:
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.accept)])
 def test_the_page_needs_nothing_and_fits_a_phone(tmp_path: Path, scheme: Literal["light", "dark"]) -> None:
-    chromium = shutil.which("chromium")
-    assert chromium, "install the package chromium"
     file = tmp_path / "page.html"
     file.write_text(verdict_page(hostile(), HOSTILE))
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = launch(playwright)
         paper = set()
         for width in (390, 1200):
             view = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme).new_page()

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 import isthmus.serving
+from tests.chromium import launch
 from tests.serving.support import CONTRACT, Server, serving
 
 WEB = Path(isthmus.serving.__file__).parent / "web"
@@ -46,11 +47,9 @@ def test_the_files_of_the_page_are_those_of_the_locked_release(tmp_path: Path) -
 
 @pytest.mark.browser
 def test_a_browser_shows_every_operation(server: Server) -> None:
-    chromium = shutil.which("chromium")
-    assert chromium, "install the package chromium"
     requested: list[str] = []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = launch(playwright)
         page = browser.new_page()
         own = str(server.http.base_url)
         page.on("request", lambda request: requested.append(request.url))
@@ -69,12 +68,10 @@ def test_a_browser_shows_every_operation(server: Server) -> None:
 
 @pytest.mark.browser
 def test_a_browser_is_asked_for_the_key(tmp_path: Path, redis_url: str) -> None:
-    chromium = shutil.which("chromium")
-    assert chromium, "install the package chromium"
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
     with serving(tmp_path, redis_url) as guarded, sync_playwright() as playwright:
         key = guarded.grant(owner="read:late")["owner"].removeprefix("Bearer ")
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = launch(playwright)
         page = browser.new_page()
         page.goto(f"{str(guarded.http.base_url).rstrip('/')}/docs")
         page.locator("#operations-health-isReady").click(timeout=20_000)

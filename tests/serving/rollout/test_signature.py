@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from isthmus.features.errors import ConfigurationError, PackageError
 from isthmus.features.files import write_atomically
@@ -29,7 +30,7 @@ from isthmus.serving.deployment.deployment import Deployment, unapproved
 from isthmus.serving.predict.model import Model
 from isthmus.serving.rollout.rollout import deploy
 from tests.serving.support import CONTRACT, NOW, TABLES, make_package, serving, verdict_of, wait
-from tests.signing import pair
+from tests.signing import pair, write_pair
 
 ASKED = {"entities": {"carrier": ["B6"]}, "request": {"distance": [1]}}
 
@@ -214,13 +215,10 @@ def test_a_server_is_not_told_the_password(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
-    rsa = tmp_path / "rsa.pem"
-    subprocess.run(["openssl", "genpkey", "-algorithm", "RSA", "-out", str(rsa)], check=True, capture_output=True)
-    public = tmp_path / "rsa.pub"
-    subprocess.run(["openssl", "pkey", "-in", str(rsa), "-pubout", "-out", str(public)], check=True)
+    private, public = write_pair(tmp_path, "rsa", rsa.generate_private_key(65537, 2048))
     with pytest.raises(ConfigurationError, match="is a key of another kind"):
-        Signer(rsa)
-    for file in (public, rsa):
+        Signer(private)
+    for file in (public, private):
         with pytest.raises(ConfigurationError, match=r"is no public elliptic key; expected `openssl pkey"):
             read_public_key(file)
     binary = tmp_path / "binary"
@@ -248,6 +246,7 @@ def test_without_the_extra_it_is_named(tmp_path: Path) -> None:
     assert shown.stdout.count("Install it: pip install 'isthmus[signing]'") == 2
 
 
+@pytest.mark.accept
 def test_openssl_alone_can_verify_as_documented(tmp_path: Path) -> None:
     document = (Path(__file__).parents[3] / "docs" / "packages.md").read_text(encoding="utf-8")
     (script,) = re.findall(r"```bash\n(.*?)```", document, re.DOTALL)
