@@ -21,59 +21,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 PREREQUISITES = ("git", "java", "make", "node", "npm")
 """The programs that the README names for `make test`."""
-SYSTEM = [
-    "awk",
-    "basename",
-    "bash",
-    "cat",
-    "chmod",
-    "cp",
-    "cut",
-    "date",
-    "dirname",
-    "echo",
-    "env",
-    "expr",
-    "false",
-    "find",
-    "grep",
-    "head",
-    "hostname",
-    "id",
-    "kill",
-    "ldconfig",
-    "ldd",
-    "ln",
-    "ls",
-    "mkdir",
-    "mktemp",
-    "mv",
-    "nice",
-    "nohup",
-    "ps",
-    "pwd",
-    "readlink",
-    "realpath",
-    "rm",
-    "sed",
-    "sh",
-    "sha256sum",
-    "sleep",
-    "sort",
-    "stat",
-    "tail",
-    "tar",
-    "tee",
-    "test",
-    "touch",
-    "tr",
-    "true",
-    "uname",
-    "uniq",
-    "wc",
-    "which",
-    "xargs",
-]
+SYSTEM = (
+    "awk basename bash cat chmod cp cut date dirname echo env expr false find grep head hostname id kill ldconfig ldd ln "
+    "ls mkdir mktemp mv nice nohup ps pwd readlink realpath rm sed sh sha256sum sleep sort stat tail tar tee test touch "
+    "tr true uname uniq wc which xargs"
+)
 """The programs that every Linux machine has."""
 
 
@@ -85,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.markexpr == "not accept":
         folder = Path(tempfile.mkdtemp(prefix="programs-"))
-        for name in (*PREREQUISITES, *SYSTEM):
+        for name in (*PREREQUISITES, *SYSTEM.split()):
             if found := shutil.which(name):
                 (folder / name).symlink_to(found)
         os.environ["PATH"] = str(folder)
