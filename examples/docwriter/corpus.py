@@ -99,7 +99,7 @@ def corpus(count: int = DOCSTRINGS, packages: tuple[str, ...] = PACKAGES) -> pa.
     for name in packages:
         spec = find_spec(name)
         if spec is None or not spec.submodule_search_locations:
-            sys.exit(f"{name} is not installed: pip install 'isthmus[all]'")
+            sys.exit(f"{name} is not installed. Install Isthmus with the extra [all].")
         found += docstrings(Path(spec.submodule_search_locations[0]))
     own = _each_once(found)
     debian = DEBIAN.read_text(encoding="utf-8", errors="replace") if DEBIAN.is_file() else ""

@@ -1,6 +1,7 @@
 """`isthmus init`: what it writes is a project that passes its own tests, and what is there already stays."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,16 @@ def test_the_last_lines_say_what_comes_next(tmp_path: Path) -> None:
     assert said.startswith(f"new-shop: 6 files in {tmp_path}/a/new-shop\n\nNext:\n\n    cd a/new-shop\n    pip install")
     (tmp_path / "here").mkdir()
     assert "cd" not in run("init", cwd=tmp_path / "here").stdout.partition("Next:")[2].split()
+
+
+def test_the_next_steps_activate_the_environment_if_the_command_is_not_on_path(tmp_path: Path) -> None:
+    command = [Path(sys.prefix) / "bin" / "isthmus", "init", "shop"]
+    bare = os.environ | {"PATH": "/usr/bin:/bin"}
+    said = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True, check=True).stdout
+    first = said.partition("Next:\n\n")[2].splitlines()[0].strip()
+    check = ["bash", "-c", f"{first} && command -v isthmus"]
+    found = subprocess.run(check, env=bare, capture_output=True, text=True, check=True).stdout.strip()
+    assert found == str(Path(sys.prefix) / "bin" / "isthmus")
 
 
 def test_hidden_files_stay_as_they_are(tmp_path: Path) -> None:

@@ -99,8 +99,8 @@ def prose(page: str) -> str:
 class Terminal:
     """Runs blocks as a reader would, in a folder: what names a file goes there, commands run, and a server stays up.
 
-    Two things are left out: `pip install`, which changes the machine, and the tests of a new project, which
-    tests/orchestration/test_scaffold.py runs.
+    Two things are left out: the installation, which `test_the_installation_works_as_written` runs, and the tests of a
+    new project, which tests/orchestration/test_scaffold.py runs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -132,7 +132,7 @@ class Terminal:
 
     def _command(self, command: str) -> str:
         match words(command):
-            case ["pip", "install", *_] | ["python", "-m", "pytest"]:
+            case ["pip", "install", *_] | ["python3", "-m", "venv", _] | [".", _] | ["python", "-m", "pytest"]:
                 return ""
             case ["cd", place]:
                 self.folder /= place

@@ -1,5 +1,6 @@
 """What is built from the repository, and what a serving host needs of it."""
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -13,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from isthmus.distill.declaration import RUNTIMES
+from tests.repository.pages import blocks
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = "isthmus/orchestration/examples/"
@@ -25,6 +27,25 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)
     return folder
+
+
+@pytest.mark.accept
+@pytest.mark.timeout(1200)
+def test_the_installation_works_as_written(tmp_path: Path) -> None:
+    """Run the installation that the README and the documentation print, then the tests of a new project."""
+    pages = ("README.md", "docs/index.md", "docs/tutorial.md", "docs/command-line.md")
+    (printed,) = {
+        block.text.partition("isthmus init")[0]
+        for page in pages
+        for block in blocks(page, "sh")
+        if "python3 -m venv" in block.text
+    }
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(tmp_path / "isthmus")], check=True)
+    commands = f"set -e\n{printed}isthmus init shop\ncd shop\npython -m pytest -q -W error\nisthmus --version"
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(["bash", "-c", commands], cwd=tmp_path, env=bare, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
 
 
 def test_the_five_folders_are_relative_links_into_the_package() -> None:

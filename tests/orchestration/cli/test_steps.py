@@ -122,6 +122,27 @@ def test_a_copied_project_has_a_registry_of_its_own(built: Shop, project: Open) 
     assert str(copied.root).encode() in (copied.state / "feast" / "registry.pb").read_bytes()
 
 
+def test_a_client_with_feast_alone_looks_values_up(built: Shop, project: Open) -> None:
+    opened = project(built)
+    apply(opened)
+    script = (
+        "import json, sys\n"
+        "sys.modules['isthmus'] = None\n"
+        "from feast import FeatureStore\n"
+        "store = FeatureStore(sys.argv[1])\n"
+        "found = store.get_online_features(['customer_facts:member'], [{'customer': 1}, {'customer': -1}])\n"
+        "print(json.dumps(found.to_dict()))\n"
+    )
+    with serving(opened, port=free_port()):
+        command = [sys.executable, "-W", "ignore", "-c", script, str(opened.state / "feast" / "client")]
+        shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+    found = json.loads(shown.stdout)
+    assert found["customer"] == [1, -1]
+    assert found["member"][1] is None
+    assert "isthmus" not in (opened.state / "feast" / "client" / "feature_store.yaml").read_text()
+
+
 def test_feast_is_shown_the_port_of_the_server(built: Shop, project: Open) -> None:
     """That of the settings, until a server is started at another one."""
     file, opened = built.state / "feast" / "feature_store.yaml", project(built)

@@ -45,10 +45,21 @@ def register(
     offline: OfflineStore,
     server: str,
 ) -> list[str]:
-    """Writes `feature_store.yaml` and makes the registry beside it hold exactly the project's declarations.
+    """Write `feature_store.yaml` and make the registry beside it hold exactly the project's declarations.
 
-    `offline` has the tables, `server` is the URL of the online lookup API. Returns the names of
-    the registered objects, each with its kind.
+    Feast loads the class of `offline_store` when it opens the file, so the file needs Isthmus. The second file,
+    `client/feature_store.yaml`, is for lookups by a client that has Feast alone.
+
+    Args:
+        contract: the compiled declarations.
+        views: feature views by name.
+        services: feature services by name.
+        folder: folder of the registry and of both files.
+        offline: store of the views' tables.
+        server: URL of the online lookup API.
+
+    Returns:
+        The registered objects, each as its kind and name.
 
     Raises:
         DependencyError: the registry is damaged.
@@ -63,7 +74,11 @@ def register(
         "entity_key_serialization_version": 3,
         "telemetry": False,
     }
-    write_atomically(folder / "feature_store.yaml", yaml.safe_dump(config, sort_keys=False).encode())
+    shared = {"registry_type": "file", "path": "../registry.pb"}
+    client = config | {"registry": shared, "offline_store": {"type": "file"}}
+    (folder / "client").mkdir(parents=True, exist_ok=True)
+    for place, content in ((folder, config), (folder / "client", client)):
+        write_atomically(place / "feature_store.yaml", yaml.safe_dump(content, sort_keys=False).encode())
     with warnings.catch_warnings(), _draft(folder / "registry.pb") as draft:
         warnings.simplefilter("ignore")
         config["registry"] = {"registry_type": "file", "path": str(draft)}

@@ -102,11 +102,11 @@ def settings(project: Project, url: str, port: int | None = None, *, private: bo
 
 
 def _name_to_feast(project: Project, port: int | None) -> None:
-    """Writes to the `feature_store.yaml` of the project where its server listens; one that has none stays so."""
-    file = project.state / "feast" / "feature_store.yaml"
-    # A server needs no file of Feast's: there may be none, in a folder that nobody may write to.
-    with suppress(OSError):
-        before = file.read_bytes()
-        text = FEAST_SERVER.sub(f"  path: {address(project, port)}".encode(), before)
-        if text != before and not address(project, port).endswith(":0"):
-            write_atomically(file, text)
+    """Write the server's address to the project's Feast configurations, where they exist."""
+    for file in (project.state / "feast").rglob("feature_store.yaml"):
+        # A server needs no Feast: the files may be missing, or in a folder that this process may not write to.
+        with suppress(OSError):
+            before = file.read_bytes()
+            text = FEAST_SERVER.sub(f"  path: {address(project, port)}".encode(), before)
+            if text != before and not address(project, port).endswith(":0"):
+                write_atomically(file, text)

@@ -81,8 +81,8 @@ def _registration(project: Project, contract: Contract) -> str:
 
 def _files(folder: Path) -> list[str]:
     """Digests of Feast's registry and configuration: whoever writes there makes the next `apply` write again."""
-    contents = [(folder / name).read_bytes() for name in ("registry.pb", "feature_store.yaml")]
-    return [sha256({"content": FEAST_SERVER.sub(b"", content).hex()}) for content in contents]
+    names = ("registry.pb", "feature_store.yaml", "client/feature_store.yaml")
+    return [sha256({"content": FEAST_SERVER.sub(b"", (folder / name).read_bytes()).hex()}) for name in names]
 
 
 def waiting_for(generations: Generations, store: OnlineStore) -> list[str]:

@@ -1,6 +1,8 @@
 """The project as a whole: begin it, show its status, run it."""
 
 import shlex
+import shutil
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +30,8 @@ def init(
         write_json(project)
         return
     enter = [] if project.folder == Path.cwd() else [f"cd {shlex.quote(str(path))}"]
+    if shutil.which("isthmus") is None and (activate := Path(sys.prefix) / "bin" / "activate").exists():
+        enter.insert(0, f". {shlex.quote(str(activate))}")
     typer.echo(f"{project.name}: {len(project.files)} files in {project.folder}\n\nNext:\n")
     for line in [*enter, *project.next]:
         typer.echo(f"    {line}")
