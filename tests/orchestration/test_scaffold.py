@@ -56,7 +56,7 @@ def test_the_last_lines_say_what_comes_next(tmp_path: Path) -> None:
 
 
 def test_the_next_steps_activate_the_environment_if_the_command_is_not_on_path(tmp_path: Path) -> None:
-    command = [Path(sys.prefix) / "bin" / "isthmus", "init", "shop"]
+    command = [str(Path(sys.prefix) / "bin" / "isthmus"), "init", "shop"]
     bare = os.environ | {"PATH": "/usr/bin:/bin"}
     said = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True, check=True).stdout
     first = said.partition("Next:\n\n")[2].splitlines()[0].strip()
