@@ -29,6 +29,7 @@ from isthmus.features.errors import ConfigurationError, DataError, DependencyErr
 from isthmus.features.files import publish, write_atomically
 from isthmus.features.paths import UNPRINTED, is_url, require_delta
 from isthmus.transforms.tables import delta, iceberg, objects, parquet, sql
+from isthmus.transforms.tables.reaching import reaching
 from isthmus.transforms.tables.table import Table, Within
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path, lande
     Raises:
         ConfigurationError: the file is missing, or a declared time column is missing or has no time zone.
         DataError: the file is empty or damaged, or the engine cannot read it.
-        DependencyError: the Python package with the file is not installed.
+        DependencyError: the Python package with the file is not installed, or the engine does not reach the file.
     """
     from pyspark.errors import PySparkException
 
@@ -107,8 +108,9 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path, lande
     elif not is_url(place):
         place = str(_parquet(source, root, staging))
     try:
-        frame = parquet.read(spark, place)
-        types = dict(frame.dtypes)
+        with reaching(f"source {source.name}"):
+            frame = parquet.read(spark, place)
+            types = dict(frame.dtypes)
     except PySparkException as error:
         problem = f"{place} cannot be read by the engine ({first_line(error)})"
         raise DataError(f"source {source.name}", problem, remedy=_REPAIR) from error

@@ -36,6 +36,7 @@ from isthmus.orchestration.models import cards
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine
 from isthmus.transforms.tables import parquet
+from isthmus.transforms.tables.reaching import reaching
 
 if TYPE_CHECKING:
     from isthmus.distill.distillation import DistillationReport
@@ -194,7 +195,8 @@ def _learn(project: Project, file: str, inputs: Sequence[ModelInput], plan: Plan
     types |= dict.fromkeys(("event_timestamp", "known_at"), UnixTimestamp.spark)
     # An explicit schema: Sail infers none from a file in which any column is a dictionary.
     schema = ", ".join(f"`{name}` {kind}" for name, kind in types.items())
-    with engine.session(project.settings.engine, project.settings.profiles.training.threads) as spark:
+    threads = project.settings.profiles.training.threads
+    with reaching("preparation"), engine.session(project.settings.engine, threads) as spark:
         return learned(parquet.read(spark, file, schema=schema), plan, before)
 
 
