@@ -45,6 +45,7 @@ from isthmus.features.errors import (
     one_of,
 )
 from isthmus.features.package.signature import PASSWORD, Signer, read_public_key
+from isthmus.features.paths import UNPRINTED, is_url, require_delta
 from isthmus.orchestration.settings import FILE, ProjectSettings, find, load
 from isthmus.serving.recorder.options import Recording
 from isthmus.transforms.request.compute import compiled
@@ -94,7 +95,13 @@ class Project:
         self.settings: ProjectSettings = load(self.root / FILE)
         self.name = self.settings.project.name
         address = self.settings.stores.offline
-        self.offline = address if "://" in address else str(self.root / address)
+        if odd := UNPRINTED.search(str(self.root)):
+            problem = Problem("path", f"no engine reads {str(self.root)!r}, because of the {odd[0]!r} in it")
+            raise ConfigurationError("project", [problem], remedy="rename the folder")
+        self.offline = require_delta(
+            "stores.offline", address if is_url(address) else str(self.root / address),
+            f"rename the folder; or set offline in [stores] of {FILE}, or ISTHMUS_STORES__OFFLINE, to another folder",
+        )  # fmt: skip
         self.storage_options = dict(self.settings.stores.storage_options)
         self.state = self.root / ".isthmus"
         self.contract_file = self.state / "contract.json"

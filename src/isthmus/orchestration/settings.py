@@ -24,6 +24,7 @@ from pydantic_settings import (
 from isthmus.distill.declaration import RUNTIMES
 from isthmus.features.errors import ConfigurationError, Problem, nearest, one_of
 from isthmus.features.package.signature import PASSWORD
+from isthmus.features.paths import is_url
 from isthmus.features.profiles import ServingProfile, TrainingProfile
 from isthmus.features.redis.address import SCHEMES
 from isthmus.serving.limits import Limits
@@ -89,6 +90,7 @@ _ONLINE = _matching(
     lambda url: url == "embedded" or url.startswith(SCHEMES),
     f'"embedded", or a URL that begins with {", ".join(SCHEMES[:-1])} or {SCHEMES[-1]}',
 )
+_LOCAL = _matching(lambda path: not is_url(path), "a local path, not a URL")
 _RUNTIME = _matching(RUNTIMES.__contains__, one_of(RUNTIMES))
 _STORAGE_OPTION = _matching(
     lambda name: not re.search("key|secret|token|password|credential", name, re.IGNORECASE),
@@ -176,8 +178,8 @@ class PackagesTable(_Table):
     """
 
     runtimes: tuple[Annotated[str, _RUNTIME], ...] = ()
-    signing_key: str | None = None
-    public_key: str | None = None
+    signing_key: Annotated[str, _LOCAL] | None = None
+    public_key: Annotated[str, _LOCAL] | None = None
 
 
 class ServerTable(_Table):

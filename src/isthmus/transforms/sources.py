@@ -9,11 +9,12 @@ import hashlib
 import importlib.util
 import inspect
 import io
+import os
 import re
 import traceback
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,10 @@ from isthmus.features import clock
 from isthmus.features.days import FIRST, LAST
 from isthmus.features.definition.spec import Source
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, nearest, one_of
-from isthmus.features.files import write_atomically
+from isthmus.features.files import publish, write_atomically
+from isthmus.features.paths import UNPRINTED, is_url, require_delta
 from isthmus.transforms.tables import delta, iceberg, objects, parquet, sql
+from isthmus.transforms.tables.reaching import reaching
 from isthmus.transforms.tables.table import Table, Within
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ _NONE: Options = {}
 _PACKAGE = "package:"
 _REPAIR = "bring the complete file there, or correct the source's path"
 _SAIL_NAME, _SAIL_PART = re.compile(r"ObjectName\(\[.*?\]\)"), re.compile(r'Identifier\("(.*?)"\)')
+_SKIPPED = re.compile(r"^[_.]|[=:]|" + UNPRINTED.pattern)
 _STACK = "Traceback (most recent call last):"
 
 
@@ -92,7 +96,7 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path, lande
     Raises:
         ConfigurationError: the file is missing, or a declared time column is missing or has no time zone.
         DataError: the file is empty or damaged, or the engine cannot read it.
-        DependencyError: the Python package with the file is not installed.
+        DependencyError: the Python package with the file is not installed, or the engine does not reach the file.
     """
     from pyspark.errors import PySparkException
 
@@ -101,11 +105,12 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path, lande
         place = str(landed.file)
     elif not place:
         place = str(_columns(source, root, staging))
-    elif "://" not in place:
+    elif not is_url(place):
         place = str(_parquet(source, root, staging))
     try:
-        frame = spark.read.parquet(place)
-        types = dict(frame.dtypes)
+        with reaching(f"source {source.name}"):
+            frame = parquet.read(spark, place)
+            types = dict(frame.dtypes)
     except PySparkException as error:
         problem = f"{place} cannot be read by the engine ({first_line(error)})"
         raise DataError(f"source {source.name}", problem, remedy=_REPAIR) from error
@@ -150,7 +155,7 @@ def content(source: Source, root: Path, options: Options = _NONE) -> str | None:
     if lands(source):
         with _opened(source, root, options) as table:
             return _hash(table.version)
-    if "://" in source.path:
+    if is_url(source.path):
         return None
     path = _locate(source, root)
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
@@ -163,8 +168,11 @@ def _opened(source: Source, root: Path, options: Options) -> Iterator[Table]:
         with objects.opened(source, options) as table:
             yield table
     elif source.delta:
-        place = source.delta if "://" in source.delta else str(root / source.delta)
-        with delta.opened(source, place, options if "://" in place else {}) as table:
+        url = is_url(source.delta)
+        place = require_delta(
+            f"source {source.name}", source.delta if url else str(root / source.delta), "rename the folder of the table"
+        )
+        with delta.opened(source, place, options if url else {}) as table:
             yield table
     else:
         with iceberg.opened(source) if source.iceberg else sql.opened(source, root) as table:
@@ -244,7 +252,31 @@ def _parquet(source: Source, root: Path, staging: Path) -> Path:
             where, f"{path} holds times in nanoseconds ({', '.join(fine)}), which Spark does not read",
             expected="microseconds", remedy='write it with coerce_timestamps="us", as pyarrow and pandas name it',
         )  # fmt: skip
-    return file
+    return file if file != path else _plainly_named(source, file, getattr(data, "files", []), staging)
+
+
+def _plainly_named(source: Source, path: Path, files: Sequence[str], staging: Path) -> Path:
+    """The path of Parquet, or that of links to its files with names that every engine reads.
+
+    Sail skips files of a folder whose name has a "=", and Apache Spark opens none with a ":". Both skip a file that
+    begins with "_" or ".", also where it is named.
+    """
+    single = path.is_file()
+    if not UNPRINTED.search(str(path)) and not any(
+        _SKIPPED.search(Path(file).name) for file in ([str(path)] if single else files)
+    ):
+        return path
+    linked = staging / f"{source.name}-{_hash(repr([str(path), *files]))}"
+
+    def link(folder: Path) -> None:
+        for number, file in enumerate(files):
+            place = folder / ("" if single else os.path.relpath(Path(file).parent, path)) / f"{number:08}.parquet"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(file)
+
+    if not linked.exists():
+        publish(linked, link)
+    return linked
 
 
 def _locate(source: Source, root: Path) -> Path:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from isthmus.features.clock import MICROSECOND
 from isthmus.features.definition.expectations import Expectation
+from isthmus.features.paths import is_url
 from isthmus.features.types import DataType
 
 OWNER = 'an email address or "team:NAME"'
@@ -110,7 +111,7 @@ class Source:
     def local(self) -> bool:
         """Whether it lies in a file or folder whose content shows without a connection."""
         address = self.path or self.delta
-        return bool(address) and "://" not in address
+        return bool(address) and not is_url(address)
 
 
 @dataclass(frozen=True)

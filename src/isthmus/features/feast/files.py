@@ -17,6 +17,7 @@ from feast.repo_config import RepoConfig
 
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.files import publish, write_atomically
+from isthmus.features.paths import require_delta
 
 OFFLINE = "isthmus.offline"
 """The tag of a registered view with the path from the registry to the folder of its table."""
@@ -51,7 +52,9 @@ def own_source(config: RepoConfig, view: FeatureView) -> FileSource:
 
 def path_of(source: FileSource, repository: Path | str | None) -> str:
     """The absolute path, or the URL, of a source."""
-    return str(FileSource.get_uri_for_file_path(repository, source.path)).removeprefix("file://")
+    path = str(FileSource.get_uri_for_file_path(repository, source.path)).removeprefix("file://")
+    delta = isinstance(source.file_format, DeltaFormat)
+    return require_delta(f"file source {source.name}", path, "rename the folder that has it") if delta else path
 
 
 def filesystem_of(source: FileSource, path: str) -> tuple[Any, str]:

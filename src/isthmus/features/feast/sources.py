@@ -177,8 +177,10 @@ class Source:
                 return table.to_pyarrow_dataset(filesystem=files_of(table, self.path))
             filesystem, path = feast_files.filesystem_of(self.files, self.path)
             return ds.dataset(
-                path, format="parquet", filesystem=filesystem, partitioning="hive", ignore_prefixes=_NO_DATA
-            )
+                path, format="parquet", filesystem=filesystem, ignore_prefixes=_NO_DATA,
+                # For a file, Arrow would make columns of the folders above it that have a "=" in their names.
+                partitioning=None if filesystem is None and Path(path).is_file() else "hive",
+            )  # fmt: skip
 
     def columns(self, names: Sequence[str], condition: pc.Expression | None = None) -> pa.Table:
         """The named columns of the source."""

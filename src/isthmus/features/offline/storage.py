@@ -1,12 +1,17 @@
 """Object storage: what an error of it means, which is no damage of a table."""
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from isthmus.features.errors import DependencyError, first_line
+from isthmus.features.paths import is_url
 
 _SIGNS = ("Generic S3 error", "lacked the necessary privileges", "<Error><Code>", "Error performing ")
 """In what deltalake says of a storage that refuses or does not answer."""
@@ -23,6 +28,19 @@ def unavailable(where: str, place: str, error: BaseException) -> DependencyError
         remedy="its rows are as they were: see storage_options, the bucket, and the credentials in the environment, "
         "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; then run it again",
     )  # fmt: skip
+
+
+def commits(table: DeltaTable, place: str, count: int) -> list[dict[str, Any]]:
+    """Return the last commits of a table up to its version, the newest first."""
+    found: list[dict[str, Any]] = table.history(count)
+    if not found and not is_url(place):
+        # deltalake lists none where a folder above has a "#" or a "?" in its name.
+        last = range(table.version(), max(table.version() - count, -1), -1)
+        with suppress(FileNotFoundError):
+            for version in last:
+                lines = (Path(place) / "_delta_log" / f"{version:020}.json").read_bytes().splitlines()
+                found += [action["commitInfo"] for action in map(json.loads, lines) if "commitInfo" in action]
+    return found
 
 
 def mark() -> dict[str, str]:

@@ -45,7 +45,7 @@ from isthmus.features.offline.partitions import (
 )
 from isthmus.features.offline.pushes import FILES, PushLog
 from isthmus.features.offline.spool import Spool
-from isthmus.features.offline.storage import unavailable
+from isthmus.features.offline.storage import commits, unavailable
 from isthmus.features.values.arrow import from_arrow, micros
 from isthmus.features.values.rows import RowCodec
 
@@ -409,17 +409,17 @@ class OfflineStore:
         with self.reading(name):
             for back in range(1, table.version() + 2):
                 # At an older version, deltalake lists the commits from the newest down to that version.
-                commits = table.history(back)
-                if len(commits) < back:
+                found = commits(table, self.path(name), back)
+                if len(found) < back:
                     break
-                if commit := Commit.read(commits[-1]):
+                if commit := Commit.read(found[-1]):
                     return commit
-                operation = commits[-1].get("operation")
+                operation = found[-1].get("operation")
                 if operation not in _HARMLESS:
                     break
             else:
                 operation = None
-            if not commits:
+            if not found:
                 raise OSError("its last commit is empty")
         raise DataError(
             f"offline table of {name}", f"{self.path(name)} was written by another tool ({operation})",

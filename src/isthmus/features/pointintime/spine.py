@@ -11,6 +11,7 @@ import pyarrow.csv
 import pyarrow.dataset as ds
 
 from isthmus.features.errors import DataError, first_line
+from isthmus.features.paths import require_local
 from isthmus.features.pointintime.join import BATCH
 
 FORMS = (
@@ -69,7 +70,7 @@ def spine_rows(spine: object, keys: Mapping[str, pa.DataType]) -> SpineRows:
         DataError: it has none of the forms, or cannot be read.
     """
     if isinstance(spine, str | Path):
-        return _file(Path(spine), keys)
+        return _file(require_local("spine", spine), keys)
     if isinstance(spine, pa.RecordBatch):
         spine = pa.Table.from_batches([spine])
     if isinstance(spine, pa.Table):
@@ -107,7 +108,8 @@ def _file(path: Path, keys: Mapping[str, pa.DataType]) -> SpineRows:
             )
             rows = _dataset(ds.dataset(path, format=form), path)
             return SpineRows(rows.schema, lambda: map(_without_blanks, rows.batches()), path=path)
-        data = ds.dataset(path, format="parquet", partitioning="hive")
+        # For a file, Arrow would make columns of the folders above it that have a "=" in their names.
+        data = ds.dataset(path, format="parquet", partitioning=None if path.is_file() else "hive")
         if not data.files:
             raise DataError("spine", f"{path} holds no Parquet file")
         return _dataset(data, path)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from isthmus.orchestration.cli.options import JsonOption, ProjectOption, open_project
+from isthmus.orchestration.cli.options import JsonOption, ProjectOption, local, open_project
 from isthmus.orchestration.cli.screens.terminal import present
 
 verbs = typer.Typer(
@@ -16,7 +16,7 @@ _CONTRACT = "A contract.json, the folder of a package or of a project, applied o
 
 @verbs.command("show")
 def show(
-    a: Annotated[str, typer.Argument(help=_CONTRACT + ".")] = "applied",
+    a: Annotated[str, typer.Argument(**local(_CONTRACT, text=True))] = "applied",
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -30,8 +30,8 @@ def show(
 
 @verbs.command("diff")
 def diff(
-    a: Annotated[str, typer.Argument(help=_CONTRACT + ".")] = "applied",
-    b: Annotated[str, typer.Argument(help="The same.")] = "definitions",
+    a: Annotated[str, typer.Argument(**local(_CONTRACT, text=True))] = "applied",
+    b: Annotated[str, typer.Argument(**local("The same", text=True))] = "definitions",
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from isthmus.orchestration.cli.options import HtmlOption, JsonOption, NameArgument, ProjectOption, open_project
+from isthmus.orchestration.cli.options import HtmlOption, JsonOption, NameArgument, ProjectOption, local, open_project
 from isthmus.orchestration.cli.screens.terminal import judge, present, progress, say
 
 verbs = typer.Typer()
@@ -128,7 +128,9 @@ def replay(
             formats=["%Y-%m-%d", "%Y-%m-%d %H:%M:%S", *(f"%Y-%m-%dT%H:%M:%S{end}" for end in ("", "%z", ".%f%z"))],
         ),
     ] = None,
-    package: Annotated[Path | None, typer.Option(help="A package that answers instead of the one that did.")] = None,
+    package: Annotated[
+        Path | None, typer.Option(**local("A package that answers instead of the one that did."))
+    ] = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -147,7 +149,7 @@ def snapshot(
         str | None, typer.Argument(help="A feature service with `device`; by default the only one.")
     ] = None,
     to: Annotated[
-        Path | None, typer.Option("--to", help="Copy it and the differences to this folder, for a host of files.")
+        Path | None, typer.Option("--to", **local("Copy it and the differences to this folder, for a host of files."))
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before the first one is written.")] = False,
     project: ProjectOption = None,
@@ -222,15 +224,17 @@ def quality(
 def training_set(
     name: NameArgument = None,
     spine: Annotated[
-        str | None, typer.Option(help="Rows of your own: a path to Parquet or CSV, or a SELECT over the views.")
+        str | None,
+        typer.Option(**local("Rows of your own: a path to Parquet or CSV, or a SELECT over the views.", text=True)),
     ] = None,
     features: Annotated[
         str | None, typer.Option(help="For --spine: a service, or view:feature,… ; a view alone stands for all it has.")
     ] = None,
     like: Annotated[
-        str | None, typer.Option(help="Make this training set again, to the byte: its folder, record or id.")
+        str | None,
+        typer.Option(**local("Make this training set again, to the byte: its folder, record or id.", text=True)),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="For --spine and --like: the folder to make.")] = None,
+    out: Annotated[Path | None, typer.Option(**local("For --spine and --like: the folder to make."))] = None,
     status: Annotated[
         bool, typer.Option("--status/--no-status", help="For --spine: a column per view that says what it answered.")
     ] = True,

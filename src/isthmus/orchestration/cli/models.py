@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from isthmus.orchestration.cli.options import JsonOption, NameArgument, OutOption, ProjectOption, open_project
+from isthmus.orchestration.cli.options import JsonOption, NameArgument, OutOption, ProjectOption, local, open_project
 from isthmus.orchestration.cli.screens.terminal import judge, present, progress, say
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def attribute(
     end: Annotated[str | None, typer.Option("--to", help="Only before this day.")] = None,
     fed: Annotated[
         Path | None,
-        typer.Option(help="Parquet or Arrow with what the model was fed: join keys, event_timestamp, inputs."),
+        typer.Option(**local("Parquet or Arrow with what the model was fed: join keys, event_timestamp, inputs.")),
     ] = None,
     precision: Annotated[str | None, typer.Option(help="Of the file that answers; by default as it is served.")] = None,
     runtime: Annotated[
@@ -104,7 +104,7 @@ def attribute(
         typer.Option(help="With --against, a column whose values are segments; by default the join keys."),
     ] = None,
     package_against: Annotated[
-        Path | None, typer.Option(help="The package of the earlier period; by default the last one, too.")
+        Path | None, typer.Option(**local("The package of the earlier period; by default the last one, too."))
     ] = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,

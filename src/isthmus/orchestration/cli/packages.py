@@ -11,7 +11,7 @@ import typer
 
 from isthmus.features.errors import PackageError
 from isthmus.features.package.checksums import REMEDY
-from isthmus.orchestration.cli.options import JsonOption
+from isthmus.orchestration.cli.options import JsonOption, local
 from isthmus.orchestration.cli.screens.terminal import judge
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def _package() -> None:
 
 @verbs.command()
 def verify(
-    path: Annotated[Path, typer.Argument(help="The folder of the package.")],
+    path: Annotated[Path, typer.Argument(**local("The folder of the package."))],
     runtime: Annotated[
         Literal["ort", "web", "executorch", "litert", "coreml"],
         typer.Option(
@@ -43,7 +43,7 @@ def verify(
             "interpreter of the graph for Core ML."
         ),
     ] = "ort",
-    key: Annotated[Path | None, typer.Option(help="Public key, in PEM, of whoever must have signed it.")] = None,
+    key: Annotated[Path | None, typer.Option(**local("Public key, in PEM, of whoever must have signed it."))] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check sums, manifest, signature, contract and golden cases of a package. Exit code 1 if one of them is wrong."""

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from isthmus.orchestration.cli.options import JsonOption, ProjectOption, open_project
+from isthmus.orchestration.cli.options import JsonOption, ProjectOption, local, open_project
 from isthmus.orchestration.cli.screens.terminal import present, progress, write_json
 from isthmus.orchestration.scaffold import Example
 
@@ -18,7 +18,7 @@ verbs = typer.Typer()
 
 @verbs.command()
 def init(
-    path: Annotated[Path, typer.Argument(help="A new or empty folder; the project has its name.")] = Path(),
+    path: Annotated[Path, typer.Argument(**local("A new or empty folder; the project has its name."))] = Path(),
     example: Annotated[Example, typer.Option(help="What to begin with; empty has made-up rows.")] = "empty",
     as_json: JsonOption = False,
 ) -> None:

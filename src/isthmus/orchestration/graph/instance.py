@@ -6,6 +6,7 @@ from pathlib import Path
 
 import dagster as dg
 
+from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.files import write_atomically
 from isthmus.orchestration.graph.assets import observe
 from isthmus.orchestration.project import Project
@@ -46,6 +47,9 @@ _CLOCKS = 2.0
 def dagster_home(project: Project) -> Path:
     """Writes the instance's settings, ends what a kill has left, and observes the sources; returns the folder."""
     home = project.state / "dagster"
+    if "?" in str(home):
+        problem = Problem("path", f"Dagster's databases cannot lie in {home}: it would cut their names at the ?")
+        raise ConfigurationError("project", [problem], remedy="rename the folder that has it")
     write_atomically(home / "dagster.yaml", INSTANCE)
     with dg.DagsterInstance.from_config(str(home)) as instance:
         for pool, limit in project.settings.orchestration.pools.model_dump().items():

@@ -35,6 +35,8 @@ from isthmus.orchestration.artifacts import DATA, Artifacts, TrainingSet, servin
 from isthmus.orchestration.models import cards
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine
+from isthmus.transforms.tables import parquet
+from isthmus.transforms.tables.reaching import reaching
 
 if TYPE_CHECKING:
     from isthmus.distill.distillation import DistillationReport
@@ -193,8 +195,9 @@ def _learn(project: Project, file: str, inputs: Sequence[ModelInput], plan: Plan
     types |= dict.fromkeys(("event_timestamp", "known_at"), UnixTimestamp.spark)
     # An explicit schema: Sail infers none from a file in which any column is a dictionary.
     schema = ", ".join(f"`{name}` {kind}" for name, kind in types.items())
-    with engine.session(project.settings.engine, project.settings.profiles.training.threads) as spark:
-        return learned(spark.read.schema(schema).parquet(file), plan, before)
+    threads = project.settings.profiles.training.threads
+    with reaching("preparation"), engine.session(project.settings.engine, threads) as spark:
+        return learned(parquet.read(spark, file, schema=schema), plan, before)
 
 
 def export(project: Project, name: str | None = None, *, progress: Progress = silent) -> "ExportReport":

@@ -20,6 +20,7 @@ from isthmus.features.files import publish, write_atomically
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.scan import in_lots
 from isthmus.features.offline.store import OfflineStore
+from isthmus.features.paths import require_local
 from isthmus.features.pointintime.asserved import ServedJoin
 from isthmus.features.pointintime.join import BATCH, Join
 from isthmus.features.pointintime.spine import SpineRows, spine_rows
@@ -138,7 +139,7 @@ class TrainingData:
         Raises:
             DataError: as `batches`; or the path is there and no training set.
         """
-        target = Path(path).absolute()
+        target = require_local("training set", path).absolute()
         if target.exists() and not (target / RECORD).is_file():
             raise DataError(f"training set {target}", "something else is there", remedy="name a new folder")
         statistics = [file.read_bytes() for file in like.path.glob(STATISTICS)] if like else []

@@ -1,5 +1,6 @@
 """A training set on disk, found by its record and written again from the tables and the spine of then."""
 
+import glob
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,6 +9,7 @@ from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
+from isthmus.features.paths import require_local
 from isthmus.features.pointintime.spine import SpineRows, spine_rows
 from isthmus.orchestration.artifacts import RECORD, SPINE, TrainingSet, records_folder
 from isthmus.orchestration.project import Project
@@ -46,8 +48,11 @@ def repeat(project: Project, record: str, out: Path | str | None = None, *, join
 
 
 def _find(project: Project, record: str) -> TrainingSet:
-    path = Path(record).absolute()
-    folders = [path.parent if path.name == RECORD else path, *(project.state / "training").glob(f"*/{path.name}")]
+    path = require_local("training set", record).absolute()
+    folders = [
+        path.parent if path.name == RECORD else path,
+        *(project.state / "training").glob(f"*/{glob.escape(path.name)}"),
+    ]
     pointer = records_folder(project) / path.name
     if pointer.is_file():
         folders.append(Path(pointer.read_text()))

@@ -1,17 +1,32 @@
-"""A table's rows as a Parquet file, in types that every engine reads alike."""
+"""Parquet as every engine reads it alike: the types of a table's rows, and the names of files."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from isthmus.features.errors import DataError, first_line
+from isthmus.features.paths import has_pattern, is_url, sail_path, spark_path
 from isthmus.transforms.tables.table import Table, Within
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 _ROWS = 262_144
 """Rows of a group, which is what is in memory."""
 _SIGNED = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20)}
 _LARGE = {pa.large_string(): pa.string(), pa.string_view(): pa.string(), pa.large_binary(): pa.binary(),
           pa.binary_view(): pa.binary(), pa.null(): pa.string(), pa.float16(): pa.float32()}  # fmt: skip
+
+
+def read(spark: "SparkSession", *places: str, schema: str | None = None) -> "DataFrame":
+    """Return the rows of files or folders, named by local paths or URLs. A local path is never a pattern."""
+    if any(has_pattern(place) and not is_url(place) for place in places):
+        # Sail names the version of Spark that it stands for, but answers a query with its own.
+        apache = str(spark.sql("SELECT version()").collect()[0][0]).startswith(spark.version)
+        form = spark_path if apache else sail_path
+        places = tuple(place if is_url(place) else form(place) for place in places)
+    return (spark.read if schema is None else spark.read.schema(schema)).parquet(*places)
 
 
 def schema(source: str, table: Table) -> pa.Schema:

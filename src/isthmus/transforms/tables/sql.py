@@ -129,6 +129,9 @@ def _postgresql(source: Source, address: str) -> Iterator[Table]:
 def _duckdb(source: Source, path: Path, seen: str | None) -> Iterator[Table]:
     with extra("offline"):
         import duckdb
+    if "\\" in str(path):
+        raise DataError(f"source {source.name}", f"DuckDB takes the \\ in {path} for a /",
+                        remedy="rename the file or the folder that has it")  # fmt: skip
     if not path.is_file():
         raise DataError(f"source {source.name}", f"there is no DuckDB file {path}",
                         remedy=f"correct the variable {source.connection}, or bring the file there")  # fmt: skip

@@ -15,6 +15,7 @@ from isthmus.features.definition.spec import FeatureView, Spine
 from isthmus.features.errors import ConfigurationError, DataError, Problem, nearest, one_of
 from isthmus.features.values.arrow import ARROW, null_elements, other_sizes
 from isthmus.transforms.sources import failing_line, first_line
+from isthmus.transforms.tables.reaching import reaching
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -189,9 +190,10 @@ def _batches(place: str, frame: "DataFrame") -> Iterator[pa.Table]:
     plan: Any = frame
     client = plan._session.client
     try:
-        for batch in client.to_table_as_iterator(plan._plan.to_proto(client), plan._plan.observations):
-            if isinstance(batch, pa.Table):
-                yield batch
+        with reaching(place):
+            for batch in client.to_table_as_iterator(plan._plan.to_proto(client), plan._plan.observations):
+                if isinstance(batch, pa.Table):
+                    yield batch
     except PySparkException as error:
         raise DataError(place, f"the engine refused it: {first_line(error)}", remedy=_CORRECT) from error
 

@@ -23,6 +23,7 @@ from isthmus.features.offline.history import ViewHistory, table_schema
 from isthmus.features.offline.scan import in_lots
 from isthmus.features.pointintime.join import BATCH, Join
 from isthmus.transforms.sources import first_line
+from isthmus.transforms.tables.reaching import reaching
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,7 +55,8 @@ def join_files(  # noqa: PLR0913 - options of a join, by name
         rows: of the spine, per task.
 
     Raises:
-        RefusedError: the engine failed, or an executor cannot read a file or lacks this package.
+        RefusedError: the engine failed.
+        DependencyError: an executor cannot open a file that this process can, or lacks this package.
     """
     from pyspark.errors import PySparkException
 
@@ -69,7 +71,8 @@ def join_files(  # noqa: PLR0913 - options of a join, by name
     work = _Work(json.dumps([views, tasks]), str(spine), str(folder), status, rows)
     try:
         # A partition is a single row, the number of its task.
-        spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(work, "rows bigint").toArrow()
+        with reaching("join by the engine"):
+            spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(work, "rows bigint").toArrow()
     except PySparkException as error:
         raise RefusedError(first_line(error)) from error
 

@@ -19,6 +19,7 @@ from isthmus.features.publishing.publish import PART, write_rows
 from isthmus.features.redis.address import without_credentials
 from isthmus.features.redis.connection import answering, connect
 from isthmus.transforms.sources import first_line
+from isthmus.transforms.tables.reaching import reaching
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -55,11 +56,13 @@ def write_online(
     single = Contract(contract.project, {view.name: view}, {}, {}, {})
     columns = rows.select(*(f"`{name}`" for name in table_schema(view).names))
     write = _Write(single.dumps(), view.name, url, horizon)
+    where = f"writing {view.name} to Redis at {without_credentials(url)}"
     try:
-        counted = columns.mapInArrow(write, ", ".join(f"{name} bigint" for name in _COUNTS)).toArrow()
+        with reaching(where):
+            counted = columns.mapInArrow(write, ", ".join(f"{name} bigint" for name in _COUNTS)).toArrow()
     except PySparkException as error:
         raise DependencyError(
-            f"writing {view.name} to Redis at {without_credentials(url)}", f"an executor failed ({first_line(error)})",
+            where, f"an executor failed ({first_line(error)})",
             remedy="run `isthmus materialize` again, which writes only what is missing",
         ) from None  # fmt: skip
     return [WriteCounts(**row) for row in counted.to_pylist()]

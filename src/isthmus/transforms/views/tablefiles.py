@@ -7,6 +7,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from isthmus.features.contract.contract import ViewContract
+from isthmus.transforms.tables import parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,7 +22,7 @@ def history(spark: "SparkSession", view: ViewContract, files: Sequence[str]) -> 
     if not files:
         return spark.createDataFrame([], schema)
     # With a schema, the engine opens no file before it runs, and a column that older files lack is null.
-    return spark.read.schema(schema).parquet(*files)
+    return parquet.read(spark, *files, schema=schema)
 
 
 def files(path: str, version: int, storage_options: Mapping[str, str] | None = None) -> list[str]:
