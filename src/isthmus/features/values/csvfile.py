@@ -4,31 +4,37 @@ The first row names the columns. Lines without a character are not rows, as for 
 """
 
 import csv
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
+from pathlib import Path
+from typing import IO, Any
+from zipfile import BadZipFile, ZipFile
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from isthmus.features.errors import DataError
-from isthmus.features.types import DataType
+from isthmus.features.errors import DataError, first_line
+from isthmus.features.types import DataType, String
 from isthmus.features.values.arrow import ARROW
 
+_REPAIR = "bring the complete file there, or correct its path"
+_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _BLOCK = 1 << 20
 _LARGEST_BLOCK = 2**31 - 1
 _END = b"end"
 """The cells of a row after the last one: it is a part of a cell whose quotation mark is not closed."""
 _FORMS = {
     "Bool": "true, false, 1 or 0", "Int32": "a whole number of 32 bits", "Int64": "a whole number of 64 bits",
-    "Float32": "a number", "Float64": "a number", "String": "text in UTF-8",
-    "UnixTimestamp": "a time with its zone, in microseconds, like 2024-01-01T00:00:00Z",
+    "Float32": "a number of 32 bits", "Float64": "a number of 64 bits", "String": "text in UTF-8",
+    "UnixTimestamp": "a time with its zone, to the microsecond at most, like 2024-01-01T00:00:00Z",
 }  # fmt: skip
 
 
 class CsvFile:
-    """A CSV file whose columns have declared types; a column without one is String.
+    """A CSV file, plain or compressed (`.gz`, `.bz2`, `.zst`, or alone in a `.zip`).
 
     Attributes:
         schema: names and types of the columns.
@@ -36,39 +42,39 @@ class CsvFile:
 
     def __init__(
         self,
-        open_file: Callable[[], pa.NativeFile],
+        path: Path,
         where: str,
         types: Mapping[str, DataType],
         *,
         nulls: Sequence[str] = ("",),
-        remedy: str = "",
+        name: str = "",
+        remedy: Callable[[str], str],
     ) -> None:
         """Read the header.
 
         Args:
-            open_file: opens the file, decompressed.
-            where: what messages call the file.
-            types: column name to type; names that the file does not have are ignored.
+            path: the file.
+            where: the place of an error.
+            types: column name to type; names that the file does not have are ignored, other columns are String.
             nulls: texts of cells that are null, quoted or not.
-            remedy: for a cell that is not of its column's type.
+            name: the file's name in errors, if the place does not have it.
+            remedy: for a column with a cell that is not of its type.
 
         Raises:
-            DataError: the file is empty, or two columns have the same name.
+            DataError: the file is empty or damaged, or two columns have the same name.
         """
-        self._open, self._where, self._nulls, self._remedy = open_file, where, pa.array(nulls, pa.string()), remedy
-        with TextIOWrapper(open_file(), "utf-8-sig", "replace", newline="") as text:
-            try:
-                header = next(filter(None, csv.reader(text)), [])
-            except csv.Error as error:
-                raise DataError(where, f"its first row cannot be read ({error})", expected="CSV") from error
-        if not header or any("\N{REPLACEMENT CHARACTER}" in name for name in header):
-            found = "its first row is not UTF-8" if header else "is empty"
-            raise DataError(where, found, expected="a first row with the names of the columns")
-        if twice := sorted({name for name in header if header.count(name) > 1}):
-            raise DataError(where, f"several columns are called {twice[0]!r}", expected="a name of its own for each",
-                            remedy="rename them in the first row")  # fmt: skip
-        self._types = {name: types.get(name) for name in header}
-        self.schema = pa.schema([(name, ARROW[dtype.name if dtype else "String"]) for name, dtype in self._types.items()])
+        self._path, self._where, self._name, self._remedy = path, where, name and f"{name} ", remedy
+        self._nulls = pa.array(nulls, pa.string())
+        with self._reading(), TextIOWrapper(self._open(), "utf-8-sig", "replace", newline="") as text:
+            header = next(filter(None, csv.reader(text)), [])
+        if not header or any("\N{REPLACEMENT CHARACTER}" in column for column in header):
+            found = "has a first row that is not UTF-8" if header else "cannot be read as CSV (it is empty)"
+            raise self._error(found, "a first row with the names of the columns")
+        if twice := sorted({column for column in header if header.count(column) > 1}):
+            raise self._error(f"has several columns called {twice[0]!r}", "a name of its own for each",
+                              "rename them in the first row")  # fmt: skip
+        self._kinds = [types.get(column, String).name for column in header]
+        self.schema = pa.schema([(column, ARROW[kind]) for column, kind in zip(header, self._kinds, strict=True)])
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Read the rows, in order.
@@ -77,27 +83,26 @@ class CsvFile:
             DataError: a row has more or fewer cells than the header, a cell is not of its column's type, or the last
                 quoted cell does not end. It names the row; the header is row 1.
         """
-        rows = 0
-        last: pa.RecordBatch | None = None
-        for cells in self._cells():
-            if last is not None:
-                yield self._typed(last, rows)
-                rows += len(last)
+        rows, batches = 0, self._cells()
+        last = next(batches)
+        for cells in batches:
+            yield self._typed(last, rows)
+            rows += len(last)
             last = cells
         end = last.slice(len(last) - 1)
         if any(column[0].as_py() != _END for column in end.columns):
-            raise DataError(self._where, f"a quotation mark in row {rows + len(last)} is not closed",
-                            expected="a complete file", remedy="correct that row, or bring the complete file")  # fmt: skip
+            raise self._error(f"ends within a quoted cell of row {rows + len(last)}", "a complete file",
+                              "close the quotation mark in that row, or bring the complete file")  # fmt: skip
         yield self._typed(last.slice(0, len(last) - 1), rows)
 
     def _typed(self, cells: pa.RecordBatch, before: int) -> pa.RecordBatch:
         skipped = 0 if before else 1  # the header
-        columns = zip(cells.slice(skipped).columns, self._types.items(), strict=True)
-        typed = [self._column(column, name, dtype, before + skipped) for column, (name, dtype) in columns]
+        columns = zip(cells.slice(skipped).columns, self.schema.names, self._kinds, strict=True)
+        typed = [self._column(column, name, kind, before + skipped) for column, name, kind in columns]
         return pa.RecordBatch.from_arrays(typed, schema=self.schema)
 
     def _cells(self) -> Iterator[pa.RecordBatch]:
-        """Read the header, the rows and the row of `_END`, as bytes. A row longer than a block makes the blocks grow."""
+        """Read the header, the rows and the row of `_END`, as bytes. Blocks grow until the longest row fits."""
         block, done = _BLOCK, 0
         while True:
             read = 0
@@ -107,40 +112,41 @@ class CsvFile:
                         yield batch.slice(max(0, len(batch) - (read - done)))
                         done = read
             except pa.ArrowInvalid as error:
-                if "straddling" not in str(error) or block == _LARGEST_BLOCK:
+                if "straddling" not in str(error):
                     raise
+                if block == _LARGEST_BLOCK:
+                    raise self._error("has a row of 2 GiB or more", "shorter rows", "split that row") from error
                 block = min(block * 8, _LARGEST_BLOCK)
             else:
                 return
 
     def _blocks(self, size: int) -> Iterator[pa.RecordBatch]:
-        names = [str(n) for n in range(len(self._types))]
+        names = [str(n) for n in range(len(self._kinds))]
         ragged: list[pa.csv.InvalidRow] = []
 
         def refuse(row: pa.csv.InvalidRow) -> str:
             ragged.append(row)
             return "error"
 
-        try:
-            # Only a single thread knows the numbers of rows.
-            yield from pa.csv.open_csv(
-                pa.PythonFile(_Ended(self._open(), b"\n" + b",".join([_END] * len(names))), "r"),
-                pa.csv.ReadOptions(column_names=names, block_size=size, use_threads=False),
-                pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=refuse),
-                pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()), null_values=[]),
-            )
-        except pa.ArrowInvalid as error:
-            if not ragged:
-                raise
-            row = ragged[0]
-            raise DataError(
-                self._where, f"row {row.number} has {row.actual_columns} cells: {row.text[:80]!r}",
-                expected=f"{len(names)} cells, as in the first row",
-                remedy="correct the row; a cell with commas, quotes or line breaks needs quotes around it",
-            ) from error  # fmt: skip
+        end = b"\n" + b",".join([_END] * len(names))
+        with self._reading(), self._open() as file:
+            try:
+                # Only a single thread knows the numbers of rows.
+                yield from pa.csv.open_csv(
+                    pa.PythonFile(_Ended(file, end), "r"),
+                    pa.csv.ReadOptions(column_names=names, block_size=size, use_threads=False),
+                    pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=refuse),
+                    pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()), null_values=[]),
+                )
+            except pa.ArrowInvalid:
+                if not ragged:
+                    raise
+                row = ragged[0]
+                found = f"row {row.number} has {row.actual_columns} cells: {row.text[:80]!r}"
+                remedy = "correct that row; a cell with a comma, a quotation mark or a line break needs quotation marks"
+                raise self._error(found, f"{len(names)}, as in the first row", remedy) from None
 
-    def _column(self, cells: pa.Array, name: str, dtype: DataType | None, before: int) -> pa.Array:
-        kind = dtype.name if dtype else "String"
+    def _column(self, cells: pa.Array, name: str, kind: str, before: int) -> pa.Array:
         with suppress(pa.ArrowInvalid):
             return _convert(cells, kind, self._nulls)
         row, rest = 0, len(cells)
@@ -153,9 +159,30 @@ class CsvFile:
             else:
                 row, rest = row + half, rest - half
         cell = cells[row].as_py().decode(errors="replace")[:80]
-        raise DataError(f"{self._where}, row {before + row + 1}, column {name}", f"cell {cell!r}",
-                        expected=_FORMS[kind] + (f", because it is declared as {kind}" if dtype else ""),
-                        remedy=self._remedy)  # fmt: skip
+        raise self._error(f"row {before + row + 1}, column {name}, is {cell!r}",
+                          f"{kind}: {_FORMS[kind]}", self._remedy(name))  # fmt: skip
+
+    def _error(self, found: str, expected: str, remedy: str = "") -> DataError:
+        return DataError(self._where, self._name + found, expected=expected, remedy=remedy)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowException, csv.Error, BadZipFile, zlib.error, RuntimeError, OSError, EOFError) as error:
+            if "straddling" in str(error):
+                raise
+            raise self._error(f"cannot be read as CSV ({first_line(error)})", "", _REPAIR) from error
+
+    def _open(self) -> Any:
+        if self._path.suffix.lower() != ".zip":
+            return pa.input_stream(str(self._path), compression=_COMPRESSIONS.get(self._path.suffix.lower()))
+        archive = ZipFile(self._path)
+        names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
+        if len(names) != 1:
+            found = f"holds {len(names)} files" + (f" ({', '.join(names[:5])})" if names else "")
+            raise self._error(found, "one CSV file", "put each file into a .zip of its own")
+        return archive.open(names[0])
 
 
 class _Ended:
@@ -163,7 +190,7 @@ class _Ended:
 
     closed = False
 
-    def __init__(self, file: pa.NativeFile, end: bytes) -> None:
+    def __init__(self, file: IO[bytes], end: bytes) -> None:
         self._file, self._end = file, end
 
     def read(self, size: int) -> bytes:

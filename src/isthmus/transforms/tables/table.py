@@ -28,7 +28,9 @@ class Table(Protocol):
 
     place: str
     version: str | None
-    schema: pa.Schema
+
+    @property
+    def schema(self) -> pa.Schema: ...
 
     def batches(self, column: str | None, within: Within) -> Iterator[pa.RecordBatch]:
         """The rows whose `column` lies within, and those without a time; without a column all rows."""
