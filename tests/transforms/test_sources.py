@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from isthmus import ConfigurationError, DataError, DependencyError, Source
+from isthmus import ConfigurationError, DataError, DependencyError, Float64, Int64, Source
 from tests.transforms.conftest import Read
 
 CSV = "carrier,at,delay,share\nAA,2024-01-01T00:00:00Z,5,0.5\nBB,2024-01-02T00:00:00.25Z,NA,\n"
@@ -20,7 +20,8 @@ PARQUET = pa.table({"at": pa.array([0, 1], pa.int64()).cast(UTC_TIME), "x": [1, 
 
 
 def flights(path: str, timestamp: str | None = "at", known: str | None = None) -> Source:
-    return Source("flights", path=path, timestamp=timestamp, known=known, null_values=("", "NA"))
+    types = {} if ".parquet" in path or "." not in path else {"delay": Int64, "share": Float64}
+    return Source("flights", path=path, timestamp=timestamp, known=known, null_values=("", "NA"), types=types)
 
 
 def write_csv(path: Path, text: str = CSV) -> None:

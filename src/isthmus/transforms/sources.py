@@ -23,6 +23,8 @@ from isthmus.features.days import FIRST, LAST
 from isthmus.features.definition.spec import Source
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, nearest, one_of
 from isthmus.features.files import move_atomically, scratch_folder, write_atomically
+from isthmus.features.values.arrow import ARROW
+from isthmus.features.values.csvfile import CsvFile
 from isthmus.transforms.tables import delta, iceberg, objects, parquet, sql
 from isthmus.transforms.tables.table import Table, Within
 
@@ -34,6 +36,7 @@ _NONE: Options = {}
 _PACKAGE = "package:"
 _READ_AS_TEXT = "correct the cell; or read the column as text, types={{{!r}: String}}, and convert it in the transform"
 _REPAIR = "bring the complete file there, or correct the source's path"
+_NAMES = {kind: name for name, kind in ARROW.items()}
 _SAIL_NAME, _SAIL_PART = re.compile(r"ObjectName\(\[.*?\]\)"), re.compile(r'Identifier\("(.*?)"\)')
 _STACK = "Traceback (most recent call last):"
 
@@ -123,6 +126,24 @@ def require_readable(source: Source, root: Path, staging: Path) -> None:
     # Which columns a folder has is for the engine to say: its files may differ.
     if file.is_file():
         _check_times(source, _spark_types(read_schema(file)))
+
+
+def columns(source: Source, root: Path) -> dict[str, str]:
+    """Return the columns of a local source with their types, in a declaration's words where it has one.
+
+    Raises:
+        IsthmusError: as for `read`, as far as no row needs to be read.
+    """
+    if source.path:
+        path = _locate(source, root)
+        if path.is_file() and source.csv:
+            schema = CsvFile(path, f"source {source.name}", source.column_types, name=str(path)).schema
+        else:
+            schema = parquet.Files(source.name, str(path), None, parquet.fragments_of(str(path)), f"{path}/").schema
+    else:
+        with _opened(source, root, _NONE) as table:
+            schema = parquet.schema(source.name, table)
+    return {field.name: _NAMES.get(field.type, str(field.type)) for field in schema}
 
 
 def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFrame":
@@ -270,8 +291,6 @@ def _locate(source: Source, root: Path) -> Path:
 
 
 def _stage(source: Source, path: Path, staging: Path) -> Path:
-    from isthmus.features.values.csvfile import CsvFile
-
     where = f"source {source.name}"
     try:
         with path.open("rb") as content:

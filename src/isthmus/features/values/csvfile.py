@@ -48,7 +48,7 @@ class CsvFile:
         *,
         nulls: Sequence[str] = ("",),
         name: str = "",
-        remedy: Callable[[str], str],
+        remedy: Callable[[str], str] = str,
     ) -> None:
         """Read the header.
 

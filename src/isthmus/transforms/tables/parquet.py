@@ -202,10 +202,8 @@ def _condition(columns: pa.Schema, name: str, within: tuple[int, int]) -> Any:
     kind = columns.field(name).type if name in columns.names else None
     if kind is None or not pa.types.is_timestamp(kind):
         return None
-    limit = _NANOSECONDS if kind.unit == "ns" else 2**63
-    first, end = (
-        pa.scalar(max(-limit, min(at, limit)), pa.int64()).cast(pa.timestamp("us", tz=kind.tz)) for at in within
-    )
+    limit = (2**63 - 1) // (1000 if kind.unit == "ns" else 1)
+    first, end = (pa.scalar(max(-limit, min(at, limit)), pa.timestamp("us", tz=kind.tz)) for at in within)
     time = pc.field(name)
     return time.is_null() | (time >= first) & (time < end)
 
