@@ -185,7 +185,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "naive times of CSV": (
         _text("customer,event_timestamp\n1,2024-01-01T00:00:00\n"),
-        "spine .*spine.csv: cannot be read .*zone.*Write its times with their zone, like 2024-01-01T00:00:00Z"),
+        "spine .*spine.csv: row 2, column event_timestamp, is .*zone.*, like 2024-01-01T00:00:00Z"),
     "no time in a row": (
         _changed("event_timestamp", pa.array([0] * 299 + [None]).cast(pa.timestamp("us", tz="UTC"))),
         "spine, event_timestamp: is null in row 299; expected no null",
@@ -201,9 +201,9 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no query": (lambda _: "UPDATE orders SET late = 0", "no file .*UPDATE .* or a query: one SELECT"),
     "a text that no file can be called": (lambda _: "UPDATE orders SET" + " late = 0," * 500, "there is no file"),
     "a damaged file": (_text("PAR1 and then nothing", "spine.parquet"), "spine .*spine.parquet: cannot be read"),
-    "a damaged CSV": (_text("customer,event_timestamp\n1\n"), "spine .*spine.csv: cannot be read .*Expected 2 columns"),
+    "a damaged CSV": (_text("customer,event_timestamp\n1\n"), "spine .*spine.csv: row 2 has 1 cells"),
     "a wrong value in a CSV": (
-        _text("customer,event_timestamp\nx,2024-01-01T00:00:00Z\n"), "cannot be read .*conversion error to int64"),
+        _text("customer,event_timestamp\nx,2024-01-01T00:00:00Z\n"), "row 2, column customer, is 'x'; expected Int64"),
     "an empty folder": (lambda folder: folder, "holds no Parquet file"),
     "another thing": (lambda _: {"customer": [1]}, "spine: is a dict; expected a pyarrow Table"),
     "a mixed column of pandas": (
