@@ -170,7 +170,7 @@ def test_encrypted_zip(read: Read, tmp_path: Path) -> None:
         ("at,b\n2024-01-01T00:00:00Z,\xff\n", "row 2, column b, is '\ufffd'; expected String: text in UTF-8"),
         (
             "at,b\n2024-01-01T00:00:00Z,1,2\n",
-            "row 2 has 3 cells: .*; expected 2, as in the first row. Correct that row",
+            "row 2 has 3 cells: .*; expected 2, as in the first row. Correct",
         ),
         ('at,b\n2024-01-01T00:00:00Z,"x\n', "ends within a quoted cell of row 2; .*or bring the complete file"),
         ("at,b,at\n", "has several columns called 'at'; .*Rename them in the first row"),
@@ -236,6 +236,7 @@ def test_times_in_nanoseconds_are_read_or_refused_with_a_remedy_that_works(read:
     assert read(flights("f.parquet")).toArrow()["at"].cast(pa.int64()).to_pylist() == [1]
 
 
+DAY = date(2024, 1, 1)
 TWO_FILES: list[tuple[pa.Array, pa.Array, list[Any], str]] = [
     (pa.array([1], pa.int32()), pa.array([2**40]), [1, 2**40], "bigint"),
     (pa.array([1]), pa.array([None], pa.float64()), [1, None], "bigint"),

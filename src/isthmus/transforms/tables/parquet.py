@@ -1,5 +1,6 @@
 """Parquet in types that every engine reads alike: the rows of a table, and files that others have written."""
 
+from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, reduce
@@ -48,7 +49,7 @@ def write(source: str, table: Table, column: str | None, within: Within, file: P
         DataError: the table cannot be read, a value does not fit into its type, or the file cannot be written.
     """
     columns = schema(source, table)
-    batches = (_converted(source, table.place, batch, columns) for batch in table.batches(column, within))
+    batches = (_converted(source, table, batch, columns) for batch in table.batches(column, within))
     try:
         return _write(columns, batches, file)
     except (OSError, pa.ArrowException) as error:
@@ -178,6 +179,10 @@ def _kinds(fragment: Any, footer: Any) -> dict[str, pa.DataType]:
     moments = {column.path for column in map(footer.schema.column, range(footer.num_columns))
                if column.physical_type == "INT96"}  # fmt: skip
     kinds = {field.name: field.type for field in fragment.physical_schema}
+    if hint := (footer.metadata or {}).get(b"ARROW:schema"):
+        # Sail takes such a column for what was written; pyarrow reads it as days.
+        written = pa.ipc.read_schema(pa.py_buffer(b64decode(hint)))
+        kinds |= {field.name: field.type for field in written if pa.types.is_date64(field.type)}
     return kinds | {name: pa.timestamp("ns", tz="UTC") for name in moments & kinds.keys()}
 
 
@@ -208,7 +213,7 @@ def _condition(columns: pa.Schema, name: str, within: tuple[int, int]) -> Any:
     return time.is_null() | (time >= first) & (time < end)
 
 
-def _converted(source: str, place: str, batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
+def _converted(source: str, table: Table, batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
     parts = []
     for field in columns:
         n = batch.schema.get_field_index(field.name)
@@ -218,8 +223,8 @@ def _converted(source: str, place: str, batch: pa.RecordBatch, columns: pa.Schem
         try:
             parts.append(_plain(batch.column(n)).cast(field.type))
         except pa.ArrowException as error:
-            found = f"{place} holds a value that does not fit ({first_line(error)})"
-            fine = "timestamp[ns" in str(batch.schema.field(n).type)
+            found = f"{table.place} holds a value that does not fit ({first_line(error)})"
+            fine = isinstance(table, Files) and "timestamp[ns" in str(batch.schema.field(n).type)
             remedy = _COARSER if fine else "cast it where it is written, or in the query"
             where = f"source {source}, column {field.name}"
             raise DataError(where, found, expected=str(field.type), remedy=remedy) from error
