@@ -218,8 +218,8 @@ def micros(times: Sequence[datetime], where: str) -> Ints:
 def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
     """A column of times as microseconds in UTC; times without a time zone are UTC, as everywhere in Feast."""
     kind = column.type
-    if pa.types.is_null(kind):
-        return column.cast(TIME)
+    if _without_nan(column).null_count == len(column):
+        return pa.chunked_array([pa.nulls(len(column), TIME)])
     if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         raise DataError(where, f"has type {kind}", expected="timestamps")
     try:
