@@ -10,7 +10,8 @@ import pyarrow.dataset as ds
 
 from isthmus.features.errors import DataError, first_line
 from isthmus.features.pointintime.join import BATCH
-from isthmus.features.types import DataType
+from isthmus.features.types import DataType, String
+from isthmus.features.values.arrow import ARROW
 from isthmus.features.values.csvfile import CsvFile
 
 FORMS = (
@@ -106,7 +107,15 @@ def _file(path: Path, types: Mapping[str, DataType]) -> SpineRows:
         data = ds.dataset(path, format="parquet", partitioning="hive")
         if not data.files:
             raise DataError("spine", f"{path} holds no Parquet file")
-        return _dataset(data, path)
+        # Arrow takes the columns of the first file, and guesses the types of those in the names of folders.
+        columns = pa.unify_schemas(
+            [part.physical_schema for part in data.get_fragments()], promote_options="permissive"
+        )
+        folders = [name for name in data.schema.names if name not in columns.names]
+        named = pa.schema([(name, ARROW[types.get(name, String).name]) for name in folders])
+        partitioning = ds.partitioning(named, flavor="hive")
+        columns = pa.unify_schemas([columns, named])
+        return _dataset(ds.dataset(path, columns, format="parquet", partitioning=partitioning), path)
 
 
 def _dataset(data: ds.Dataset, path: Path | None) -> SpineRows:
