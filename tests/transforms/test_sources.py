@@ -1,3 +1,4 @@
+import csv
 import gzip
 import zipfile
 from datetime import UTC, date, datetime
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from isthmus import ConfigurationError, DataError, DependencyError, Float64, Int32, Int64, Source
-from isthmus.transforms import sources
+from isthmus.transforms import engine, sources
 from tests.transforms.conftest import Read
 
 CSV = "carrier,at,delay,share\nAA,2024-01-01T00:00:00Z,5,0.5\nBB,2024-01-02T00:00:00.25Z,NA,\n"
@@ -303,3 +304,25 @@ def test_int96_times_columns_of_some_files_and_folder_names(read: Read, tmp_path
     rows = read(Source("f", "f", timestamp="at")).toArrow().select(["at", "y", "zip"])
     assert rows["at"].cast(pa.int64()).to_pylist() == pa.array(times, UTC_TIME).cast(pa.int64()).to_pylist()
     assert rows.drop_columns("at").to_pylist() == [{"y": None, "zip": "007"}, {"y": 1, "zip": "a/b"}]
+
+
+@pytest.mark.accept
+def test_apache_spark_reads_the_same_rows_of_files(read: Read, tmp_path: Path) -> None:
+    notes = [["007", 'first\r\nsecond, "x"' * 20, f"2024-01-01T00:00:{n % 60:02}Z", str(n)] for n in range(5000)]
+    with (tmp_path / "notes.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["id", "note", "at", "n"], *notes])
+    (tmp_path / "f" / "zip=007").mkdir(parents=True)
+    for n, kind in enumerate([pa.int32(), pa.int64()]):
+        table = pa.table({"x": pa.array([1], kind), "c": pa.array(["a"]).dictionary_encode(), "t": PARQUET["at"][:1]})
+        pq.write_table(table, tmp_path / "f" / "zip=007" / f"{n}.parquet", use_deprecated_int96_timestamps=n == 0)
+    (tmp_path / "g" / "zip=007").mkdir(parents=True)
+    pq.write_table(PARQUET, tmp_path / "g" / "zip=007" / "x.parquet")
+    declared = [Source("notes", "notes.csv", "at", types={"n": Int64}), Source("f", "f", "t"), Source("g", "g", "at")]
+    ours = [read(source) for source in declared]
+    with engine.session("spark") as spark:
+        for source, frame in zip(declared, ours, strict=True):
+            theirs = sources.read(spark, source, tmp_path, tmp_path / "staging")
+            assert theirs.dtypes == frame.dtypes
+            columns = [column for column, _ in frame.dtypes]
+            assert theirs.sort(*columns).toArrow().to_pylist() == frame.sort(*columns).toArrow().to_pylist()
+    assert ours[0].select("note").toArrow()["note"].to_pylist() == [note for _, note, *_ in notes]

@@ -142,7 +142,7 @@ class CsvFile:
                 if not ragged:
                     raise
                 row = ragged[0]
-                found = f"row {row.number} has {row.actual_columns} cells: {row.text[:80]!r}"
+                found = f"row {row.number} has {row.actual_columns} cells: {row.text.removesuffix(end.decode())[:80]!r}"
                 remedy = "correct that row; a cell with a comma, a quotation mark or a line break needs quotation marks"
                 raise self._error(found, f"{len(names)}, as in the first row", remedy) from None
 

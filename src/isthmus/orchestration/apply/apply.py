@@ -45,6 +45,7 @@ def apply(project: Project) -> Applied:
     definitions = project.definitions
     project.require_objectives_of(definitions.contract.views)
     problems, digest = unbuildable(project)
+    types = {} if problems else {source.name: columns(source, project.root) for source in local_sources(project)}
     with project.locked("contract"):
         unreadable = False
         try:
@@ -69,7 +70,6 @@ def apply(project: Project) -> Applied:
     remember(project, digest)
     _withdraw(project, contract)
     current = generations.current or contract
-    types = {source.name: columns(source, project.root) for source in local_sources(project)}
     return Applied(contract.hash, changes, registered, current.hash, types)
 
 

@@ -37,7 +37,7 @@ def schema(source: str, table: Table) -> pa.Schema:
         raise DataError(
             f"source {source}", f"{table.place} has columns that Spark does not read: {', '.join(unread)}",
             expected="times in microseconds, numbers, texts, bytes, and lists of these",
-            remedy="leave them out, or cast them, in the query or in a view of the table",
+            remedy="leave them out, or cast them, where they are written, in the query or in a view of the table",
         )  # fmt: skip
     return pa.schema([pa.field(name, dtype, nullable) for name, dtype, nullable in fields])
 
@@ -113,8 +113,7 @@ class Files:
     def uniform(self) -> bool:
         """Whether engines read the files as they are, and alike."""
         kinds = [_kinds(fragment, footer) for fragment, footer in zip(self._fragments, self._footers, strict=True)]
-        plain = [kind in (_type(kind), None) or kind in _PLAIN or _is_fine(kind) for kind in kinds[0].values()]
-        return all(plain) and all(other == kinds[0] for other in kinds)
+        return all(map(_is_read, kinds[0].values())) and all(other == kinds[0] for other in kinds)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -186,8 +185,11 @@ def _kinds(fragment: Any, footer: Any) -> dict[str, pa.DataType]:
     return kinds | {name: pa.timestamp("ns", tz="UTC") for name in moments & kinds.keys()}
 
 
-def _is_fine(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(kind)) and kind.unit != "ns"
+def _is_read(kind: pa.DataType) -> bool:
+    """Whether engines read a type themselves, as `_type` says, or not at all."""
+    if pa.types.is_timestamp(kind):
+        return bool(kind.unit != "ns")
+    return _type(kind) in (kind, None) or kind in _PLAIN or pa.types.is_fixed_size_binary(kind)
 
 
 def _without_values(footer: Any, name: str) -> bool:
