@@ -7,7 +7,13 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark us
 
 from isthmus import Entity, Expect, FeatureService, Field, Float64, Int64, Source, String, spine, transform
 
-visits = Source("visits", path="data/visits.csv", timestamp="began_at", known="ended_at")
+visits = Source(
+    "visits",
+    path="data/visits.csv",
+    timestamp="began_at",
+    known="ended_at",
+    types={"spent": Float64, "saved": Int64},  # the other columns of a CSV file are text
+)
 visitor = Entity("visitor", join_keys={"visitor": String}, description="Who visits the shop")
 
 

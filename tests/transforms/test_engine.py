@@ -9,7 +9,7 @@ import time
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +23,7 @@ import pyarrow.csv
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
-from isthmus import ConfigurationError, DependencyError, Source
+from isthmus import ConfigurationError, DependencyError
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine, sources
 from isthmus.transforms.views.compute import stream_view
@@ -84,8 +84,8 @@ def compute(name: str, data: Path, known: dict[str, Computed]) -> Computed:
             patch.setenv("TZ", "Asia/Tokyo")
             with engine.session(name) as spark:
                 frames = {
-                    file: sources.read(spark, Source(file, f"{file}.csv", null_values=NULLS), data, data / "staging")
-                    for file in ("flights", "airports")
+                    each.name: sources.read(spark, replace(each, path=f"{each.name}.csv"), data, data / "staging")
+                    for each in declared.sources
                 }
                 table = pa.concat_tables(stream_view(declared, contract, frames)).sort_by(
                     [("carrier", "ascending"), ("event_timestamp", "ascending")]

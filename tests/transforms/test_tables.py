@@ -324,9 +324,12 @@ def test_files_of_objects_are_those_that_engines_see(tmp_path: Path) -> None:
 def test_columns_that_spark_has_no_type_for(tmp_path: Path) -> None:
     for place in _duckdb(tmp_path):
         place.write(ROWS)
-        odd = "SELECT *, TIME '10:00' AS opens, TIMESTAMP_NS '2024-01-01' AS fine, INTERVAL 1 DAY AS within FROM orders"
-        with pytest.raises(DataError, match=r"columns that Spark does not read: opens .*, fine .*, within .*cast them"):
+        odd = "SELECT *, TIME '10:00' AS opens, INTERVAL 1 DAY AS within FROM orders"
+        with pytest.raises(DataError, match=r"columns that Spark does not read: opens .*, within .*cast them"):
             landed(replace(place, source=replace(place.source, sql=odd)), tmp_path)
+        fine = "SELECT *, TIMESTAMP_NS '2024-01-01 00:00:00.000001001' AS fine FROM orders"
+        with pytest.raises(DataError, match=r"column fine: .* a value that does not fit .*lose data.*or in the query"):
+            landed(replace(place, source=replace(place.source, sql=fine)), tmp_path)
 
 
 def test_columns_of_a_database_in_types_of_spark(sail: Any, tmp_path: Path) -> None:

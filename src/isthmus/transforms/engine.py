@@ -86,6 +86,8 @@ def _connect(url: str) -> "Iterator[SparkSession]":
         try:
             spark.conf.set("spark.sql.session.timeZone", "UTC")
             spark.conf.set("spark.sql.ansi.enabled", "true")
+            # A folder `zip=007` is the text 007, as for Sail, and not the number 7.
+            spark.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", "false")
         except PySparkException as error:
             raise _silence(url, first_line(error)) from error
         yield cast("SparkSession", spark)

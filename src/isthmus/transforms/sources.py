@@ -8,12 +8,9 @@ written to Parquet as they are when a build begins.
 import hashlib
 import importlib.util
 import inspect
-import io
 import os
 import re
 import traceback
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,8 +23,10 @@ from isthmus.features import clock
 from isthmus.features.days import FIRST, LAST
 from isthmus.features.definition.spec import Source
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, nearest, one_of
-from isthmus.features.files import publish, write_atomically
+from isthmus.features.files import move_atomically, publish, scratch_folder, write_atomically
 from isthmus.features.paths import UNPRINTED, is_url, require_delta
+from isthmus.features.values.arrow import ARROW
+from isthmus.features.values.csvfile import CsvFile
 from isthmus.transforms.tables import delta, iceberg, objects, parquet, sql
 from isthmus.transforms.tables.reaching import reaching
 from isthmus.transforms.tables.table import Table, Within
@@ -38,7 +37,9 @@ if TYPE_CHECKING:
 Options: TypeAlias = Mapping[str, str]
 _NONE: Options = {}
 _PACKAGE = "package:"
+_READ_AS_TEXT = "correct the cell; or read the column as text, types={{{!r}: String}}, and convert it in the transform"
 _REPAIR = "bring the complete file there, or correct the source's path"
+_NAMES = {kind: name for name, kind in ARROW.items()}
 _SAIL_NAME, _SAIL_PART = re.compile(r"ObjectName\(\[.*?\]\)"), re.compile(r'Identifier\("(.*?)"\)')
 _SKIPPED = re.compile(r"^[_.]|[=:]|" + UNPRINTED.pattern)
 _STACK = "Traceback (most recent call last):"
@@ -132,6 +133,24 @@ def require_readable(source: Source, root: Path, staging: Path) -> None:
         _check_times(source, _spark_types(read_schema(file)))
 
 
+def columns(source: Source, root: Path) -> dict[str, str]:
+    """Return the columns of a local source with their types, in a declaration's words where it has one.
+
+    Raises:
+        IsthmusError: as for `read`, as far as no row needs to be read.
+    """
+    if source.path:
+        path = _locate(source, root)
+        if path.is_file() and source.csv:
+            schema = CsvFile(path, f"source {source.name}", source.column_types, name=str(path)).schema
+        else:
+            schema = parquet.Files(source.name, str(path), None, parquet.fragments_of(str(path)), _folder(path)).schema
+    else:
+        with _opened(source, root, _NONE) as table:
+            schema = parquet.schema(source.name, table)
+    return {field.name: _NAMES.get(field.type, str(field.type)) for field in schema}
+
+
 def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFrame":
     """The rows of a source whose `timestamp` lies in [first, end), in microseconds.
 
@@ -159,7 +178,9 @@ def content(source: Source, root: Path, options: Options = _NONE) -> str | None:
         return None
     path = _locate(source, root)
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    return _hash(repr([(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]))
+    stats = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    # Other types are other rows. Without this, tables from guessed types of earlier versions would count as current.
+    return _hash(repr([*stats, _types(source)] if source.csv else stats))
 
 
 @contextmanager
@@ -185,7 +206,7 @@ def _columns(source: Source, root: Path, staging: Path) -> Path:
         columns = parquet.schema(source.name, table)
     file = staging / f"{source.name}-{_hash(str(columns))}.parquet"
     if not file.exists():
-        write_atomically(file, parquet.empty(columns))
+        write_atomically(file, parquet.content(columns, []))
     return file
 
 
@@ -228,31 +249,38 @@ def _named(name: re.Match[str]) -> str:
 
 
 def _parquet(source: Source, root: Path, staging: Path) -> Path:
-    from pyarrow import dataset
-
     path = file = _locate(source, root)
     if (path / "_delta_log").is_dir():
         # Read as Parquet, it would have the rows that were deleted, too.
         problem = Problem(f"source {source.name}", f"{path} is a Delta table", f'delta="{source.path}"')
         raise ConfigurationError("definitions.py", [problem], remedy="name it with delta= instead of path=")
-    if path.is_file() and path.suffix.lower() in (".csv", ".zip", ".gz"):
-        file = _stage(source, path, staging)
     # Users know the file by its own path, not by that of its staged form.
     where = f"source {source.name}"
+    if is_csv := path.is_file() and source.csv:
+        file = _stage(source, path, staging)
     try:
-        data = dataset.dataset(file, format="parquet")
-        rows = data.count_rows()
+        files = parquet.Files(source.name, str(path), None, parquet.fragments_of(str(file)), _folder(path))
+        rows = files.rows
     except (pa.ArrowException, OSError) as error:
         raise DataError(where, f"{path} cannot be read as Parquet ({first_line(error)})", remedy=_REPAIR) from error
     if rows == 0:
         raise NoRowsError(where, f"{path} holds no row", remedy="bring the data there before a build")
-    fine = [field.name for field in data.schema if pa.types.is_timestamp(field.type) and field.type.unit == "ns"]
-    if fine:
-        raise DataError(
-            where, f"{path} holds times in nanoseconds ({', '.join(fine)}), which Spark does not read",
-            expected="microseconds", remedy='write it with coerce_timestamps="us", as pyarrow and pandas name it',
-        )  # fmt: skip
-    return file if file != path else _plainly_named(source, file, getattr(data, "files", []), staging)
+    if is_csv:
+        return file
+    if files.uniform:
+        return _plainly_named(source, file, files.paths, staging)
+    staged = staging / f"{source.name}-{_hash(f'{path} {content(source, root)}')}.parquet"
+    if not staged.exists():
+        staging.mkdir(parents=True, exist_ok=True)
+        with scratch_folder(staging, source.name) as folder:
+            parquet.write(source.name, files, None, None, folder / "rows")
+            move_atomically(folder / "rows", staged)
+    return staged
+
+
+def _folder(path: Path) -> str:
+    """The folder below which the names of folders are columns, with a slash at its end."""
+    return f"{path if path.is_dir() else path.parent}/"
 
 
 def _plainly_named(source: Source, path: Path, files: Sequence[str], staging: Path) -> Path:
@@ -302,40 +330,31 @@ def _locate(source: Source, root: Path) -> Path:
 
 
 def _stage(source: Source, path: Path, staging: Path) -> Path:
-    from pyarrow import csv, parquet
-
     where = f"source {source.name}"
     try:
-        content = path.read_bytes()
+        with path.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256")
     except OSError as error:
         raise DataError(where, f"{path} cannot be read ({error.strerror})") from error
-    digest = hashlib.sha256(content + repr(tuple(source.null_values)).encode()).hexdigest()[:16]
-    staged = staging / f"{source.name}-{digest}.parquet"
-    if staged.exists():
-        return staged
-    try:
-        if path.suffix.lower() == ".zip":
-            content = _only_file(where, path, content)
-        stream = pa.input_stream(io.BytesIO(content), compression="gzip" if path.suffix.lower() == ".gz" else None)
-        options = csv.ConvertOptions(null_values=list(source.null_values), strings_can_be_null=True)
-        table = csv.read_csv(stream, convert_options=options)
-        # Apache Spark cannot read the type of a column without values: it becomes a text.
-        fields = [field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in table.schema]
-        rows = pa.BufferOutputStream()
-        parquet.write_table(table.cast(pa.schema(fields)), rows, coerce_timestamps="us")
-    except (pa.ArrowException, zipfile.BadZipFile, zlib.error, RuntimeError, OSError, EOFError) as error:
-        raise DataError(where, f"{path} cannot be read as CSV ({first_line(error)})", remedy=_REPAIR) from error
-    write_atomically(staged, rows.getvalue())
+    digest.update(repr((_types(source), tuple(source.null_values))).encode())
+    staged = staging / f"{source.name}-{digest.hexdigest()[:16]}.parquet"
+    if not staged.exists():
+        types, nulls = source.column_types, source.null_values
+        file = CsvFile(path, where, types, nulls=nulls, name=str(path), remedy=_READ_AS_TEXT.format)
+        names = file.schema.names
+        unknown = [
+            Problem(f"{where}, types", f"no column {column!r}{nearest(column, names)}", one_of(names))
+            for column in source.types
+            if column not in names
+        ]
+        if unknown:
+            raise ConfigurationError("definitions.py", unknown)
+        write_atomically(staged, parquet.content(file.schema, file.batches()))
     return staged
 
 
-def _only_file(where: str, path: Path, content: bytes) -> bytes:
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
-        if len(names) != 1:
-            problem = f"{path} holds {len(names)} files" + (f" ({', '.join(names[:5])})" if names else "")
-            raise DataError(where, problem, expected="one CSV file", remedy="put each file into a .zip of its own")
-        return archive.read(names[0])
+def _types(source: Source) -> list[tuple[str, str]]:
+    return sorted((column, dtype.name) for column, dtype in source.column_types.items())
 
 
 def _check_times(source: Source, types: dict[str, str]) -> None:

@@ -90,6 +90,8 @@ def test_order_and_repetition_of_declarations_do_not_matter() -> None:
     "change",
     [
         replace(FLIGHTS, path="s3://elsewhere/flights"),
+        # Models and training sets outlive a declaration of what earlier versions guessed.
+        replace(WEATHER, types={"wind": Float64}),
         replace(CARRIER, description="who flies"),
         replace(DELAYS, description="how late"),
         replace(DELAYS, schema=[replace(field, description="x") for field in DELAYS.schema]),
@@ -323,6 +325,15 @@ def _view(**parts: Any) -> FeatureView:
         (FeatureService("s", []), "service s: has no feature"),
         (FeatureService("s", [_view()[[0]]]), "service s, v: no feature 0"),  # type: ignore[list-item]
         (RequestSource("r", [FIELD], defaults={0: 1}), "request source r, default of 0: there is no such field"),  # type: ignore[dict-item]
+        (_view(sources=[replace(FLIGHTS, types={"n": Int64})]), "source flights, types: stands beside data that have"),
+        (
+            replace(SKY, sources=[FLIGHTS, replace(WEATHER, types={"n": "Int64"})]),  # type: ignore[dict-item]
+            "source weather, types, column n: 'Int64'; expected one of Bool",
+        ),
+        (
+            replace(SKY, sources=[FLIGHTS, replace(WEATHER, types={"at": Int64})]),
+            "source weather, types, column at: Int64; expected UnixTimestamp, or a source without timestamp=",
+        ),
         (_view(sources=[replace(FLIGHTS, null_values="NA")]), "source flights, null_values: 'NA'; expected a list"),
         (
             _view(sources=[replace(FLIGHTS, delta="flights")]),

@@ -151,6 +151,29 @@ def test_types_that_rows_hold_whole(tmp_path: Path, client: redis.Redis, url: st
     assert [type(value["n"]) for value in found["counts"][:2]] == [int, int]
 
 
+def test_a_column_of_nans_is_nulls_of_any_type(tmp_path: Path, client: redis.Redis, url: str) -> None:
+    """pandas writes a column without values as doubles."""
+    types = {
+        f"t{n}": dtype
+        for n, dtype in enumerate(
+            [*TYPES.values(), ft.Json, ft.Uuid, ft.Decimal, *(ft.Array(ft.Bool), ft.Array(ft.UnixTimestamp)),
+             *(dtype for dtype, *_ in WHOLE.values())]
+        )
+    }  # fmt: skip
+    for kind, nothing in [("pandas", float("nan")), ("nans", float("nan")), ("nulls", None)]:
+        client.flushall()
+        store = repository(tmp_path / kind, isthmus(url), offline=OFFLINE, engine=ENGINE)
+        rows = pa.array([nothing] * 3, pa.null() if kind == "nulls" else pa.float64(), from_pandas=kind == "pandas")
+        _of_all_kinds(tmp_path / kind, **dict.fromkeys([*types, "created"], rows))
+        store.apply([DRIVER, view(tmp_path / kind, types)])
+        store.materialize(now() - 6 * HOUR, now())
+        found = read(store, [f"stats:{name}" for name in types], driver=[1, 2, 3])
+        floats = [name for name, dtype in types.items() if dtype in (ft.Float32, ft.Float64)]
+        for name, values in found.items():
+            kept = kind == "nans" and name in floats
+            assert [value is None or (kept and math.isnan(value)) for value in values] == [True] * 3, name
+
+
 def test_a_value_that_does_not_fit_its_type_is_refused(tmp_path: Path, client: redis.Redis, url: str) -> None:
     store = repository(tmp_path, isthmus(url), offline=OFFLINE, engine=ENGINE)
     store.apply([DRIVER, view(tmp_path, {"map": ft.Map, "rate": ft.Float32, "list": ft.Array(ft.Float32)})])

@@ -122,3 +122,19 @@ def test_only_what_has_changed_is_analyzed_again(shop: Shop, project: Open, tmp_
     shop.replace("ttl=timedelta(days=7)", "ttl=timedelta(days=8)")
     assert unbuildable(project(shop))[0] == []
     assert len(calls.read_text()) == 3
+
+
+def test_a_column_that_is_text_unless_declared_is_named_with_the_line_to_write(shop: Shop, project: Open) -> None:
+    assert apply(project(shop)).sources["customers"] == {
+        "customer": "Int64", "joined_at": "UnixTimestamp", "city": "String", "member": "Bool", "born": "Int64",
+        "last_call": "UnixTimestamp",
+    }  # fmt: skip
+    shop.replace('"customer": Int64, "member": Bool, ', "")
+    texts = "a column of a CSV file is text unless types= of its source declares it: customer of customers, city of"
+    key, member = problems(shop, project)
+    assert "type string; expected bigint, because it is declared as Int64. Cast it, or declare its type, like " in key
+    assert f"types={{'customer': Int64}} in a source; {texts}" in key
+    assert f"types={{'member': Bool}} in a source; {texts}" in member
+    shop.replace('"born": Int64, ', "")
+    (refused,) = problems(shop, project)
+    assert f"; nothing was written. {texts[0].upper()}{texts[1:]}" in refused

@@ -558,3 +558,25 @@ def killed_builds(shop: Shop, project: Open, kills: int, longest: float) -> int:
 @pytest.mark.thorough
 def test_a_build_that_is_killed_leaves_old_or_new_rows(reaching: Shop, project: Open) -> None:
     assert killed_builds(reaching, project, KILLS, longest=2.0) > 0
+
+
+def test_a_column_that_becomes_text_is_refused_until_it_is_declared(built: Shop, project: Open) -> None:
+    """As for tables that an earlier version built from guessed types."""
+    file, types = built.root / "data" / "customers.csv", '"born": Int64, "visits": Int64, '
+    header, *lines = file.read_text().splitlines()
+    file.write_text("".join(f"{line}\n" for line in [f"{header},visits", *(f"{line},7" for line in lines[1:])]))
+    built.replace('"born": Int64, ', types)
+    build(project(built), ["customer_facts"])
+    before = stored(built, project, "customer_facts")
+    built.replace('"visits": Int64, ', "")
+    apply(project(built))
+    assert outdated_views(project(built)) == ["customer_facts"]
+    for again in (build, build_range):
+        with pytest.raises(DataError, match=r"source customers: visits \(bigint\) had types when") as caught:
+            again(project(built), ["customer_facts"])
+    assert caught.value.remedy.startswith("write types={'visits': Int64} in the source, or String")
+    built.replace('"born": Int64, ', types)
+    assert outdated_views(project(built)) == []
+    built.replace('"visits": Int64', '"visits": String')
+    build(project(built), ["customer_facts"])
+    assert stored(built, project, "customer_facts")[0].equals(before[0])

@@ -26,7 +26,7 @@ from isthmus.features.definition.spec import (
     is_owner,
 )
 from isthmus.features.errors import Problem, nearest, one_of
-from isthmus.features.types import INPUTS, KEY_TYPES, SCALARS, TYPES, Bytes, DataType
+from isthmus.features.types import INPUTS, KEY_TYPES, SCALARS, TYPES, Bytes, DataType, UnixTimestamp
 
 Declaration = Entity | Source | FeatureView | RequestSource | RequestTransform | FeatureService | Spine
 
@@ -45,6 +45,7 @@ _FUNCTION = (FunctionType, NoneType)
 _PARTS: dict[type, dict[str, tuple[type, ...]]] = {
     Entity: {"join_keys": (Mapping,)},
     Source: {"path": (str,), "timestamp": (str, NoneType), "known": (str, NoneType), "null_values": (str,),
+             "types": (Mapping,),
              "delta": (str,), "iceberg": (str,), "sql": (str,), "connection": (str,), "version_sql": (str,)},
     FeatureView: {"entities": (Entity,), "schema": (Field,), "sources": (Source,), "ttl": (timedelta, NoneType),
                   "delay": (timedelta,), "function": _FUNCTION, "lookback": (timedelta, NoneType),
@@ -191,6 +192,18 @@ class Declarations:
             found = "is no name of an environment variable" if source.connection else "is missing"
             expected = "the name of one that holds the address of the database, not beginning with ISTHMUS_"
             self._wrong(f"{where}, connection", found, expected)
+
+        if source.types and not source.csv:
+            self._wrong(f"{where}, types", "stands beside data that have types of their own",
+                        "types= for a CSV file alone: cast other columns in the transform")  # fmt: skip
+        for column, dtype in source.types.items():
+            if dtype not in SCALARS:
+                self._wrong(f"{where}, types, column {column}", repr(dtype), one_of(map(repr, SCALARS)))
+        for role in ("timestamp", "known"):
+            dtype = source.types.get(getattr(source, role), UnixTimestamp)
+            if dtype != UnixTimestamp:
+                self._wrong(f"{where}, types, column {getattr(source, role)}", repr(dtype),
+                            f"UnixTimestamp, or a source without {role}=")  # fmt: skip
 
     def _key_types(self) -> None:
         # A request names a join key once, however many entities have it.

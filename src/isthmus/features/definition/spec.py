@@ -8,12 +8,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from isthmus.features.clock import MICROSECOND
 from isthmus.features.definition.expectations import Expectation
 from isthmus.features.paths import is_url
-from isthmus.features.types import DataType
+from isthmus.features.types import DataType, UnixTimestamp
 
 OWNER = 'an email address or "team:NAME"'
 _OWNER = re.compile(r"[\w.+-]+@[A-Za-z0-9-]+\.[A-Za-z0-9.-]+|team:.+", re.ASCII)
@@ -81,7 +82,9 @@ class Source:
             read. Relative to the project; `package:NAME/FILE` is a file inside an installed Python package.
         timestamp: column that says when a row became true; must carry a time zone.
         known: column that says when a row could first be used; must carry a time zone.
-        null_values: strings that mean null in a CSV file.
+        null_values: cells of a CSV file that are null, quoted or not.
+        types: column to type, for a CSV file: its other columns are String, but `timestamp` and `known`
+            UnixTimestamp. Not part of the contract: views are built again when they change.
         delta: the folder, relative to the project, or the URL of a Delta table.
         iceberg: an Iceberg table as `CATALOG.NAMESPACE.TABLE`; the catalog is one that pyiceberg is configured for.
         sql: a query, for PostgreSQL or DuckDB.
@@ -96,6 +99,7 @@ class Source:
     timestamp: str | None = None
     known: str | None = None
     null_values: Sequence[str] = ("",)
+    types: Mapping[str, DataType] = field(default_factory=dict, kw_only=True)
     delta: str = field(default="", kw_only=True)
     iceberg: str = field(default="", kw_only=True)
     sql: str = field(default="", kw_only=True)
@@ -106,6 +110,18 @@ class Source:
     def place(self) -> str:
         """Where it is, for people; without a secret."""
         return self.path or self.delta or self.iceberg or f"a query of {self.connection}"
+
+    @property
+    def csv(self) -> bool:
+        """Whether it is a CSV file."""
+        suffixes = [suffix.lower() for suffix in PurePosixPath(self.path).suffixes]
+        return "://" not in self.path and (".csv" in suffixes or suffixes[-1:] in ([".zip"], [".gz"]))
+
+    @property
+    def column_types(self) -> Mapping[str, DataType]:
+        """The columns of a CSV file that are not text by default."""
+        times = [column for column in (self.timestamp, self.known) if column is not None]
+        return {**dict.fromkeys(times, UnixTimestamp), **self.types}
 
     @property
     def local(self) -> bool:

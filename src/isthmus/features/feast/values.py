@@ -129,6 +129,8 @@ def arrow_column(values: pa.ChunkedArray, dtype: FeastType, form: Form, where: s
     """The NumPy form of n values of a declared type; Feast converts those that rows hold as protos."""
     if not form.serialized:
         return from_arrow(typed(values, form.dtype, where), form.dtype)
+    if _without_nan(values).null_count == len(values) and form.kind not in (*_NUMBERS, *_LISTS):
+        return column([_NULL] * len(values), form, where)
     try:
         protos = python_values_to_proto_values(values.to_pylist(maps_as_pydicts="strict"), dtype.to_value_type())
     except (TypeError, ValueError, KeyError, AssertionError) as error:
@@ -216,8 +218,8 @@ def micros(times: Sequence[datetime], where: str) -> Ints:
 def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
     """A column of times as microseconds in UTC; times without a time zone are UTC, as everywhere in Feast."""
     kind = column.type
-    if pa.types.is_null(kind):
-        return column.cast(TIME)
+    if _without_nan(column).null_count == len(column):
+        return pa.chunked_array([pa.nulls(len(column), TIME)])
     if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         raise DataError(where, f"has type {kind}", expected="timestamps")
     try:
@@ -239,6 +241,11 @@ def typed(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.Chu
         column = column.cast(column.type.value_type)
     if column.type == wanted:
         return column
+    if not pa.types.is_floating(wanted):
+        # pandas has NaN for a null, and doubles for a column without values, whatever its type.
+        column = _without_nan(column)
+        if column.null_count == len(column):
+            return pa.chunked_array([pa.nulls(len(column), wanted)])
     if dtype.name == "UnixTimestamp":
         return moments(column, where)
     if not _alike(column.type, wanted):
@@ -248,6 +255,10 @@ def typed(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.Chu
         return _cast(column, wanted)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(where, f"has a value that does not fit ({error})", expected=f"{dtype}, as declared") from None
+
+
+def _without_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.if_else(pc.is_nan(column), None, column) if pa.types.is_floating(column.type) else column
 
 
 def is_time(time: datetime | None) -> bool:

@@ -6,18 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv
 import pyarrow.dataset as ds
 
 from isthmus.features.errors import DataError, first_line
 from isthmus.features.paths import require_local
 from isthmus.features.pointintime.join import BATCH
+from isthmus.features.types import DataType, String
+from isthmus.features.values.arrow import ARROW
+from isthmus.features.values.csvfile import CsvFile
 
 FORMS = (
     "a pyarrow Table, RecordBatchReader or Dataset, a pandas DataFrame, a Polars DataFrame or LazyFrame, or a path to "
     "Parquet or CSV"
 )
+_AS_TABLE = "correct the cell; or read the file yourself, with column {} as you want it, and pass the table"
 SQL = "a query: one SELECT, and nothing else"
 
 
@@ -59,18 +61,18 @@ class SpineRows:
                 yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
-def spine_rows(spine: object, keys: Mapping[str, pa.DataType]) -> SpineRows:
+def spine_rows(spine: object, types: Mapping[str, DataType]) -> SpineRows:
     """The rows of a spine in any of its forms.
 
     Args:
         spine: as the user passes it.
-        keys: types of the join keys, which a CSV file does not tell: "007" may be a text.
+        types: types of the columns of a CSV file, which does not tell them: "007" may be text. Other columns are text.
 
     Raises:
         DataError: it has none of the forms, or cannot be read.
     """
     if isinstance(spine, str | Path):
-        return _file(require_local("spine", spine), keys)
+        return _file(require_local("spine", spine), types)
     if isinstance(spine, pa.RecordBatch):
         spine = pa.Table.from_batches([spine])
     if isinstance(spine, pa.Table):
@@ -85,13 +87,13 @@ def spine_rows(spine: object, keys: Mapping[str, pa.DataType]) -> SpineRows:
         return _lazy(spine)
     with _reading(None):
         if library == "pandas":
-            return spine_rows(pa.Table.from_pandas(spine, preserve_index=False), keys)
+            return spine_rows(pa.Table.from_pandas(spine, preserve_index=False), types)
         if hasattr(spine, "__arrow_c_stream__"):
-            return spine_rows(pa.table(spine), keys)
+            return spine_rows(pa.table(spine), types)
     raise DataError("spine", f"is a {type(spine).__name__}", expected=FORMS)
 
 
-def _file(path: Path, keys: Mapping[str, pa.DataType]) -> SpineRows:
+def _file(path: Path, types: Mapping[str, DataType]) -> SpineRows:
     try:
         path = path.resolve()
         exists = path.exists()
@@ -101,33 +103,27 @@ def _file(path: Path, keys: Mapping[str, pa.DataType]) -> SpineRows:
         raise DataError("spine", f"there is no file {str(path)[:200]}", expected=f"a path to Parquet or CSV, or {SQL}")
     with _reading(path):
         if path.is_file() and ".csv" in [suffix.lower() for suffix in path.suffixes]:
-            types = {**keys, "event_timestamp": pa.timestamp("us", tz="UTC")}
-            form = ds.CsvFileFormat(
-                parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
-                convert_options=pyarrow.csv.ConvertOptions(column_types=types),
-            )
-            rows = _dataset(ds.dataset(path, format=form), path)
-            return SpineRows(rows.schema, lambda: map(_without_blanks, rows.batches()), path=path)
+            file = CsvFile(path, f"spine {path}", types, remedy=_AS_TABLE.format)
+            return SpineRows(file.schema, file.batches, path=path)
         # For a file, Arrow would make columns of the folders above it that have a "=" in their names.
         data = ds.dataset(path, format="parquet", partitioning=None if path.is_file() else "hive")
         if not data.files:
             raise DataError("spine", f"{path} holds no Parquet file")
-        return _dataset(data, path)
+        # Arrow takes the columns of the first file, and guesses the types of those in the names of folders.
+        columns = pa.unify_schemas(
+            [part.physical_schema for part in data.get_fragments()], promote_options="permissive"
+        )
+        folders = [name for name in data.schema.names if name not in columns.names]
+        named = pa.schema([(name, ARROW[types.get(name, String).name]) for name in folders])
+        partitioning = ds.partitioning(named, flavor="hive")
+        columns = pa.unify_schemas([columns, named])
+        return _dataset(ds.dataset(path, columns, format="parquet", partitioning=partitioning), path)
 
 
 def _dataset(data: ds.Dataset, path: Path | None) -> SpineRows:
     return SpineRows(
         data.schema, lambda: data.to_batches(batch_size=BATCH, batch_readahead=4, fragment_readahead=1), path=path
     )
-
-
-def _without_blanks(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Empty cells as nulls. Arrow's own setting would also turn "NA", a valid key, into null."""
-    columns = [
-        pc.if_else(pc.equal(column, ""), None, column) if pa.types.is_string(column.type) else column
-        for column in batch.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def _lazy(frame: Any) -> SpineRows:
@@ -164,6 +160,4 @@ def _reading(path: Path | None) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, TypeError, ValueError) as error:
         found = f"cannot be read ({first_line(error)})"
-        # Arrow's own advice is for whoever reads the file, not for whoever writes it.
-        remedy = "write its times with their zone, like 2024-01-01T00:00:00Z" if "a zone offset" in found else ""
-        raise DataError(f"spine {path}" if path else "spine", found, remedy=remedy) from error
+        raise DataError(f"spine {path}" if path else "spine", found) from error

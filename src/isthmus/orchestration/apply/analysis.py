@@ -25,10 +25,10 @@ def unbuildable(project: Project) -> tuple[list[Problem], str]:
     """
     definitions = project.definitions
     declarations: list[FeatureView | Spine] = [*definitions.views.values(), *definitions.spines.values()]
-    local = {source.name: source for each in declarations for source in each.sources if source.local}
     problems: list[Problem] = []
     contents: dict[str, list[str | None]] = {}
-    for source in local.values():
+    local = local_sources(project)
+    for source in local:
         with _collecting(problems):
             contents[source.name] = [source.place, sources.content(source, project.root, project.storage_options)]
     parts = {"contract": definitions.contract.hash, "engine": project.settings.engine, "sources": contents}
@@ -36,7 +36,14 @@ def unbuildable(project: Project) -> tuple[list[Problem], str]:
     with suppress(OSError):
         if _note(project).read_text(encoding="utf-8") == digest and not problems:
             return [], digest
-    return problems + _of_engine(project, declarations, [local[name] for name in contents]), digest
+    return problems + _of_engine(project, declarations, [source for source in local if source.name in contents]), digest
+
+
+def local_sources(project: Project) -> list[Source]:
+    """Return the sources of views and spines whose columns show without a connection, each once."""
+    definitions = project.definitions
+    declarations: list[FeatureView | Spine] = [*definitions.views.values(), *definitions.spines.values()]
+    return [*{source.name: source for each in declarations for source in each.sources if source.local}.values()]
 
 
 def remember(project: Project, digest: str) -> None:

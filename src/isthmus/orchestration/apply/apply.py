@@ -11,9 +11,10 @@ from isthmus.features.errors import ConfigurationError, ContractMismatch, DataEr
 from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.snapshot.kept import disclosed, kept_views
 from isthmus.features.snapshot.shelf import Shelf
-from isthmus.orchestration.apply.analysis import remember, unbuildable
+from isthmus.orchestration.apply.analysis import local_sources, remember, unbuildable
 from isthmus.orchestration.apply.switch import register
 from isthmus.orchestration.project import Project
+from isthmus.transforms.sources import columns
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,15 @@ class Applied:
     """The hash of the new contract, what changed, a sentence each, and the registered Feast objects.
 
     `current` is the hash of the contract that servers answer under. If it is another, the new contract follows it once
-    `build` and `materialize` have written its rows, and Feast's objects are registered then.
+    `build` and `materialize` have written its rows, and Feast's objects are registered then. `sources` has the columns
+    of each local source with their types.
     """
 
     contract: str
     changes: list[str]
     registered: list[str]
     current: str
+    sources: dict[str, dict[str, str]]
 
 
 def apply(project: Project) -> Applied:
@@ -42,6 +45,7 @@ def apply(project: Project) -> Applied:
     definitions = project.definitions
     project.require_objectives_of(definitions.contract.views)
     problems, digest = unbuildable(project)
+    types = {} if problems else {source.name: columns(source, project.root) for source in local_sources(project)}
     with project.locked("contract"):
         unreadable = False
         try:
@@ -66,7 +70,7 @@ def apply(project: Project) -> Applied:
     remember(project, digest)
     _withdraw(project, contract)
     current = generations.current or contract
-    return Applied(contract.hash, changes, registered, current.hash)
+    return Applied(contract.hash, changes, registered, current.hash, types)
 
 
 def _withdraw(project: Project, contract: Contract) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -20,6 +20,7 @@ from isthmus.features.offline.spool import Spool
 from isthmus.features.offline.store import Prepared, Written
 from isthmus.features.progress import Progress, silent
 from isthmus.features.quality.validation import Finding
+from isthmus.features.types import SCALARS, String
 from isthmus.orchestration.build import lookback
 from isthmus.orchestration.frames import landed_sources, source_frames, view_names
 from isthmus.orchestration.project import Project
@@ -162,6 +163,7 @@ class _Run:
         )
         schemas = {name: dict(frames[name].dtypes) for name in sorted(source.name for source in view.sources)}
         self.origin = Origin(schemas, _content(view, contents))
+        _require_types(view, self._before(), schemas)
 
     def build(self, within: Days, step: int, progress: Progress) -> Written:
         """Computes and writes the days of a range that are not built yet."""
@@ -223,11 +225,17 @@ class _Run:
 
     def _missing_columns(self) -> Iterator[tuple[str, str, str]]:
         """Columns of sources, with their types, that the table was built from and that are gone."""
-        with suppress(DataError):
-            before = self.store.commit(self.compiled)
-            for source, types in before.origin.schemas.items() if before else ():
-                for column in types.keys() - self.origin.schemas.get(source, types).keys():
-                    yield source, column, types[column]
+        before = self._before()
+        for source, types in before.origin.schemas.items() if before else ():
+            for column in types.keys() - self.origin.schemas.get(source, types).keys():
+                yield source, column, types[column]
+
+    def _before(self) -> Commit | None:
+        """The table as it is; None if there is none, or it is damaged, which is for others to report."""
+        try:
+            return self.store.commit(self.compiled)
+        except DataError:
+            return None
 
 
 def _new_days(view: FeatureView, commit: Commit | None, now: int) -> Days | None:
@@ -238,6 +246,25 @@ def _new_days(view: FeatureView, commit: Commit | None, now: int) -> Days | None
     # Rows may be sparse, so that the last one lies before the last build; or lie in the future, and so behind it.
     end = min(max(begun) * DAY, commit.until or now)
     return Days(day_of(end - view.lateness // MICROSECOND), day_of(now) + 1)
+
+
+def _require_types(view: FeatureView, before: Commit | None, schemas: Mapping[str, Mapping[str, str]]) -> None:
+    """Refuse text in columns of CSV files that had guessed types when the table was built: values would change."""
+    for source in view.sources:
+        was, now = before.origin.schemas.get(source.name, {}) if before else {}, schemas[source.name]
+        guessed = {
+            column: kind
+            for column, kind in was.items()
+            if source.csv and kind != "string" == now.get(column) and column not in source.types
+        }
+        if guessed:
+            kinds = ", ".join(f"{column} ({kind})" for column, kind in guessed.items())
+            types = {column: next((t for t in SCALARS if t.spark == kind), String) for column, kind in guessed.items()}
+            raise DataError(
+                f"source {source.name}", f"{kinds} had types when {view.name} was built, and are text now",
+                expected="types for the columns of a CSV file that are not text",
+                remedy=f"write types={types} in the source, or String for a column that is to be text",
+            )  # fmt: skip
 
 
 def _refuse_retyped(view: FeatureView, before: Commit | None, origin: Origin) -> None:

@@ -33,8 +33,10 @@ def apply(
         present(changes, lambda: map(Paragraph, changes.lines()), as_json=as_json)
         return
     from isthmus.orchestration.apply.apply import apply as run
+    from isthmus.orchestration.cli.screens.report import apply_blocks
 
-    present(asdict(run(open_project(project))), as_json=as_json)
+    report = asdict(run(open_project(project)))
+    present(report, partial(apply_blocks, report), as_json=as_json)
 
 
 @verbs.command()

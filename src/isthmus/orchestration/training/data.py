@@ -24,7 +24,7 @@ from isthmus.features.paths import require_local
 from isthmus.features.pointintime.asserved import ServedJoin
 from isthmus.features.pointintime.join import BATCH, Join
 from isthmus.features.pointintime.spine import SpineRows, spine_rows
-from isthmus.features.values.arrow import ARROW
+from isthmus.features.types import TYPES, DataType, UnixTimestamp
 from isthmus.orchestration.artifacts import (
     DATA,
     RECORD,
@@ -214,7 +214,7 @@ def training_data(
         tables = _tables(project, contract, offline, histories)
         rows, name = spine_from_sql(spine, tables, project.settings.profiles.training.threads), "SQL"
     else:
-        rows = spine_rows(spine, key_types(histories))
+        rows = spine_rows(spine, column_types(contract, histories))
         name = str(rows.path) if rows.path else "rows"
     computed = request_columns(project, contract, selection.computed)
     origin = TrainingOrigin(contract.hash, name, histories, selection.stored, status, computed)
@@ -357,6 +357,17 @@ def _tables(
     return tables
 
 
-def key_types(histories: Sequence[ViewHistory]) -> dict[str, pa.DataType]:
-    """The Arrow types of the join keys of views."""
-    return {column.name: ARROW[column.dtype.name] for history in histories for column in history.view.keys}
+def column_types(contract: Contract, histories: Sequence[ViewHistory]) -> dict[str, DataType]:
+    """The types of columns of a spine: join keys, request fields, and labels and times of declared spines.
+
+    A name that two declarations give different types is left out.
+    """
+    declared: dict[str, set[str]] = {}
+    inputs = [(column.name, column.dtype.name) for name in contract.services for column in contract.raw_inputs(name)]
+    for spine in contract.spines.values():
+        inputs += [(name, dtype) for name, dtype, *_ in (*spine["request"], spine["label"])]
+    for name, dtype in inputs:
+        declared.setdefault(name, set()).add(dtype)
+    types = {name: TYPES[kinds.pop()] for name, kinds in declared.items() if len(kinds) == 1}
+    types |= {column.name: column.dtype for history in histories for column in history.view.keys}
+    return types | dict.fromkeys(("event_timestamp", "known_at"), UnixTimestamp)

@@ -1,9 +1,11 @@
 """A training set on disk, found by its record and written again from the tables and the spine of then."""
 
 import glob
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import DataError, RequestError
@@ -11,9 +13,11 @@ from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.paths import require_local
 from isthmus.features.pointintime.spine import SpineRows, spine_rows
-from isthmus.orchestration.artifacts import RECORD, SPINE, TrainingSet, records_folder
+from isthmus.features.types import TYPES
+from isthmus.features.values.arrow import ARROW
+from isthmus.orchestration.artifacts import DATA, RECORD, SPINE, TrainingSet, records_folder
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.training.data import HashedSpine, TrainingOrigin, data_of, key_types
+from isthmus.orchestration.training.data import HashedSpine, TrainingOrigin, column_types, data_of
 from isthmus.orchestration.training.requestcolumns import RequestColumns, request_columns
 
 
@@ -31,7 +35,7 @@ def repeat(project: Project, record: str, out: Path | str | None = None, *, join
     offline = project.offline_store()
     histories = [history_of(offline, past, name) for name in past.features]
     try:
-        spine = _spine(past, histories)
+        spine = _spine(project, past, histories)
         hashed = HashedSpine(spine)
         sha256 = hashed.read()
     except DataError as error:
@@ -67,10 +71,15 @@ def _find(project: Project, record: str) -> TrainingSet:
                        expected="the folder of a training set, its record, or its id")  # fmt: skip
 
 
-def _spine(past: TrainingSet, histories: list[ViewHistory]) -> SpineRows:
+def _spine(project: Project, past: TrainingSet, histories: list[ViewHistory]) -> SpineRows:
     """The rows of the spine: from the file they came from, or from beside the record."""
     if past.spine_file:
-        return spine_rows(Path(past.spine_file), key_types(histories))
+        types = column_types(project.definitions.contract, histories)
+        # A column of a CSV file has the type that it had then, whatever is declared now.
+        with suppress(OSError, pa.ArrowException):
+            then = pq.read_schema(past.path / DATA)
+            types |= {field.name: TYPES[name] for field in then for name in TYPES if ARROW[name] == field.type}
+        return spine_rows(Path(past.spine_file), types)
     file = past.path / SPINE
     try:
         with pa.ipc.open_stream(file) as stream:

@@ -2,24 +2,22 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
-
-import pyarrow as pa
 
 from isthmus.features.definition.spec import Source
 from isthmus.features.errors import ConfigurationError, DataError, Problem, extra
-from isthmus.transforms.tables.table import Table, Within, reading
+from isthmus.transforms.tables.parquet import Files, fragments_of
+from isthmus.transforms.tables.table import Table, reading
 
 SCHEMES = ("s3://", "s3a://")
 
 
-class _Objects:
+class _Objects(Files):
     def __init__(self, source: Source, options: Mapping[str, str]) -> None:
-        import pyarrow.dataset as ds
         import pyarrow.fs as fs
         from deltalake.fs import DeltaStorageHandler
 
-        self.place, self._source = source.path, source.name
         folder, _, name = source.path.rstrip("/").rpartition("/")
         storage = fs.PyFileSystem(DeltaStorageHandler(folder, dict(options)))
         found = storage.get_file_info(name)
@@ -34,20 +32,14 @@ class _Objects:
         if not files:
             raise DataError(f"source {source.name}", f"there is nothing at {source.path}",
                             remedy="correct path= of the source, or bring it there")  # fmt: skip
-        self.version: str | None = repr([(each.path, each.size, each.mtime_ns) for each in files])
-        self._data: Any = ds.dataset([each.path for each in files], format="parquet", filesystem=storage)
-        self.schema = self._data.schema
+        version = repr([(each.path, each.size, each.mtime_ns) for each in files])
+        fragments = fragments_of([each.path for each in files], filesystem=storage)
+        super().__init__(source.name, source.path, version, fragments, name)
 
-    def batches(self, column: str | None, within: Within) -> Iterator[pa.RecordBatch]:
-        import pyarrow.compute as pc
-
-        wanted = None
-        if column and within:
-            time = pc.field(column)
-            first, end = (pa.scalar(at, pa.timestamp("us", tz="UTC")) for at in within)
-            wanted = time.is_null() | (time >= first) & (time < end)
+    @cached_property
+    def _footers(self) -> list[Any]:
         with reading(self._source, self.place):
-            yield from self._data.to_batches(filter=wanted, batch_readahead=2, fragment_readahead=1)
+            return super()._footers
 
 
 @contextmanager

@@ -1,13 +1,18 @@
-"""Parquet as every engine reads it alike: the types of a table's rows, and the names of files."""
+"""Parquet in types and names that every engine reads alike: the rows of a table, and files that others wrote."""
 
+from base64 import b64decode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 
 from isthmus.features.errors import DataError, first_line
 from isthmus.features.paths import has_pattern, is_url, sail_path, spark_path
-from isthmus.transforms.tables.table import Table, Within
+from isthmus.transforms.tables.table import Table, Within, reading
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -16,7 +21,12 @@ _ROWS = 262_144
 """Rows of a group, which is what is in memory."""
 _SIGNED = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20)}
 _LARGE = {pa.large_string(): pa.string(), pa.string_view(): pa.string(), pa.large_binary(): pa.binary(),
-          pa.binary_view(): pa.binary(), pa.null(): pa.string(), pa.float16(): pa.float32()}  # fmt: skip
+          pa.binary_view(): pa.binary(), pa.null(): pa.string(), pa.float16(): pa.float32(),
+          pa.date64(): pa.date32()}  # fmt: skip
+_PLAIN = (pa.large_string(), pa.large_binary(), pa.string_view(), pa.binary_view())
+_NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+_COARSER = ("write the file with pyarrow's or pandas' coerce_timestamps='us', allow_truncated_timestamps=True, "
+            "which cuts these times to microseconds")  # fmt: skip
 
 
 def read(spark: "SparkSession", *places: str, schema: str | None = None) -> "DataFrame":
@@ -41,7 +51,7 @@ def schema(source: str, table: Table) -> pa.Schema:
         raise DataError(
             f"source {source}", f"{table.place} has columns that Spark does not read: {', '.join(unread)}",
             expected="times in microseconds, numbers, texts, bytes, and lists of these",
-            remedy="leave them out, or cast them, in the query or in a view of the table",
+            remedy="leave them out, or cast them, where they are written, in the query or in a view of the table",
         )  # fmt: skip
     return pa.schema([pa.field(name, dtype, nullable) for name, dtype, nullable in fields])
 
@@ -50,42 +60,200 @@ def write(source: str, table: Table, column: str | None, within: Within, file: P
     """Writes the rows whose `column` lies within, and those without a time; returns how many.
 
     Raises:
-        DataError: the table cannot be read, or the file cannot be written.
+        DataError: the table cannot be read, a value does not fit into its type, or the file cannot be written.
     """
+    columns = schema(source, table)
+    batches = (_converted(source, table, batch, columns) for batch in table.batches(column, within))
+    try:
+        return _write(columns, batches, file)
+    except (OSError, pa.ArrowException) as error:
+        problem = f"{table.place} cannot be brought to {file.parent} ({first_line(error)})"
+        raise DataError(f"source {source}", problem, remedy="mend that, then run it again") from error
+
+
+def content(columns: pa.Schema, batches: Iterable[pa.RecordBatch]) -> bytes:
+    """Return a Parquet file with these rows."""
+    file = pa.BufferOutputStream()
+    _write(columns, batches, file)
+    return bytes(file.getvalue())
+
+
+def _write(columns: pa.Schema, batches: Iterable[pa.RecordBatch], file: Path | pa.NativeFile) -> int:
     # Late: with it comes pandas, which takes a third of a second.
     from pyarrow import parquet
 
     from isthmus.features.offline.scan import in_lots
 
-    columns, rows = schema(source, table), 0
-    try:
-        with parquet.ParquetWriter(file, columns) as writer:
-            for lot in in_lots(table.batches(column, within), _ROWS):
-                writer.write_table(
-                    pa.table(
-                        [_plain(part).cast(to) for part, to in zip(lot.columns, columns.types, strict=True)], columns
-                    )
-                )
-                rows += len(lot)
-    except (OSError, pa.ArrowException) as error:
-        problem = f"{table.place} cannot be brought to {file.parent} ({first_line(error)})"
-        raise DataError(f"source {source}", problem, remedy="mend that, then run it again") from error
+    rows = 0
+    with parquet.ParquetWriter(file, columns) as writer:
+        for lot in in_lots(batches, _ROWS):
+            writer.write_table(lot)
+            rows += len(lot)
     return rows
 
 
-def empty(columns: pa.Schema) -> bytes:
-    """A file with these columns and no row."""
-    from pyarrow import parquet
+def fragments_of(paths: str | Sequence[str], filesystem: Any = None) -> list[Any]:
+    """Return the files of a folder, or those at the paths, in order."""
+    import pyarrow.dataset as ds
 
-    file = pa.BufferOutputStream()
-    parquet.write_table(columns.empty_table(), file)
-    return bytes(file.getvalue())
+    # Arrow's nanoseconds would not hold all times of an INT96.
+    form = ds.ParquetFileFormat(read_options=ds.ParquetReadOptions(coerce_int96_timestamp_unit="us"))
+    data = ds.dataset(paths, format=form, filesystem=filesystem)
+    return sorted(data.get_fragments(), key=lambda fragment: str(fragment.path))
 
 
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if not isinstance(column.type, pa.BaseExtensionType):
-        return column
-    return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+class Files:
+    """Parquet files as one table: its columns are those of all files, in types that hold the values of all.
+
+    Attributes:
+        place: where they are, for messages.
+        version: what identifies their rows.
+    """
+
+    def __init__(self, source: str, place: str, version: str | None, fragments: Sequence[Any], root: str) -> None:
+        self.place, self.version, self._source, self._root, self._fragments = place, version, source, root, fragments
+
+    @cached_property
+    def _footers(self) -> list[Any]:
+        with ThreadPoolExecutor(16) as threads:
+            return list(threads.map(lambda fragment: fragment.metadata, self._fragments))
+
+    @property
+    def paths(self) -> list[str]:
+        """The files, in order."""
+        return [str(fragment.path) for fragment in self._fragments]
+
+    @property
+    def rows(self) -> int:
+        """The number of rows in all files."""
+        return sum(footer.num_rows for footer in self._footers)
+
+    @cached_property
+    def uniform(self) -> bool:
+        """Whether engines read the files as they are, and alike."""
+        kinds = [_kinds(fragment, footer) for fragment, footer in zip(self._fragments, self._footers, strict=True)]
+        return all(map(_is_read, kinds[0].values())) and all(other == kinds[0] for other in kinds)
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns.
+
+        Raises:
+            DataError: a column has values of types in several files that no type holds.
+        """
+        found: dict[str, dict[pa.DataType, str]] = {}
+        empty: dict[str, pa.DataType] = {}
+        for fragment, footer in zip(self._fragments, self._footers, strict=True):
+            for name, kind in _kinds(fragment, footer).items():
+                plain = _type(kind) or kind
+                types = found.setdefault(name, {})
+                if not pa.types.is_null(kind):
+                    empty[name] = plain
+                    if not _without_values(footer, name):
+                        types.setdefault(plain, fragment.path)
+            for name in self._partition(fragment):
+                found.setdefault(name, {}).setdefault(pa.string(), fragment.path)
+        return pa.schema(
+            [(name, self._one(name, kinds) if kinds else empty.get(name, pa.string())) for name, kinds in found.items()]
+        )
+
+    def batches(self, column: str | None, within: Within) -> Iterator[pa.RecordBatch]:
+        """The rows, in the types of each file."""
+        for fragment in self._fragments:
+            wanted = _condition(fragment.physical_schema, column, within) if column and within else None
+            with reading(self._source, self.place):
+                for batch in fragment.to_batches(filter=wanted, batch_readahead=2):
+                    for name, value in self._partition(fragment).items():
+                        batch = batch.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(batch)))
+                    yield batch
+
+    def _partition(self, fragment: Any) -> Mapping[str, str | None]:
+        """The columns in the names of a file's folders, as text: engines guess their types in different ways."""
+        folders = fragment.path.removeprefix(self._root).split("/")[:-1]
+        pairs = [folder.partition("=") for folder in folders if "=" in folder]
+        return {name: None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value) for name, _, value in pairs}
+
+    def _one(self, name: str, kinds: Mapping[pa.DataType, str]) -> pa.DataType:
+        # Whole numbers fit beside decimals and floating-point numbers, as far as the values do.
+        others = {next((n for n, test in enumerate(_NUMBERS) if test(kind)), kind) for kind in kinds} - {0}
+        if len(kinds) > 1 and others not in (set(), {1}, {2}):
+            (first, at), (second, other) = list(kinds.items())[:2]
+            raise DataError(
+                f"source {self._source}, column {name}", f"has type {first} in {at} and {second} in {other}",
+                expected="one type in all files", remedy=f"write the second file again, with {name} cast to {first}",
+            )  # fmt: skip
+        return reduce(_wider, kinds)
+
+
+def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    if pa.types.is_floating(one) != pa.types.is_floating(other):
+        return pa.float64()
+    fields = [pa.schema([("", kind)]) for kind in (one, other)]
+    return pa.unify_schemas(fields, promote_options="permissive").field(0).type
+
+
+def _kinds(fragment: Any, footer: Any) -> dict[str, pa.DataType]:
+    """The types of a file's columns. An INT96 is a moment, as for Spark, which wrote it."""
+    moments = {column.path for column in map(footer.schema.column, range(footer.num_columns))
+               if column.physical_type == "INT96"}  # fmt: skip
+    kinds = {field.name: field.type for field in fragment.physical_schema}
+    if hint := (footer.metadata or {}).get(b"ARROW:schema"):
+        # Sail takes such a column for what was written; pyarrow reads it as days.
+        written = pa.ipc.read_schema(pa.py_buffer(b64decode(hint)))
+        kinds |= {field.name: field.type for field in written if pa.types.is_date64(field.type)}
+    return kinds | {name: pa.timestamp("ns", tz="UTC") for name in moments & kinds.keys()}
+
+
+def _is_read(kind: pa.DataType) -> bool:
+    """Whether engines read a type themselves, as `_type` says, or not at all."""
+    if pa.types.is_timestamp(kind):
+        return bool(kind.unit != "ns")
+    return _type(kind) in (kind, None) or kind in _PLAIN or pa.types.is_fixed_size_binary(kind)
+
+
+def _without_values(footer: Any, name: str) -> bool:
+    """Whether a file's statistics say that all values of a column are null."""
+    for column in range(footer.num_columns):
+        if footer.schema.column(column).path == name:
+            groups = [footer.row_group(n) for n in range(footer.num_row_groups)]
+            parts = [(group.num_rows, group.column(column).statistics) for group in groups]
+            return all(part is not None and part.has_null_count and part.null_count == rows for rows, part in parts)
+    return False
+
+
+def _condition(columns: pa.Schema, name: str, within: tuple[int, int]) -> Any:
+    """The rows of a time range, and those without a time. It only saves reading: None where types have other ranges."""
+    import pyarrow.compute as pc
+
+    kind = columns.field(name).type if name in columns.names else None
+    if kind is None or not pa.types.is_timestamp(kind):
+        return None
+    limit = (2**63 - 1) // (1000 if kind.unit == "ns" else 1)
+    first, end = (pa.scalar(max(-limit, min(at, limit)), pa.timestamp("us", tz=kind.tz)) for at in within)
+    time = pc.field(name)
+    return time.is_null() | (time >= first) & (time < end)
+
+
+def _converted(source: str, table: Table, batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
+    parts = []
+    for field in columns:
+        n = batch.schema.get_field_index(field.name)
+        if n < 0 or batch.column(n).null_count == len(batch):
+            parts.append(pa.nulls(len(batch), field.type))
+            continue
+        try:
+            parts.append(_plain(batch.column(n)).cast(field.type))
+        except pa.ArrowException as error:
+            found = f"{table.place} holds a value that does not fit ({first_line(error)})"
+            fine = isinstance(table, Files) and "timestamp[ns" in str(batch.schema.field(n).type)
+            remedy = _COARSER if fine else "cast it where it is written, or in the query"
+            where = f"source {source}, column {field.name}"
+            raise DataError(where, found, expected=str(field.type), remedy=remedy) from error
+    return pa.RecordBatch.from_arrays(parts, schema=columns)
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    return column.storage if isinstance(column.type, pa.BaseExtensionType) else column
 
 
 def _type(dtype: pa.DataType) -> pa.DataType | None:
@@ -96,7 +264,9 @@ def _type(dtype: pa.DataType) -> pa.DataType | None:
     if pa.types.is_dictionary(dtype):
         return _type(dtype.value_type)
     if pa.types.is_timestamp(dtype):
-        return None if dtype.unit == "ns" else pa.timestamp("us", tz=dtype.tz and "UTC")
+        return pa.timestamp("us", tz=dtype.tz and "UTC")
+    if pa.types.is_decimal(dtype):
+        return pa.decimal128(dtype.precision, dtype.scale) if dtype.precision <= 38 else None
     if pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype):
         element = _type(dtype.value_type)
         return None if element is None else pa.list_(element)

@@ -23,12 +23,15 @@ class Table(Protocol):
     Attributes:
         place: where it is, for messages; without a secret.
         version: what identifies its rows; None if nothing does.
-        schema: of its rows, in the types of its own system.
     """
 
     place: str
     version: str | None
-    schema: pa.Schema
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns, in the types of its own system."""
+        ...
 
     def batches(self, column: str | None, within: Within) -> Iterator[pa.RecordBatch]:
         """The rows whose `column` lies within, and those without a time; without a column all rows."""

@@ -48,7 +48,7 @@ def stream_view(
         frame = frame.where(event.isNull() | (event >= clock.moment(within[0])) & (event < clock.moment(within[1])))
     identity = [*(key.name for key in contract.keys), *_TIMES]
     nulls = _Nulls(f"view {view.name}", identity)
-    for batch in _batches(place, frame):
+    for batch in _batches(place, frame, _remedy(view, frames)):
         table = _typed(place, batch, columns, identity)
         if "known_at" not in table.column_names:
             known = pc.add(table["event_timestamp"], pa.scalar(contract.delay, pa.duration("us")))
@@ -69,7 +69,7 @@ def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa
     """
     where = f"spine {spine.name}"
     place, frame = _frame(where, spine, columns, frames)
-    tables = [table for table in _batches(place, frame) if len(table)]
+    tables = [table for table in _batches(place, frame, _remedy(spine, frames)) if len(table)]
     if not tables:
         raise _no_row(place)
     table = _typed(place, pa.concat_tables(tables), columns, ["event_timestamp"])
@@ -154,7 +154,7 @@ def _frame(
     except Exception as error:  # user code may raise anything
         failure = f"its function failed{failing_line(error, function)} with {type(error).__name__}: "
         message, expected = _explained(first_line(error), declaration, frames)
-        raise DataError(place, failure + message, expected=expected, remedy=_CORRECT) from error
+        raise DataError(place, failure + message, expected=expected, remedy=_remedy(declaration, frames)) from error
     if not isinstance(frame, DataFrame):
         problem = Problem(place, f"its function returned {type(frame).__name__}", "a PySpark DataFrame")
         raise ConfigurationError("definitions.py", [problem])
@@ -163,12 +163,32 @@ def _frame(
             for name, standard in zip((source.timestamp, source.known), _TIMES, strict=True):
                 if name is not None and name in frame.columns and standard not in frame.columns:
                     frame = frame.withColumnRenamed(name, standard)
-        _check_schema(place, frame, columns, declaration)
+        _check_schema(place, frame, columns, declaration, frames)
         times = [name for name in _TIMES if name in frame.columns]
         return place, frame.select(*(column.name for column in columns), *times)
     except PySparkException as error:
         message, expected = _explained(first_line(error), declaration, frames)
-        raise DataError(place, f"the engine refused it: {message}", expected=expected, remedy=_CORRECT) from error
+        raise DataError(
+            place, f"the engine refused it: {message}", expected=expected, remedy=_remedy(declaration, frames)
+        ) from error
+
+
+def _remedy(declaration: FeatureView | Spine, frames: Frames) -> str:
+    texts = _texts(declaration, frames)
+    return f"{_CORRECT}. {texts[0].upper()}{texts[1:]}" if texts else _CORRECT
+
+
+def _texts(declaration: FeatureView | Spine, frames: Frames) -> str:
+    """A hint at the columns of CSV files that are text because nothing else is declared; empty without such columns."""
+    undeclared = [
+        f"{name} of {source.name}"
+        for source in declaration.sources
+        if source.csv
+        for name, kind in frames[source.name].dtypes
+        if kind == "string" and name not in source.types
+    ]
+    hint = "a column of a CSV file is text unless types= of its source declares it: "
+    return hint + ", ".join(undeclared) if undeclared else ""
 
 
 def _explained(message: str, declaration: FeatureView | Spine, frames: Frames) -> tuple[str, str]:
@@ -183,7 +203,7 @@ def _explained(message: str, declaration: FeatureView | Spine, frames: Frames) -
     return message, f"columns that there are: {listed}"
 
 
-def _batches(place: str, frame: "DataFrame") -> Iterator[pa.Table]:
+def _batches(place: str, frame: "DataFrame", remedy: str) -> Iterator[pa.Table]:
     """The result of an engine in batches: `toArrow` would collect all of it in memory first."""
     from pyspark.errors import PySparkException
 
@@ -195,7 +215,7 @@ def _batches(place: str, frame: "DataFrame") -> Iterator[pa.Table]:
                 if isinstance(batch, pa.Table):
                     yield batch
     except PySparkException as error:
-        raise DataError(place, f"the engine refused it: {first_line(error)}", remedy=_CORRECT) from error
+        raise DataError(place, f"the engine refused it: {first_line(error)}", remedy=remedy) from error
 
 
 def _no_row(place: str) -> DataError:
@@ -224,7 +244,9 @@ def _typed(place: str, table: pa.Table, columns: Sequence[Column], identity: Seq
     return table.cast(pa.schema([(name, types[name]) for name in table.column_names]))
 
 
-def _check_schema(place: str, frame: "DataFrame", columns: Sequence[Column], declaration: FeatureView | Spine) -> None:
+def _check_schema(
+    place: str, frame: "DataFrame", columns: Sequence[Column], declaration: FeatureView | Spine, frames: Frames
+) -> None:
     types = dict(frame.dtypes)
     names = frame.columns
     problems = [
@@ -245,6 +267,8 @@ def _check_schema(place: str, frame: "DataFrame", columns: Sequence[Column], dec
                 f"{expected}, because it is declared as {column.dtype.name}",
                 "cast it, or declare its type",
             )
+            if types[column.name] == "string" and (texts := _texts(declaration, frames)):
+                remedy += f", like types={{{column.name!r}: {column.dtype}}} in a source; {texts}"
             problems.append(Problem(place, wrong, because, remedy))
     for name in _TIMES:
         if name not in types:
@@ -258,6 +282,8 @@ def _check_schema(place: str, frame: "DataFrame", columns: Sequence[Column], dec
         elif types[name] != "timestamp":
             zone = "has no time zone (timestamp_ntz)" if types[name] == "timestamp_ntz" else f"has type {types[name]}"
             remedy = "convert it with to_utc_timestamp, a number with timestamp_seconds, _millis or _micros"
+            if types[name] == "string" and (texts := _texts(declaration, frames)):
+                remedy = f"declare it, like types={{{name!r}: UnixTimestamp}} in a source; {texts}"
             problems.append(Problem(place, f"its column {name!r} {zone}", "timestamp", remedy))
     if problems:
         raise ConfigurationError("definitions.py", problems)

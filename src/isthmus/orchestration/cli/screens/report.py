@@ -23,6 +23,15 @@ def report_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
                       for key, value in report.items()])  # fmt: skip
 
 
+def apply_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
+    """The report of `apply`, with a line of columns and their types for each source."""
+    sources = {
+        f"source {name}": ", ".join(f"{column} {kind}" for column, kind in columns.items())
+        for name, columns in report["sources"].items()
+    }
+    yield from report_blocks({**{key: value for key, value in report.items() if key != "sources"}, **sources})
+
+
 def _items(values: Sequence[Any]) -> str:
     if len(values) > 6:
         return f"{len(values)}"
