@@ -40,7 +40,7 @@ def test_a_url_is_no_local_path() -> None:
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_delta_table_is_refused_where_deltalake_fails(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="table: path: deltalake cannot use .* Rename it"):
+    with pytest.raises(ConfigurationError, match=r"table: path: deltalake cannot use .* Rename it"):
         require_delta("table", str(tmp_path / f"a{name}b" / "t"), "rename it")
 
 

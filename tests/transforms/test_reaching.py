@@ -37,7 +37,7 @@ _UNREACHED = {
     ),
     "(java.lang.RuntimeException) java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem "
     "not found\n": "this Spark does not read such URLs (Class org.apache.hadoop.fs.s3a.S3AFileSystem not found)",
-    "Traceback\nModuleNotFoundError: No module named 'isthmus'\n": "the executors do not have the Python module isthmus",
+    "\nModuleNotFoundError: No module named 'isthmus'\n": "the executors do not have the Python module isthmus",
 }
 
 
@@ -59,7 +59,7 @@ def test_the_error_says_what_could_not_be_reached_and_what_to_do(said: str, tmp_
      "ModuleNotFoundError: No module named 'nowhere'", "[DIVIDE_BY_ZERO] Division by zero."],
 )  # fmt: skip
 def test_what_this_process_lacks_too_stays_as_it_is(said: str) -> None:
-    with pytest.raises(PySparkException, match="nowhere|ZERO"), reaching("join"):
+    with pytest.raises(PySparkException, match=r"nowhere|ZERO"), reaching("join"):
         raise PySparkException(said)
 
 
@@ -96,5 +96,5 @@ def test_spark_says_so_of_files_that_it_does_not_see(cluster: "SparkSession", tm
 @pytest.mark.parametrize("scheme", ["s3", "s3a"])
 def test_spark_says_so_of_a_storage_that_it_does_not_know(cluster: "SparkSession", scheme: str, tmp_path: Path) -> None:
     source = Source("rows", path=f"{scheme}://bucket/rows.parquet")
-    with pytest.raises(DependencyError, match="source rows: this Spark does not read such URLs .* hadoop-aws"):
+    with pytest.raises(DependencyError, match=r"source rows: this Spark does not read such URLs .* hadoop-aws"):
         sources.read(cluster, source, tmp_path, tmp_path / "staging")
