@@ -13,10 +13,7 @@ from tests.commandline import run
 from tests.orchestration.shop import Shop
 
 _WORDS = ("folder", "file", "parquet", "package", "page here", "where to write")
-_OTHER = {
-    "init example", "deploy shadow", "deploy canary", "attribute runtime", "rollback to", "attribute precision",
-    "attribute end", "build end",
-}  # fmt: skip
+_OTHER = {"attribute precision"}
 """Parameters whose help has such a word, and whose values are no path."""
 
 
