@@ -51,13 +51,15 @@ def test_a_url_is_refused_and_nothing_is_written(words: list[str], parameter: ob
     assert not list(tmp_path.iterdir())
 
 
-def test_settings_refuse_what_takes_no_url(shop: Shop) -> None:
+def test_settings_refuse_what_takes_no_url(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value, said in [
         ("ISTHMUS_PACKAGES__SIGNING_KEY", "s3://bucket/key.pem", "a local path, not a URL"),
         ("ISTHMUS_PACKAGES__PUBLIC_KEY", "s3://bucket/key.pem", "a local path, not a URL"),
         ("ISTHMUS_STORES__OFFLINE", "s3://bucket/c#", "deltalake cannot use 's3://bucket/c#', because of the '#'"),
     ]:
-        done = run("status", "--project", str(shop.root), **{name: value})
+        monkeypatch.setenv(name, value)
+        done = run("status", "--project", str(shop.root))
+        monkeypatch.delenv(name)
         assert done.returncode == 2
         assert said in done.stderr
 

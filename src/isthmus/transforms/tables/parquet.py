@@ -1,17 +1,20 @@
 """Parquet as every engine reads it alike: the types of a table's rows, and the names of files."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import pyarrow as pa
 
 from isthmus.features.errors import DataError, first_line
-from isthmus.features.paths import has_pattern, is_url, sail_path, spark_path
+from isthmus.features.paths import is_url
 from isthmus.transforms.tables.table import Table, Within
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_PATTERN = re.compile(r"[*?\[\]{}\\]")
 _ROWS = 262_144
 """Rows of a group, which is what is in memory."""
 _SIGNED = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20)}
@@ -21,11 +24,14 @@ _LARGE = {pa.large_string(): pa.string(), pa.string_view(): pa.string(), pa.larg
 
 def read(spark: "SparkSession", *places: str, schema: str | None = None) -> "DataFrame":
     """Return the rows of files or folders, named by local paths or URLs. A local path is never a pattern."""
-    if any(has_pattern(place) and not is_url(place) for place in places):
-        # Sail names the version of Spark that it stands for, but answers a query with its own.
+    if any(_PATTERN.search(place) and not is_url(place) for place in places):
+        # Sail names the version of Spark that it stands for, but answers a query with its own. It reads patterns in
+        # plain paths, and escapes in URLs; Apache Spark reads patterns everywhere, and no escapes in URLs.
         apache = str(spark.sql("SELECT version()").collect()[0][0]).startswith(spark.version)
-        form = spark_path if apache else sail_path
-        places = tuple(place if is_url(place) else form(place) for place in places)
+        places = tuple(
+            place if is_url(place) else _PATTERN.sub(r"\\\g<0>", place) if apache else f"file://{quote(place)}"
+            for place in places
+        )
     return (spark.read if schema is None else spark.read.schema(schema)).parquet(*places)
 
 
