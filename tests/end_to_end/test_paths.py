@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+from isthmus.features.errors import ConfigurationError
+from isthmus.features.pointintime.spine import spine_rows
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
+from isthmus.orchestration.graph.instance import dagster_home
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import write_training_set
 from tests.commandline import run
@@ -83,3 +87,55 @@ def _walk(root: Path, name: str) -> None:
     assert joined.table().select(["k", "v__x"]).to_pylist() == [{"k": "a", "v__x": 5}]
     again = write_training_set(Project(root), like=str(out))
     assert again.id == joined.id
+
+
+@pytest.mark.parametrize(("folder", "name"), [("c# {a,b}*%?='é", "[1]*?{a,b}%2F#\\|^=:' \"\n漢")])
+def test_odd_names_from_sources_to_a_training_set(folder: str, name: str, tmp_path: Path) -> None:
+    _walk(tmp_path / folder, name)
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_every_name(what: str, name: str, tmp_path: Path) -> None:
+    root = tmp_path / (f"p{name}p" if what == "folder" else "p")
+    if what == "folder" and name in REFUSED:
+        _check_refused(root)
+    else:
+        _walk(root, "z" if what == "folder" else name)
+
+
+@pytest.mark.parametrize("name", ["a%2Fx", "a[1]", "a\\b", "a\nb"])
+def test_a_project_in_a_folder_of_no_delta_table_is_refused(name: str, tmp_path: Path) -> None:
+    _check_refused(tmp_path / name)
+
+
+def _check_refused(root: Path) -> None:
+    _write(root, "z")
+    before = sorted(root.rglob("*"))
+    for verb in ("apply", "build", "materialize", "status"):
+        done = run(verb, "--project", str(root))
+        assert done.returncode == 2, done.stderr
+        assert "ename the folder" in done.stderr
+        assert "remove" not in done.stderr
+    assert sorted(root.rglob("*")) == before
+
+
+def test_the_remedy_for_such_a_folder_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISTHMUS_STORES__OFFLINE", str(tmp_path / "tables"))
+    _walk(tmp_path / "job_feature%2Fx[1]", "z")
+
+
+def test_a_spine_in_a_file_has_no_columns_of_the_folders_above_it(tmp_path: Path) -> None:
+    file = tmp_path / "k=7" / "label=1" / "spine.parquet"
+    file.parent.mkdir(parents=True)
+    pq.write_table(_rows("a", 0), file)
+    assert spine_rows(file, {}).schema.names == ["k", "ts", "x"]
+    assert spine_rows(file.parents[1], {}).schema.names == ["k", "ts", "x", "label"]
+
+
+def test_dagster_is_refused_where_its_databases_would_lie_elsewhere(tmp_path: Path) -> None:
+    _write(tmp_path / "a?b", "z")
+    with pytest.raises(ConfigurationError, match=r"Dagster's databases cannot lie in .* Rename the folder"):
+        dagster_home(Project(tmp_path / "a?b"))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a?b"]

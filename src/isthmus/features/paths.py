@@ -3,12 +3,10 @@
 import os
 import re
 from pathlib import Path
-from urllib.parse import quote
 
 from isthmus.features.errors import ConfigurationError, Problem, RequestError
 
 _URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*://")
-_PATTERN = re.compile(r"[*?\[\]{}\\]")
 _DELTA = re.compile(r"%[0-9A-Fa-f]{2}|[][^|\\\x00-\x1f\x7f\ud800-\udfff]")
 UNPRINTED = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 """Control characters, and bytes that are not UTF-8."""
@@ -29,21 +27,6 @@ def require_local(where: str, place: Path | str) -> Path:
         raise RequestError(where, f"{place} is a URL", expected="a local path",
                            remedy="use a local folder, and copy it with the tool of the storage")  # fmt: skip
     return Path(place)
-
-
-def sail_path(path: str) -> str:
-    """A local path for Sail, which reads patterns in plain paths, and escapes in URLs."""
-    return f"file://{quote(path)}"
-
-
-def spark_path(path: str) -> str:
-    """A local path for Apache Spark, which reads patterns everywhere, and no escapes in URLs."""
-    return _PATTERN.sub(r"\\\g<0>", path)
-
-
-def has_pattern(path: str) -> bool:
-    """Whether an engine would take a path for a pattern of several paths."""
-    return bool(_PATTERN.search(path))
 
 
 def require_delta(where: str, place: str, remedy: str) -> str:

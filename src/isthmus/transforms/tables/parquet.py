@@ -1,22 +1,24 @@
 """Parquet in types and names that every engine reads alike: the rows of a table, and files that others wrote."""
 
+import re
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
 from isthmus.features.errors import DataError, first_line
-from isthmus.features.paths import has_pattern, is_url, sail_path, spark_path
+from isthmus.features.paths import is_url
 from isthmus.transforms.tables.table import Table, Within, reading
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_PATTERN = re.compile(r"[*?\[\]{}\\]")
 _ROWS = 262_144
 """Rows of a group, which is what is in memory."""
 _SIGNED = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20)}
@@ -31,11 +33,14 @@ _COARSER = ("write the file with pyarrow's or pandas' coerce_timestamps='us', al
 
 def read(spark: "SparkSession", *places: str, schema: str | None = None) -> "DataFrame":
     """Return the rows of files or folders, named by local paths or URLs. A local path is never a pattern."""
-    if any(has_pattern(place) and not is_url(place) for place in places):
-        # Sail names the version of Spark that it stands for, but answers a query with its own.
+    if any(_PATTERN.search(place) and not is_url(place) for place in places):
+        # Sail names the version of Spark that it stands for, but answers a query with its own. It reads patterns in
+        # plain paths, and escapes in URLs; Apache Spark reads patterns everywhere, and no escapes in URLs.
         apache = str(spark.sql("SELECT version()").collect()[0][0]).startswith(spark.version)
-        form = spark_path if apache else sail_path
-        places = tuple(place if is_url(place) else form(place) for place in places)
+        places = tuple(
+            place if is_url(place) else _PATTERN.sub(r"\\\g<0>", place) if apache else f"file://{quote(place)}"
+            for place in places
+        )
     return (spark.read if schema is None else spark.read.schema(schema)).parquet(*places)
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from isthmus.features.errors import DependencyError
 
-_SAIL = 'set engine = "sail", which runs on this machine'
 _FILE = re.compile(
     r"Path does not exist: (?:file:)?(.+?)(?:\. SQLSTATE|$)"
     r"|reading file (?:file:/*)?(/.+?)\. File does not exist"
     r"|(?:FileNotFound|Permission)Error: (?:\[Errno \d+\][^:]*: '?)?(/.+?)'?$"
-    r"|Failed to open local file '(?P<new>.+?)'",
+    r"|Failed to open local file '((?P<folder>.+)/.+?)'",
     re.MULTILINE,
 )
+"""A file that is to be written is not there yet, but its folder is."""
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 _SCHEME = re.compile(r"(No FileSystem for scheme \"(?P<scheme>\w+)\"|Class org\.apache\.hadoop\.fs\.s3a\S+ not found)")
 
@@ -39,28 +39,21 @@ def reaching(where: str) -> Iterator[None]:
 
 
 def _unreached(where: str, said: str) -> DependencyError | None:
-    if found := _SCHEME.search(said):
-        setting = "" if found["scheme"] is None else (
-            f", and set spark.hadoop.fs.{found['scheme']}.impl to org.apache.hadoop.fs.s3a.S3AFileSystem"
-        )  # fmt: skip
-        return DependencyError(
-            where, f"this Spark does not read such URLs ({found[0]})", passes=False,
-            remedy=f"start its server with hadoop-aws, of the version of its Hadoop, in spark.jars.packages{setting}; "
-            f"or {_SAIL}",
-        )  # fmt: skip
-    if (found := _MODULE.search(said)) and find_spec(found[1]) is not None:
-        return DependencyError(
-            where, f"the executors do not have the Python module {found[1]}, though this process does", passes=False,
-            remedy=f"install it in the Python that they run, PYSPARK_PYTHON, or add its folder to their PYTHONPATH; "
-            f"or {_SAIL}",
-        )  # fmt: skip
-    found = _FILE.search(said)
-    path = Path(next(filter(None, found.groups()))) if found else None
-    # A file that is to be written is not there yet.
-    if found is None or path is None or not (path.parent if found["new"] else path).exists():
+    if storage := _SCHEME.search(said):
+        found = f"this Spark does not read such URLs ({storage[0]})"
+        remedy = "start its server with hadoop-aws, of the version of its Hadoop, in spark.jars.packages"
+        if scheme := storage["scheme"]:
+            remedy += f", and set spark.hadoop.fs.{scheme}.impl to org.apache.hadoop.fs.s3a.S3AFileSystem"
+    elif (module := _MODULE.search(said)) and find_spec(module[1]) is not None:
+        found = f"the executors do not have the Python module {module[1]}, though this process does"
+        remedy = "install it in the Python that they run, PYSPARK_PYTHON, or add its folder to their PYTHONPATH"
+    elif (file := _FILE.search(said)) and Path(file["folder"] or next(filter(None, file.groups()))).exists():
+        found = f"the engine cannot open {next(filter(None, file.groups()))}, though this process can"
+        remedy = (
+            "mount that folder, with the same path and the permission to use it, where Spark's driver and its "
+            "executors run"
+        )
+    else:
         return None
-    return DependencyError(
-        where, f"the engine cannot open {path}, though this process can", passes=False,
-        remedy="mount that folder, with the same path and the permission to use it, where Spark's driver and its "
-        f"executors run; or {_SAIL}",
-    )  # fmt: skip
+    remedy += '; or set engine = "sail", which runs on this machine'
+    return DependencyError(where, found, remedy=remedy, passes=False)

@@ -1,0 +1,69 @@
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from isthmus.features.errors import ConfigurationError, RequestError
+from isthmus.features.paths import is_url, require_delta, require_local
+from tests.end_to_end.test_paths import NAMES, REFUSED
+
+_TABLE = """
+import sys
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+
+rows, place = pa.table({"x": [1], "day": ["a"]}), sys.argv[1]
+for _ in range(2):
+    write_deltalake(place, rows, partition_by=["day"], mode="append")
+write_deltalake(DeltaTable(place), rows, mode="overwrite", predicate="day = 'a'")
+assert DeltaTable(place).to_pyarrow_table().num_rows == 1
+DeltaTable(place).optimize.compact()
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [("s3://b/x", True), ("S3A://b", True), (" gs://b", True), ("/a://b", False), ("data/x", False), ("a:b", False),
+     ("SELECT 's3://b'", False), ("package:NAME/x", False)],
+)  # fmt: skip
+def test_what_is_a_url(place: str, expected: bool) -> None:
+    assert is_url(place) == expected
+
+
+def test_a_url_is_no_local_path() -> None:
+    with pytest.raises(RequestError, match="out: s3://bucket/set is a URL; expected a local path"):
+        require_local("out", "s3://bucket/set")
+    assert require_local("out", "sets/a") == Path("sets/a")
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_delta_table_is_refused_where_deltalake_fails(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"table: path: deltalake cannot use .* Rename it"):
+        require_delta("table", str(tmp_path / f"a{name}b" / "t"), "rename it")
+
+
+def test_a_link_to_such_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a[1]").mkdir()
+    (tmp_path / "plain").symlink_to("a[1]")
+    with pytest.raises(ConfigurationError, match="because of the '\\['"):
+        require_delta("table", str(tmp_path / "plain" / "t"), "rename it")
+
+
+@pytest.mark.parametrize("url", ["s3://b/c#", "s3://b/c?x", "s3://b/a%20b", "s3://b/[1]"])
+def test_a_url_is_refused_that_deltalake_would_cut(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="deltalake cannot use"):
+        require_delta("stores.offline", url, "rename it")
+    assert require_delta("stores.offline", "s3://bucket/shop v2", "rename it") == "s3://bucket/shop v2"
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize("name", NAMES)
+def test_deltalake_still_fails_at_the_names_that_are_refused_and_at_no_other(name: str, tmp_path: Path) -> None:
+    # In a process of its own: some of these names are a panic, which prints to the terminal.
+    folder = tmp_path / f"a{name}b"
+    folder.mkdir()
+    done = subprocess.run([sys.executable, "-c", _TABLE, str(folder / "t")], capture_output=True, check=False)
+    shutil.rmtree(folder)
+    assert (done.returncode != 0) == (name in REFUSED), done.stderr

@@ -1,0 +1,77 @@
+"""Every option and argument that names a file says that it takes no URL, and refuses one."""
+
+from pathlib import Path
+
+import pytest
+import typer
+
+from isthmus.features.errors import RequestError
+from isthmus.orchestration.cli import cli
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.training.record import repeat
+from tests.commandline import run
+from tests.orchestration.shop import Shop
+
+_WORDS = ("folder", "file", "parquet", "package", "page here", "where to write")
+_OTHER = {"attribute precision"}
+"""Parameters whose help has such a word, and whose values are no path."""
+
+
+def _parameters() -> list[tuple[list[str], object]]:
+    found: list[tuple[list[str], object]] = []
+    waiting: list[tuple[list[str], object]] = [([], typer.main.get_command(cli.app))]
+    for words, command in waiting:
+        found += [(words, parameter) for parameter in command.params]  # type: ignore[attr-defined]
+        waiting += [([*words, name], part) for name, part in getattr(command, "commands", {}).items()]
+    return [(words, parameter) for words, parameter in found if words]
+
+
+PARAMETERS = _parameters()
+PATHS = [(words, p) for words, p in PARAMETERS if "A local path, not a URL." in (getattr(p, "help", "") or "")]
+
+
+def test_no_other_parameter_is_a_path() -> None:
+    for words, parameter in PARAMETERS:
+        if (words, parameter) in PATHS:
+            continue
+        name = " ".join([*words, parameter.name])  # type: ignore[attr-defined]
+        about = (getattr(parameter, "help", "") or "").lower()
+        assert parameter.type.name not in ("path", "file", "directory"), name  # type: ignore[attr-defined]
+        assert name in _OTHER or not any(word in about for word in _WORDS), name
+
+
+@pytest.mark.parametrize(("words", "parameter"), PATHS, ids=lambda part: " ".join(part) if type(part) is list else "")
+@pytest.mark.parametrize("url", ["s3://bucket/set", "GS://b"])
+def test_a_url_is_refused_and_nothing_is_written(words: list[str], parameter: object, url: str, tmp_path: Path) -> None:
+    option = parameter.opts[0]  # type: ignore[attr-defined]
+    done = run(*words, *([option, url] if option.startswith("-") else [url]), cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"{url} is a URL" in done.stderr
+    assert "Give a local path, and copy" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_refuse_what_takes_no_url(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value, said in [
+        ("ISTHMUS_PACKAGES__SIGNING_KEY", "s3://bucket/key.pem", "a local path, not a URL"),
+        ("ISTHMUS_PACKAGES__PUBLIC_KEY", "s3://bucket/key.pem", "a local path, not a URL"),
+        ("ISTHMUS_STORES__OFFLINE", "s3://bucket/c#", "deltalake cannot use 's3://bucket/c#', because of the '#'"),
+    ]:
+        monkeypatch.setenv(name, value)
+        done = run("status", "--project", str(shop.root))
+        monkeypatch.delenv(name)
+        assert done.returncode == 2
+        assert said in done.stderr
+
+
+def test_the_same_in_python(shop: Shop) -> None:
+    with pytest.raises(RequestError, match="s3://bucket/set is a URL; expected a local path"):
+        repeat(Project(shop.root), "s3://bucket/set", None, join="embedded")
+
+
+def test_an_id_is_no_pattern(shop: Shop) -> None:
+    folder = Project(shop.root).state / "training" / "late" / "a1"
+    folder.mkdir(parents=True)
+    (folder / "_record.json").write_text("{")
+    with pytest.raises(RequestError, match="there is none of this path or id"):
+        repeat(Project(shop.root), "a[1]", None, join="embedded")
