@@ -65,6 +65,8 @@ _HTML = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
 }
 _UP = orjson.dumps({"status": "up"})
+LOOK_SECONDS = 1.0
+"""Between two looks at what Redis has lost."""
 
 
 class Handlers:
@@ -74,8 +76,11 @@ class Handlers:
         self._settings = settings
         self._now = settings.now
         self._limits = settings.limits
-        self._store = Store(settings.redis, settings.limits, settings.check_share)
         self._watch = Watch(Path(settings.contract), Path(settings.deployment), settings.public_key, settings.batch)
+        self._store = Store(
+            settings.redis, settings.limits, settings.check_share, lambda: self._watch.written,
+            refuse=settings.missing == "refuse",
+        )  # fmt: skip
         folder = os.environ.get(METRICS_FOLDER) if settings.workers > 1 else None
         objective = settings.latency_objective_ms
         self.metrics = Metrics(
@@ -112,7 +117,13 @@ class Handlers:
         gc.set_threshold(10_000)
         tasks = [
             asyncio.create_task(work)
-            for work in (self._watch.run(), self.metrics.share(), self._predictions.shadow.run(), self._write_latency())
+            for work in (
+                self._watch.run(),
+                self.metrics.share(),
+                self._predictions.shadow.run(),
+                self._write_latency(),
+                self._follow_rows(),
+            )
         ]
         try:
             yield
@@ -127,6 +138,18 @@ class Handlers:
             if self._latency:
                 self._latency.close()
             await self._store.close()
+
+    async def _follow_rows(self) -> None:
+        """Looks every second whether Redis has lost rows, until it is canceled."""
+        while True:
+            try:
+                state = self._watch.state
+                await self._store.look(state.contract.project, state.stored)
+            except IsthmusError:
+                pass  # requests say so
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next look may do
+                log.warning("online rows not checked", exception=type(error).__name__, at=log.place(error))
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def _write_latency(self) -> None:
         """Writes down every second how fast this process answers, until it is canceled."""
@@ -251,6 +274,7 @@ class Handlers:
         state = self._watch.state
         contract = state.contract
         await self._store.ping(contract)
+        await self._store.require_whole(contract.project, state.stored)
         model = state.model.deployment.model if state.model else None
         answer = messages.Ready("ready", contract.project, contract.hash, model)
         return reply(msgspec.json.encode(answer), contract.hash)
@@ -262,7 +286,9 @@ class Handlers:
             state, at = self._watch.state, self._at()
             gauges.rows = await self._store.rows(state.contract.project, state.contract.views.values(), at)
             gauges.earlier = await self._store.rows(state.contract.project, state.earlier_views, at)
-            gauges.ready = True
+            await self._store.look(state.contract.project, state.stored)
+            gauges.lost = {view.name for view in state.stored if view.online_name in self._store.losses.views}
+            gauges.ready = not self._store.refused
         except IsthmusError:
             gauges.ready = False
         model = self._watch.state.model
