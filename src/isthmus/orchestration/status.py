@@ -11,7 +11,7 @@ from isthmus.distill.declaration import Distillation
 from isthmus.features import clock
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.days import DAY, day_name, day_of
-from isthmus.features.errors import DataError, IsthmusError
+from isthmus.features.errors import DataError, IsthmusError, LostRowsError
 from isthmus.features.offline.log import Materialization, MaterializationLog
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online import loss
@@ -55,7 +55,8 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
             view = msgspec.structs.replace(view, waiting=backlog.rows, waiting_since=backlog.since)
         served = (current or contract).views.get(name)
         if served is not None and (why := losses.views.get(served.online_name)):
-            view = msgspec.structs.replace(view, lost=str(loss.refusal(name, why)))
+            refusal = loss.refusal(name, why)
+            view = msgspec.structs.replace(view, lost=f"{refusal.found}: {refusal.remedy}")
         views[name] = view
     return Status(
         project=project.name,
@@ -71,6 +72,13 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
         spool=_spool(project),
         online=losses.policy,
     )
+
+
+def require_rows(status: Status) -> None:
+    """Raises a LostRowsError if Redis has lost rows of a view."""
+    for name, view in status.views.items():
+        if view.lost:
+            raise LostRowsError(f"view {name}", view.lost)
 
 
 def note(project: Project) -> None:

@@ -107,7 +107,9 @@ def check(
         lost |= {
             name: f"{count} of {len(samples[name])} sampled keys are gone" for name, count in gone.items() if count
         }
-    return Losses(lost, policy(nodes))
+    evicting = policy(nodes)
+    more = {name: f"{why}, and it evicts keys" for name, why in lost.items() if evicting and "evict" not in why}
+    return Losses({**lost, **more}, evicting)
 
 
 def _differs(

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,13 +116,13 @@ class Handlers:
         gc.freeze()
         gc.set_threshold(10_000)
         tasks = [
-            asyncio.create_task(work)
+            asyncio.create_task(_kept_up(work))
             for work in (
-                self._watch.run(),
-                self.metrics.share(),
-                self._predictions.shadow.run(),
-                self._write_latency(),
-                self._follow_rows(),
+                self._watch.run,
+                self.metrics.share,
+                self._predictions.shadow.run,
+                self._write_latency,
+                self._follow_rows,
             )
         ]
         try:
@@ -142,13 +142,9 @@ class Handlers:
     async def _follow_rows(self) -> None:
         """Looks every second whether Redis has lost rows, until it is canceled."""
         while True:
-            try:
+            with suppress(IsthmusError):  # requests say so
                 state = self._watch.state
                 await self._store.look(state.contract.project, state.stored)
-            except IsthmusError:
-                pass  # requests say so
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next look may do
-                log.warning("online rows not checked", exception=type(error).__name__, at=log.place(error))
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _write_latency(self) -> None:
@@ -424,6 +420,16 @@ def _tensors(model: Model) -> dict[str, Any]:
         name: [messages.ModelTensor(item.name, DATATYPES[item.element], list(item.shape)) for item in tensors]
         for name, tensors in (("tensors", model.manifest.tensors), ("outputs", model.manifest.outputs))
     } | {"max_sizes": model.manifest.variant(model.deployment.precision).most}
+
+
+async def _kept_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Does background work, and begins it again after a defect, until it is canceled."""
+    while True:
+        try:
+            return await work()
+        except Exception as error:  # noqa: BLE001 - whatever it is, requests go on
+            log.warning("background work failed", exception=type(error).__name__, at=log.place(error))
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 def _compiled(state: State, wanted: messages.LookupRequest) -> Lookup:
