@@ -51,7 +51,11 @@ local top = call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
 if top then ms, seq = numbers(top[1]) end
 for i = 3, #ARGV, 2 do
   ms, seq = following(ms, seq)
-  call('XADD', stream, ms < {1 << 41} and named(ms, seq) or '*', 'k', ARGV[i], 'r', ARGV[i + 1], 'a', ARGV[2])
+  local id = redis.pcall('XADD', stream, named(ms, seq), 'k', ARGV[i], 'r', ARGV[i + 1], 'a', ARGV[2])
+  if type(id) == 'table' then -- an entry that is gone has had a later id
+    id = call('XADD', stream, '*', 'k', ARGV[i], 'r', ARGV[i + 1], 'a', ARGV[2])
+    ms, seq = numbers(id)
+  end
 end
 return {{rows, waiting + rows}}
 """)
