@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -296,6 +296,10 @@ def test_too_many_that_wait_are_refused_all_of_them(store: OfflineStore, client:
     assert brought(client, store).rows == 3
 
 
+def entries(client: Client, name: bytes) -> list[Any]:
+    return cast("list[Any]", client.xrange(name))
+
+
 def poison() -> dict[str, dict[bytes, bytes]]:
     """Entries that no collection can read, by what is wrong with them."""
     (gone,), (other,) = packed([(1, 5, 6, 2)], replace(VIEW, code="2"))
@@ -325,14 +329,14 @@ def test_what_cannot_be_read_is_set_aside_and_keeps_no_row_waiting(store: Offlin
     result = brought(client, store)
     assert (result.rows, result.aside, result.why) == (len(planted), len(planted), "is no row")
     assert len(history(store)) == 1 + len(planted)
-    assert [fields for _, fields in client.xrange(pushes.aside(PROJECT, VIEW.table))] == [*planted.values()]
+    assert [fields for _, fields in entries(client, pushes.aside(PROJECT, VIEW.table))] == [*planted.values()]
     assert brought(client, store) == Collected()
     # Once its definition is known again, a row that was set aside is brought.
     pushes.put_back(client, PROJECT, VIEW.table)
     result = collect(client, PROJECT, store, VIEW.table, [VIEW, replace(VIEW, code="2")])
     assert (result.rows, result.aside) == (1, len(planted) - 3)
     assert len(history(store)) == 2 + len(planted)
-    assert len(client.xrange(pushes.aside(PROJECT, VIEW.table))) == len(planted) - 1
+    assert len(entries(client, pushes.aside(PROJECT, VIEW.table))) == len(planted) - 1
 
 
 def test_a_run_that_is_killed_while_it_sets_rows_aside_loses_none(
@@ -343,8 +347,8 @@ def test_a_run_that_is_killed_while_it_sets_rows_aside_loses_none(
     for n in range(120):
         client.xadd(stream(PROJECT, VIEW.table), {b"k": name, b"r": row[:-1] + b"%c" % (n + 100), b"a": b"7"})
         push(client, [(10 + n, 5, 6, n)])
-    there = {fields[b"r"] for _, fields in client.xrange(stream(PROJECT, VIEW.table))}
-    url = f"unix://{client.connection_pool.connection_kwargs['path']}"
+    there = {fields[b"r"] for _, fields in entries(client, stream(PROJECT, VIEW.table))}
+    url = f"unix://{cast('redis.Redis', client).connection_pool.connection_kwargs['path']}"
     program = (
         "from dataclasses import replace\nfrom isthmus.features.offline.store import OfflineStore\n"
         "from isthmus.features.publishing.collect import collect\n"
@@ -358,7 +362,7 @@ def test_a_run_that_is_killed_while_it_sets_rows_aside_loses_none(
         child.kill()
     assert 40 <= client.xlen(pushes.aside(PROJECT, VIEW.table)) < 120, "killed in the middle"
     brought(client, store)
-    aside = [fields[b"r"] for _, fields in client.xrange(pushes.aside(PROJECT, VIEW.table))]
+    aside = [fields[b"r"] for _, fields in entries(client, pushes.aside(PROJECT, VIEW.table))]
     assert len(aside) == len(set(aside)) == 120
     assert set(aside) < there
     assert len(history(store)) == 121
@@ -386,15 +390,23 @@ def test_a_clock_of_redis_that_jumps_loses_no_row_and_stops_nothing(
     assert abs(pushes.moment(last) / 1e6 - time.time()) < 60, "ids go by the clock again"
 
 
-def test_ids_go_on_where_a_jump_within_their_range_has_led(store: OfflineStore, client: Client) -> None:
+def test_more_rows_than_a_millisecond_may_have_are_collected(store: OfflineStore, client: Client) -> None:
     build(store, [(0, 0, 0, 1)])
     ahead = int(time.time() * 1000) + 10**10
     (name,), (row,) = packed([(3, 5, 6, 2)])
     client.xadd(stream(PROJECT, VIEW.table), {b"k": name, b"r": row, b"a": b"7"}, id=f"{ahead}-{2**22 - 2}")
     push(client, [(n, 5, 6, 2) for n in range(4, 7)])
-    ids = [name for name, _ in client.xrange(stream(PROJECT, VIEW.table))]
-    assert ids[1:] == [f"{ahead}-{2**22 - 1}".encode(), f"{ahead + 1}-0".encode(), f"{ahead + 1}-1".encode()]
-    assert brought(client, store).rows == 4
+    assert brought(client, store, lot=2).rows == 4
+    push(client, [(7, 5, 6, 2)])
+    assert brought(client, store) == Collected(1, 1, 1)
+
+
+def test_entries_that_cannot_be_given_other_ids_stay(store: OfflineStore, client: Client) -> None:
+    many: dict[Any, Any] = {b"%d" % n: b"" for n in range(4500)}
+    client.xadd(stream(PROJECT, VIEW.table), many, id=f"{2**41}-0")
+    with pytest.raises(DependencyError, match="what another program wrote"), answering("redis://there"):
+        brought(client, store)
+    assert client.xlen(stream(PROJECT, VIEW.table)) == 1
 
 
 def test_a_damaged_log_or_table_loses_nothing(store: OfflineStore, client: Client) -> None:

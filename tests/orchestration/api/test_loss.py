@@ -137,7 +137,7 @@ def test_evicted_rows_and_the_policy_that_evicts_them_are_reported(built: Shop, 
             client.set(f"other:{n}", bytes(1000))
         assert int(client.info("stats")["evicted_keys"])
         require_reported(http, opened, "customer_facts", "evict")
-        assert line in http.get("/readyz").json()["remedy"]
+        assert line in http.get("/readyz").json()["found"]
         # To the letter.
         client.delete(*(f"other:{n}" for n in range(2000)))
         client.config_set("maxmemory", 0)

@@ -1,12 +1,12 @@
 """Lost rows: what was materialized, by a file beside the contract, against what Redis holds.
 
-The check costs a few commands, whatever the size of a view: the record of each view, how many keys each server has
-evicted, and whether a sample of keys is there.
+The check costs a few commands, whatever the size of a view: its record, how many keys each server has evicted, and
+whether a sample of its keys is there.
 """
 
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,14 +21,11 @@ from isthmus.features.online.record import Published
 from isthmus.features.redis.routing import Command
 
 FILE = "materialized.json"
-
 SAMPLE = 64
 """Keys of a view that must be there."""
-
 INFO = ("server", "stats", "memory")
 """Sections of a server's INFO with its run_id, evicted_keys and maxmemory_policy."""
 
-_SAFE = ("noeviction", "volatile-")  # No key of ours but a lock has a time to live.
 _KEEP = "set `maxmemory-policy noeviction` in redis.conf, or run `CONFIG SET maxmemory-policy noeviction`"
 
 
@@ -44,20 +41,15 @@ Materialized = Mapping[str, Written]
 """Online name of a view to its last materialization."""
 
 
-class Losses(msgspec.Struct, frozen=True):
-    """The result of a check.
-
-    Attributes:
-        views: online name of each view that may have lost rows, to the reason.
-        policy: why Redis may drop rows at any time; empty if it may not.
-    """
+class Losses(NamedTuple):
+    """Online name of each view that may have lost rows, to the reason; and why Redis may evict rows, if it may."""
 
     views: Mapping[str, str] = {}
     policy: str = ""
 
 
 def loads(text: bytes, where: str) -> dict[str, Written]:
-    """Online name of a view to its last materialization, from the content of the file."""
+    """The materializations in the file."""
     try:
         return msgspec.json.decode(text, type=dict[str, Written])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -65,7 +57,7 @@ def loads(text: bytes, where: str) -> dict[str, Written]:
 
 
 def read(file: Path) -> dict[str, Written]:
-    """The content of the file; nothing if it is missing or damaged."""
+    """The materializations in the file; none if it is missing or damaged."""
     try:
         return loads(file.read_bytes(), str(file))
     except (FileNotFoundError, DataError):
@@ -79,7 +71,7 @@ def note(file: Path, view: ViewContract, record: Published) -> None:
 
 
 def sample(project: str, view: ViewContract) -> bytes:
-    """The Redis key of the sample of a view's keys, as MessagePack."""
+    """The Redis key of the sample of a view's keys, which is MessagePack."""
     return records.beside(project, view.online_name, "sample")
 
 
@@ -87,64 +79,51 @@ def check(
     project: str, views: Collection[ViewContract], written: Materialized, nodes: Sequence[Mapping[str, Any]]
 ) -> Generator[list[Command], list[Any], Losses]:
     """Yield Redis commands, take their replies, and return what is lost; `nodes` are the INFO of the servers."""
-    lost, samples = dict[str, str](), dict[str, list[Command]]()
-    query = [records.query(project, views)]
-    texts, *kept = yield [*query, *((b"GET", sample(project, view)) for view in views)]
-    for view, text, keys in zip(views, texts, kept, strict=True):
+    lost, commands = dict[str, str](), list[Command]()
+    query = records.query(project, views)
+    texts, *samples = yield [query, *((b"GET", sample(project, view)) for view in views)]
+    for view, text, keys in zip(views, texts, samples, strict=True):
         record, last = records.decode(text), written.get(view.online_name)
-        if last is not None and last.contract != view.hash:
-            last = None
-        if why := _differs(record, last, nodes, sampled=keys is not None):
+        if why := _differs(record, last if last is not None and last.contract == view.hash else None, nodes):
             lost[view.online_name] = why
         elif keys is not None and record is not None and not record.pending and record.contract == view.hash:
-            field = view.online_name.encode()
-            samples[view.online_name] = [(b"HEXISTS", key, field) for key in msgspec.msgpack.decode(keys)]
-    commands = [command for own in samples.values() for command in own]
-    there = iter((yield commands) if commands else ())
-    gone = {name: sum(not next(there) for _ in own) for name, own in samples.items()}
+            commands += [(b"HEXISTS", key, view.online_name.encode()) for key in msgspec.msgpack.decode(keys)]
+    there = (yield commands) if commands else []
+    gone = [command[2].decode() for command, found in zip(commands, there, strict=True) if not found]
     # A materialization that began meanwhile may have removed keys of the sample: its record says so.
-    if any(gone.values()) and (yield query) == [texts]:
-        lost |= {
-            name: f"{count} of {len(samples[name])} sampled keys are gone" for name, count in gone.items() if count
-        }
-    evicting = policy(nodes)
-    more = {name: f"{why}, and it evicts keys" for name, why in lost.items() if evicting and "evict" not in why}
-    return Losses({**lost, **more}, evicting)
+    if gone and (yield [query]) == [texts]:
+        lost |= {name: f"{gone.count(name)} sampled keys are gone" for name in gone}
+    policy = _policy(nodes)
+    return Losses({name: f"{why}; {policy}" if policy else why for name, why in lost.items()}, policy)
 
 
-def _differs(
-    record: Published | None, last: Written | None, nodes: Iterable[Mapping[str, Any]], *, sampled: bool
-) -> str:
+def _differs(record: Published | None, last: Written | None, nodes: Iterable[Mapping[str, Any]]) -> str:
     """Why a view may have lost rows, by its record; empty if the record gives no reason."""
     if record is None:
         return "" if last is None else "Redis holds nothing of what was materialized"
     if last is not None and (record.built, record.at) < (last.built, last.at):
         return "Redis has come back with the rows of an earlier materialization"
-    if last is not None and not sampled and not record.pending:
-        return "Redis has lost what is stored beside the rows"
     for node in nodes:
         before, now = record.servers.get(str(node["run_id"])), int(node["evicted_keys"])
-        evicts = int(node["maxmemory"]) and not str(node["maxmemory_policy"]).startswith(_SAFE)
-        if before is None and evicts:
-            return f"Redis was started again and evicts keys ({node['maxmemory_policy']})"
+        if before is None and int(node["maxmemory"]) and _policy([node]):
+            return "Redis was started again, and may have evicted keys before"
+        # No row has a time to live.
         if before not in (None, now) and not str(node["maxmemory_policy"]).startswith("volatile-"):
             return f"Redis has evicted {now:,} keys"
     return ""
 
 
-def policy(nodes: Iterable[Mapping[str, Any]]) -> str:
-    """Why Redis may evict rows; empty if it may not."""
-    for node in nodes:
-        if not str(node["maxmemory_policy"]).startswith(_SAFE):
-            return f"Redis may evict rows (maxmemory-policy {node['maxmemory_policy']}): {_KEEP}"
-    return ""
+def _policy(nodes: Iterable[Mapping[str, Any]]) -> str:
+    policies = [str(node["maxmemory_policy"]) for node in nodes]
+    wrong = [policy for policy in policies if not policy.startswith(("noeviction", "volatile-"))]
+    return f"Redis may evict rows (maxmemory-policy {wrong[0]}): {_KEEP}" if wrong else ""
 
 
 def refusal(view: str, why: str) -> LostRowsError:
     """The error about a view that may have lost rows."""
-    first = f"{_KEEP}, and then " if "evict" in why else ""
-    found, remedy = f"has lost online rows: {why}", f"{first}run `isthmus materialize`"
-    return LostRowsError(f"view {view}", found, remedy=remedy, passes=False)
+    return LostRowsError(
+        f"view {view}", f"has lost online rows: {why}", remedy="run `isthmus materialize`", passes=False
+    )
 
 
 def require_rows(lost: Mapping[str, str], views: Iterable[ViewContract], answers: Mapping[str, ViewAnswer]) -> None:

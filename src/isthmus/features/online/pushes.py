@@ -17,63 +17,42 @@ from isthmus.features.online import record
 from isthmus.features.redis.pipeline import Client, run
 from isthmus.features.redis.routing import Command, Script
 
-_SEQUENCE = 22
-"""Bits of the second number of an id, which counts the rows of a millisecond, in the number that we make of an id."""
-
-_LATEST = (1 << 41) - (1 << 30)
-"""The milliseconds of an id at most, 12 days before they have no place in that number in 2039: then only ids go on."""
-
-# The id after the one before it: by the clock, if that is later, and always one that has a place.
-_FOLLOWING = f"""
-if redis.replicate_commands then redis.replicate_commands() end -- before Redis 7, a script that writes after TIME
-local clock = redis.call('TIME')
-local now = math.min(clock[1] * 1000 + math.floor(clock[2] / 1000), {_LATEST})
-local function following(ms, seq)
-  if now > ms then return now, 0 end
-  if seq + 1 < {1 << _SEQUENCE} then return ms, seq + 1 end
-  return ms + 1, 0
-end
-local function named(ms, seq) return string.format('%.0f-%.0f', ms, seq) end
-local function numbers(id)
-  local ms, seq = string.match(id, '(%d+)-(%d+)')
-  return tonumber(ms), tonumber(seq)
-end
-"""
+_MOMENT, _SEQUENCE = 41, 22
+"""Bits of the two numbers of an id, a millisecond and the count of its rows, in the place that we make of it."""
 
 # All rows of a push, or none if too many would wait. Replies with the rows that it has appended, and how many wait.
-APPEND = Script(f"""
-{_FOLLOWING}
+APPEND = Script("""
 local call, stream = redis.call, KEYS[1]
 local waiting, rows = call('XLEN', stream), (#ARGV - 2) / 2
-if waiting + rows > tonumber(ARGV[1]) then return {{0, waiting}} end
-local ms, seq = 0, 0
-local top = call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
-if top then ms, seq = numbers(top[1]) end
-for i = 3, #ARGV, 2 do
-  ms, seq = following(ms, seq)
-  local id = redis.pcall('XADD', stream, named(ms, seq), 'k', ARGV[i], 'r', ARGV[i + 1], 'a', ARGV[2])
-  if type(id) == 'table' then -- an entry that is gone has had a later id
-    id = call('XADD', stream, '*', 'k', ARGV[i], 'r', ARGV[i + 1], 'a', ARGV[2])
-    ms, seq = numbers(id)
-  end
-end
-return {{rows, waiting + rows}}
+if waiting + rows > tonumber(ARGV[1]) then return {0, waiting} end
+for i = 3, #ARGV, 2 do call('XADD', stream, '*', 'k', ARGV[i], 'r', ARGV[i + 1], 'a', ARGV[2]) end
+return {rows, waiting + rows}
 """)
 
-# Gives entries whose ids have no place, which a clock that was wrong has left, ids after those before them.
+# Gives entries whose ids have no place, which a clock that has jumped leaves and every clock from 2039 on, ids after
+# those before them: by the clock until 12 days before the end of the range, and then one after the other.
 _RENUMBER = Script(f"""
-{_FOLLOWING}
-local call, stream = redis.call, KEYS[1]
+if redis.replicate_commands then redis.replicate_commands() end -- before Redis 7, to write after TIME
+local call, stream, clock = redis.call, KEYS[1], redis.call('TIME')
+local now = math.min(clock[1] * 1000, {(1 << _MOMENT) - (1 << 30)})
 local entries, ms, seq = call('XRANGE', stream, '-', '+'), 0, 0
+for _, entry in ipairs(entries) do -- more values have no room in a call, and half of the entries must not be gone
+  if #entry[2] > 4000 then return redis.error_reply('WRONGTYPE an entry is of another program') end
+end
 call('DEL', stream)
 for _, entry in ipairs(entries) do
-  local own, count = numbers(entry[1])
-  if own < {1 << 41} and count < {1 << _SEQUENCE} and (own > ms or (own == ms and count > seq)) then
+  local own, count = string.match(entry[1], '(%d+)-(%d+)')
+  own, count = tonumber(own), tonumber(count)
+  if own < {1 << _MOMENT} and count < {1 << _SEQUENCE} and (own > ms or (own == ms and count > seq)) then
     ms, seq = own, count
+  elseif now > ms then
+    ms, seq = now, 0
+  elseif seq + 1 < {1 << _SEQUENCE} then
+    seq = seq + 1
   else
-    ms, seq = following(ms, seq)
+    ms, seq = ms + 1, 0
   end
-  call('XADD', stream, named(ms, seq), unpack(entry[2]))
+  call('XADD', stream, string.format('%.0f-%.0f', ms, seq), unpack(entry[2]))
 end
 return {{#entries}}
 """)
@@ -133,7 +112,7 @@ def backlog(replies: Sequence[Any]) -> Backlog:
     # The last collected entry stays, and a stream that was lost begins with an entry without a row.
     if entries and (entries[0][0] == collected or b"" in entries[0][1]):
         length, entries = length - 1, entries[1:]
-    return Backlog(length, min(_numbers(entries[0][0])[0], 1 << 41) * 1000 if entries else None)
+    return Backlog(length, min(_numbers(entries[0][0])[0], 1 << _MOMENT) * 1000 if entries else None)
 
 
 def _collected(project: str, table: str) -> bytes:
@@ -178,7 +157,7 @@ def _entries(client: Client, project: str, table: str, read: Callable[[bytes], A
     """The entries that `read` finds in a stream, once all of them have places."""
     name = stream(project, table)
     entries: list[Any] = read(name)
-    if any(ms >> 41 or count >> _SEQUENCE for ms, count in (_numbers(entry[0]) for entry in entries)):
+    if any(ms >> _MOMENT or count >> _SEQUENCE for ms, count in (_numbers(entry[0]) for entry in entries)):
         run(client, _RENUMBER, [], [([name], [])])
         entries = read(name)
     return entries
