@@ -123,7 +123,13 @@ def _answers(**columns: Any) -> Group:
     numbers = {"sequence": 1, "at": 5, "seconds": 0.0, "caller": 0, "rows": 2, "template": 0, "length": 2}
     numbers |= {name: columns.pop(name) for name in list(columns) if name in numbers}
     view = ViewRows("v", "h", bytes(32), bytes(32), bytes(32), columns.pop("status", bytes(4)))
-    fields = {"requests": b"{}{}", "outputs": bytes(16), "width": 1, "digest": b"", "contract": "c0ffee"} | columns
+    fields: dict[str, Any] = {
+        "requests": b"{}{}",
+        "outputs": bytes(16),
+        "width": 1,
+        "digest": b"",
+        "contract": "c0ffee",
+    } | columns
     return Group(
         "predict", fields["contract"], "", "", PACK(*numbers.values()) * 2, fields["requests"], (view,),
         fields["outputs"], fields["width"], fields["digest"], (), ((b"", b""),),

@@ -185,7 +185,7 @@ def _decoded(payload: memoryview) -> Batch | str:
     if not (_LEAST <= batch.written <= _MOST and 0 < batch.number < 1 << 53 and 0 <= batch.dropped < 1 << 63):
         return "has numbers that none has"
     if not all(_fits(group, len(batch.callers)) for group in batch.groups):
-        return "has columns that do not fit its answers"
+        return "has columns of other lengths than its answers, or values that none has"
     return batch
 
 
