@@ -339,6 +339,7 @@ def test_what_cannot_be_read_is_set_aside_and_keeps_no_row_waiting(store: Offlin
     assert len(entries(client, pushes.aside(PROJECT, VIEW.table))) == len(planted) - 1
 
 
+@pytest.mark.accept
 def test_a_run_that_is_killed_while_it_sets_rows_aside_loses_none(
     store: OfflineStore, client: Client, tmp_path: Path
 ) -> None:

@@ -396,6 +396,7 @@ def test_a_batch_with_a_wrong_inside_keeps_no_other_waiting_and_can_be_put_back(
     assert segments(opened.spool) == []
 
 
+@pytest.mark.accept
 def test_killed_while_it_sets_a_segment_aside(opened: Project) -> None:
     spool = spooled(opened, [1])
     spool.write(encoded(batch("another", 2)))
