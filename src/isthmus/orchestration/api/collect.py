@@ -31,7 +31,7 @@ def collect(
     """
     tables = _tables(project, views)
     offline, collected = project.offline_store(), dict[str, Collected]()
-    failure: IsthmusError | None = None
+    failure: Exception | None = None
     with project.redis() as url, connect(url) as client:
         for table in tables if again else ():
             with answering(url):
@@ -48,7 +48,7 @@ def collect(
                     progress(problem, done)
             except BlockingIOError:
                 turns += [(table, True)] if wait else []
-            except IsthmusError as error:
+            except Exception as error:  # noqa: BLE001 - it is raised at the end
                 failure = failure or error  # The other views have their rows all the same.
     if failure is not None:
         raise failure
@@ -81,14 +81,19 @@ def repeat(turn: Callable[[], str], seconds: float, say: Callable[[str], None], 
         began = time.monotonic()
         try:
             problem = turn()
-        except IsthmusError as error:
-            problem = str(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, the next turn may do
-            problem = f"{type(error).__name__} at {place(error)}: {first_line(error)}"
+            problem = sentence(error)
         if problem and problem != before:
             say(problem)
         before = problem
         stopped.wait(max(0.0, seconds - (time.monotonic() - began)))
+
+
+def sentence(error: Exception) -> str:
+    """The message of an error; of a defect, with its place in the code."""
+    if isinstance(error, IsthmusError):
+        return str(error)
+    return f"{type(error).__name__} at {place(error)}: {first_line(error)}"
 
 
 def _problems(project: Project, table: str, counts: Collected) -> Iterator[str]:
