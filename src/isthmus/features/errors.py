@@ -150,6 +150,10 @@ class DependencyError(IsthmusError):
         self.passes = passes
 
 
+class LostRowsError(DependencyError):
+    """Rows that were materialized and that the online store no longer has."""
+
+
 class Stopped(IsthmusError):
     """Work that a signal ended; the same call resumes it. The exit code is the shell's for the signal."""
 

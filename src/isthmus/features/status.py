@@ -31,6 +31,7 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
         waiting_since: when Redis got the first of them, in microseconds since 1970 UTC, by its own clock.
         broken: expectations that do not hold.
         drifted: features that have drifted from the rows a model learned from.
+        lost: why Redis may have lost rows of the view; empty if it holds them all, or does not run.
         problem: why the view cannot be read; empty if it can.
     """
 
@@ -46,6 +47,7 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
     waiting_since: int | None = None
     broken: tuple[str, ...] = ()
     drifted: tuple[str, ...] = ()
+    lost: str = ""
     problem: str = ""
 
     @property
@@ -61,7 +63,8 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
             return ["to be built"]
         states = {
             "to be built again": applied and not self.current,
-            "to be materialized": not self.served,
+            "to be materialized": not self.served and not self.lost,
+            "has lost online rows": bool(self.lost),
             "expired": self.expired,
             "breaks its promises": bool(self.broken),
             "has drifted": bool(self.drifted),
@@ -126,6 +129,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         contract: hash of the contract of today's definitions.
         applied: whether it is that of the last `apply`.
         current: hash of the contract that servers answer under; None without one.
+        online: why Redis may evict rows; empty if it may not, or does not run.
         spool: recorded answers that wait to be collected; None where servers record nothing.
         now: the project's present, in microseconds since 1970 UTC.
         runs: recent runs, the latest first.
@@ -144,6 +148,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     found_at: int
     current: str | None = None
     spool: SpoolStatus | None = None
+    online: str = ""
 
     @property
     def waiting(self) -> bool:
@@ -193,7 +198,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             numbers=["rows"],
         )  # fmt: skip
         for name, view in self.views.items():
-            yield from _problems(name, filter(None, (view.problem, *view.broken, *view.drifted)))
+            yield from _problems(name, filter(None, (view.problem, view.lost, *view.broken, *view.drifted)))
+        if self.online:
+            yield Paragraph(bad(self.online))
         for name, view in self.views.items():
             if view.waiting:
                 text = f"{view.waiting:,} pushed rows wait for the history of {name} since {minute(view.waiting_since)}"

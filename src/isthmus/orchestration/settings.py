@@ -194,6 +194,7 @@ class ServerTable(_Table):
             that of a container.
         check_share: of the requests whose rows' contents are compared with the hashes that they carry; a row that is
             damaged otherwise than in its form is only found there.
+        missing: how lookups answer rows that the online store has lost: "refuse" them with 503, or as "null".
         latency_objective_ms: the p99 of the API's answers, in milliseconds, above which a training gives way; by
             default that of `[profiles.serving]`, which also decides what is exported.
         freshness_objective_hours: view to the age that its newest row may have; no part of the contract.
@@ -207,6 +208,7 @@ class ServerTable(_Table):
     require_keys: bool = False
     hosts: tuple[str, ...] = ()
     check_share: Annotated[float, Field(ge=0, le=1)] = CHECK_SHARE
+    missing: Literal["refuse", "null"] = "refuse"
     latency_objective_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     freshness_objective_hours: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {}
     limits: Limits = Limits()

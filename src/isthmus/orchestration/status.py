@@ -11,9 +11,10 @@ from isthmus.distill.declaration import Distillation
 from isthmus.features import clock
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.days import DAY, day_name, day_of
-from isthmus.features.errors import DataError, IsthmusError
+from isthmus.features.errors import DataError, IsthmusError, LostRowsError
 from isthmus.features.offline.log import Materialization, MaterializationLog
 from isthmus.features.offline.store import OfflineStore
+from isthmus.features.online import loss
 from isthmus.features.online.pushes import Backlog
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.package.manifest import package_digest
@@ -43,7 +44,7 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
     current = project.generations().current if before else None
     applied = before is not None and before.hash == contract.hash
     views = {}
-    backlogs = _waiting(project, contract)
+    backlogs, losses = _online(project, contract, current or contract)
     for n, name in enumerate(project.definitions.views):
         progress(f"looking at {name}", n / len(contract.views))
         try:
@@ -52,6 +53,10 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
             view = ViewStatus(problem=str(error))
         if (backlog := backlogs.get(name)) is not None:
             view = msgspec.structs.replace(view, waiting=backlog.rows, waiting_since=backlog.since)
+        served = (current or contract).views.get(name)
+        if served is not None and (why := losses.views.get(served.online_name)):
+            refusal = loss.refusal(name, why)
+            view = msgspec.structs.replace(view, lost=f"{refusal.found}: {refusal.remedy}")
         views[name] = view
     return Status(
         project=project.name,
@@ -65,7 +70,15 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
         found_at=clock.now(),
         current=current.hash if current else None,
         spool=_spool(project),
+        online=losses.policy,
     )
+
+
+def require_rows(status: Status) -> None:
+    """Raises a LostRowsError if Redis has lost rows of a view."""
+    for name, view in status.views.items():
+        if view.lost:
+            raise LostRowsError(f"view {name}", view.lost)
 
 
 def note(project: Project) -> None:
@@ -113,15 +126,16 @@ def _view(project: Project, contract: Contract, name: str, *, measure: bool, app
     )
 
 
-def _waiting(project: Project, contract: Contract) -> dict[str, Backlog]:
-    """View name to what waits for its table in Redis, if that runs."""
+def _online(project: Project, contract: Contract, served: Contract) -> tuple[dict[str, Backlog], loss.Losses]:
+    """View name to what waits for its table in Redis, and what Redis has lost; if that runs."""
     with suppress(IsthmusError):
         url = project.running_redis()
         if url is not None:
             with answering(url), connect(url) as client:
                 store = OnlineStore(client, contract)
-                return {name: store.backlog(view.table) for name, view in contract.views.items()}
-    return {}
+                losses = OnlineStore(client, served).losses(loss.read(project.state / loss.FILE))
+                return {name: store.backlog(view.table) for name, view in contract.views.items()}, losses
+    return {}, loss.Losses()
 
 
 def _spool(project: Project) -> SpoolStatus | None:

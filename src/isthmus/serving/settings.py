@@ -3,6 +3,7 @@
 import ipaddress
 import os
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -35,6 +36,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         require_keys: refuse every request while there is no key, on loopback, too.
         hosts: further names under which programs of this machine call a server without keys.
         check_share: of the requests whose rows' contents are compared with the hashes that they carry, 0 to 1.
+        missing: how lookups answer rows that the online store has lost: "refuse" them with 503, or as null.
         host: address to listen on.
         port: port to listen on; 0 for any free one.
         workers: server processes that share the port.
@@ -59,6 +61,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     require_keys: bool = False
     hosts: tuple[str, ...] = ()
     check_share: float = CHECK_SHARE
+    missing: Literal["refuse", "null"] = "refuse"
     host: str = "127.0.0.1"
     port: int = 6570
     workers: int = 1

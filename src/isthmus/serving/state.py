@@ -131,6 +131,11 @@ class State:
         read = {view: contract.views[view] for view, _ in contract.read(service)}
         return [view for name, view in read.items() if view != self.contract.views.get(name)]
 
+    @property
+    def stored(self) -> list[ViewContract]:
+        """The views whose rows are read."""
+        return [*self.contract.views.values(), *self.earlier_views]
+
     def _predictor_of(self, model: Model) -> AnyPredictor:
         """The predictor of a model: under the contract that it was trained for, as long as that one has its rows."""
         contract = self._generations.of_model(model.contract, model.deployment.service) or self.contract

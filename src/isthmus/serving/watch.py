@@ -13,6 +13,7 @@ from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.generations import NEXT, RETIRED, Generations, loads_retired
 from isthmus.features.errors import IsthmusError
 from isthmus.features.files import write_atomically
+from isthmus.features.online import loss
 from isthmus.features.profiles import BATCH_ROWS
 from isthmus.serving import log
 from isthmus.serving.deployment.deployment import Candidate, Deployment
@@ -47,6 +48,7 @@ class Watch:
         self._next = WatchedFile(contract.with_name(NEXT), Contract.loads)
         self._retired = WatchedFile(contract.with_name(RETIRED), loads_retired)
         self._deployment = WatchedFile(deployment, self._loaded)
+        self._written = WatchedFile(contract.with_name(loss.FILE), loss.loads)
         self._decision = WatchedFile(decision_file(deployment), Decision.loads)
         self._reported: CandidateRun | ProbationRun | None = None
         self._undecided: Deployment | None = None
@@ -55,9 +57,17 @@ class Watch:
         self._batch = batch
         self.state = State(batch=batch)
 
+    @property
+    def written(self) -> loss.Materialized:
+        """What was materialized, as far as the file says so."""
+        content = self._written.content
+        return content if isinstance(content, dict) else {}
+
     def load(self) -> None:
         """Reads what has changed, and replaces the state if something has."""
         loaded = False
+        if self._written.changed():
+            self._written.load()  # It is no part of the state.
         for file in self._files:
             if file.changed():
                 file.load()
@@ -95,7 +105,7 @@ class Watch:
             try:
                 await self._decide()
                 began = time.perf_counter()
-                changed = any(file.changed() for file in self._files)
+                changed = any(file.changed() for file in (*self._files, self._written))
                 pause = min(max(POLL_SECONDS, (time.perf_counter() - began) / _SHARE), SLOWEST_POLL_SECONDS)
                 if changed:
                     # A model takes a while to load, and the event loop has requests to answer.

@@ -43,7 +43,10 @@ class WatchedFile(Generic[T]):
             self.content = self.problem = None
             return
         try:
-            self.content, self.problem = self._parse(self._read(), str(self.path)), None
+            try:
+                self.content, self.problem = self._parse(self._read(), str(self.path)), None
+            except (ValueError, TypeError, RecursionError, OverflowError) as error:
+                raise DataError(str(self.path), f"cannot be read ({type(error).__name__})") from error
         except IsthmusError as error:
             good = self.content is not None and not isinstance(self.content, IsthmusError)
             log.warning("file refused", path=str(self.path), problem=str(error), previous="kept" if good else "none")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +34,7 @@ from isthmus.features.online.pushes import APPEND, Entry, appended, require_room
 from isthmus.features.publishing.collect import Collected, collect, stored
 from isthmus.features.redis.connection import answering, connect
 from isthmus.features.redis.embedded import EmbeddedRedis
-from isthmus.features.redis.pipeline import Client, run
+from isthmus.features.redis.pipeline import Client, ask, run
 from isthmus.features.redis.routing import total
 from isthmus.features.types import Int64, String
 from isthmus.features.values.arrow import from_arrow, micros
@@ -296,23 +296,118 @@ def test_too_many_that_wait_are_refused_all_of_them(store: OfflineStore, client:
     assert brought(client, store).rows == 3
 
 
-def test_what_cannot_be_collected_stays(store: OfflineStore, client: Client) -> None:
-    build(store, [(0, 0, 0, 1)])
-    before = history(store)
-    push(client, [(1, 5, 6, 2)], replace(VIEW, code="2"))
-    push(client, [(2, 5, 6, 2)])
-    with pytest.raises(DataError, match=r"pushed rows of traffic: 1 are of contract \w+, which is gone"):
-        brought(client, store)
-    pushes.trim(client, PROJECT, VIEW.table, waiting(client, PROJECT, VIEW.table, 2)[1].place)
+def entries(client: Client, name: bytes) -> list[Any]:
+    return cast("list[Any]", client.xrange(name))
+
+
+def poison() -> dict[str, dict[bytes, bytes]]:
+    """Entries that no collection can read, by what is wrong with them."""
+    (gone,), (other,) = packed([(1, 5, 6, 2)], replace(VIEW, code="2"))
     (name,), (row,) = packed([(3, 5, 6, 2)])
-    client.xadd(stream(PROJECT, VIEW.table), {b"k": name, b"r": row[:-1] + b"!", b"a": b"7"})
-    with pytest.raises(DataError):
-        brought(client, store)
-    assert (history(store), len(waiting(client, PROJECT, VIEW.table, 9))) == (before, 2)
-    client.delete(stream(PROJECT, VIEW.table))
-    client.xadd(stream(PROJECT, VIEW.table), {"another": "program"})
+    (_,), (late,) = packed([(3, 2**62, 6, 2)])
+    (_,), (unknown,) = packed([(3, 5, -(2**62), 2)])
+    return {
+        "a definition that is gone": {b"k": gone, b"r": other, b"a": b"7"},
+        "a damaged row": {b"k": name, b"r": row[:-1] + b"!", b"a": b"7"},
+        "half a row": {b"k": name, b"r": row[:20], b"a": b"7"},
+        "a key that ends": {b"k": name[:-1], b"r": row, b"a": b"7"},
+        "a key of other types": {b"k": name.replace(b"i", b"s", 1), b"r": row, b"a": b"7"},
+        "no key": {b"k": b"", b"r": row, b"a": b"7"},
+        "an event without a date": {b"k": name, b"r": late, b"a": b"7"},
+        "a known time without a date": {b"k": name, b"r": unknown, b"a": b"7"},
+        "accepted never": {b"k": name, b"r": row, b"a": b"yesterday"},
+        "another program": {b"another": b"program"},
+    }
+
+
+def test_what_cannot_be_read_is_set_aside_and_keeps_no_row_waiting(store: OfflineStore, client: Client) -> None:
+    build(store, [(0, 0, 0, 1)])
+    planted = poison()
+    for n, fields in enumerate(planted.values()):
+        client.xadd(stream(PROJECT, VIEW.table), dict(fields))  # type: ignore[arg-type]
+        push(client, [(10 + n, 5, 6, n)])
+    result = brought(client, store)
+    assert (result.rows, result.aside, result.why) == (len(planted), len(planted), "is no row")
+    assert len(history(store)) == 1 + len(planted)
+    assert [fields for _, fields in entries(client, pushes.aside(PROJECT, VIEW.table))] == [*planted.values()]
+    assert brought(client, store) == Collected()
+    # Once its definition is known again, a row that was set aside is brought.
+    pushes.put_back(client, PROJECT, VIEW.table)
+    result = collect(client, PROJECT, store, VIEW.table, [VIEW, replace(VIEW, code="2")])
+    assert (result.rows, result.aside) == (1, len(planted) - 3)
+    assert len(history(store)) == 2 + len(planted)
+    assert len(entries(client, pushes.aside(PROJECT, VIEW.table))) == len(planted) - 1
+
+
+@pytest.mark.accept
+def test_a_run_that_is_killed_while_it_sets_rows_aside_loses_none(
+    store: OfflineStore, client: Client, tmp_path: Path
+) -> None:
+    build(store, [(0, 0, 0, 1)])
+    (name,), (row,) = packed([(3, 5, 6, 2)])
+    for n in range(120):
+        client.xadd(stream(PROJECT, VIEW.table), {b"k": name, b"r": row[:-1] + b"%c" % (n + 100), b"a": b"7"})
+        push(client, [(10 + n, 5, 6, n)])
+    there = {fields[b"r"] for _, fields in entries(client, stream(PROJECT, VIEW.table))}
+    url = f"unix://{cast('redis.Redis', client).connection_pool.connection_kwargs['path']}"
+    program = (
+        "from dataclasses import replace\nfrom isthmus.features.offline.store import OfflineStore\n"
+        "from isthmus.features.publishing.collect import collect\n"
+        "from isthmus.features.redis.connection import connect\n"
+        "from tests.features.publishing.test_collect import PROJECT, VIEW\n"
+        f"collect(connect({url!r}), PROJECT, OfflineStore({str(tmp_path)!r}), VIEW.table, [VIEW])"
+    )
+    with subprocess.Popen([sys.executable, "-c", program]) as child:
+        while client.xlen(pushes.aside(PROJECT, VIEW.table)) < 40:
+            assert child.poll() is None
+        child.kill()
+    assert 40 <= client.xlen(pushes.aside(PROJECT, VIEW.table)) < 120, "killed in the middle"
+    brought(client, store)
+    aside = [fields[b"r"] for _, fields in entries(client, pushes.aside(PROJECT, VIEW.table))]
+    assert len(aside) == len(set(aside)) == 120
+    assert set(aside) < there
+    assert len(history(store)) == 121
+
+
+@pytest.mark.parametrize("jumped", [2**41, 9_999_999_999_999, 2**62], ids=str)
+def test_a_clock_of_redis_that_jumps_loses_no_row_and_stops_nothing(
+    store: OfflineStore, client: Client, jumped: int
+) -> None:
+    build(store, [(0, 0, 0, 1)])
+    push(client, [(1, 5, 6, 2)])
+    assert brought(client, store).rows == 1
+    push(client, [(2, 5, 6, 2)])
+    (name,), (row,) = packed([(3, 5, 6, 2)])
+    for count in (0, 2**22):
+        client.xadd(stream(PROJECT, VIEW.table), {b"k": name, b"r": row, b"a": b"7"}, id=f"{jumped}-{count}")
+    push(client, [(4, 5, 6, 2), (5, 5, 6, 2)])
+    waits = pushes.backlog(ask(client, pushes.backlog_commands(PROJECT, VIEW.table)))
+    assert waits.rows == 5
+    assert brought(client, store).rows == 5
+    push(client, [(6, 5, 6, 2)])
+    assert brought(client, store) == Collected(1, 1, 1)
+    assert [k for k, *_ in sorted(history(store))] == [0, 1, 2, 3, 4, 5, 6]
+    last = PushLog(store.root, VIEW.table).last()
+    assert abs(pushes.moment(last) / 1e6 - time.time()) < 60, "ids go by the clock again"
+
+
+def test_more_rows_than_a_millisecond_may_have_are_collected(store: OfflineStore, client: Client) -> None:
+    build(store, [(0, 0, 0, 1)])
+    ahead = int(time.time() * 1000) + 10**10
+    (name,), (row,) = packed([(3, 5, 6, 2)])
+    client.xadd(stream(PROJECT, VIEW.table), {b"k": name, b"r": row, b"a": b"7"}, id=f"{ahead}-{2**22 - 2}")
+    push(client, [(n, 5, 6, 2) for n in range(4, 7)])
+    assert brought(client, store, lot=2).rows == 4
+    push(client, [(7, 5, 6, 2)])
+    assert brought(client, store) == Collected(1, 1, 1)
+
+
+def test_entries_that_cannot_be_given_other_ids_stay(store: OfflineStore, client: Client) -> None:
+    many: dict[Any, Any] = {b"%d" % n: b"" for n in range(4500)}
+    client.xadd(stream(PROJECT, VIEW.table), many, id=f"{2**41}-0")
     with pytest.raises(DependencyError, match="what another program wrote"), answering("redis://there"):
         brought(client, store)
+    assert client.xlen(stream(PROJECT, VIEW.table)) == 1
 
 
 def test_a_damaged_log_or_table_loses_nothing(store: OfflineStore, client: Client) -> None:

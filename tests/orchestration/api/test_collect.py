@@ -113,3 +113,20 @@ def test_a_push_that_is_older_than_the_history_completes_it(built: Shop, project
         assert (written.added, written.changed) == (0, False)
     noon = clock.micros(datetime(2020, 1, 1, 12, tzinfo=UTC))
     assert orders_at(built.root, 900_001, [noon - 1, noon, -1]) == [None, 7, 7]
+
+
+def test_a_defect_in_one_table_keeps_no_other_waiting(
+    built: Shop, project: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def broken(_client: Any, _project: str, _offline: Any, table: str, _definitions: Any) -> Collected:
+        done.append(table)
+        if len(done) == 1:
+            raise OverflowError("a defect")
+        return Collected()
+
+    monkeypatch.setattr("isthmus.orchestration.api.collect.collect_table", broken)
+    with pytest.raises(OverflowError, match="a defect"):
+        collect(project(built))
+    assert len(done) == 3

@@ -20,6 +20,7 @@ from deltalake import DeltaTable
 
 from isthmus.features.clock import now
 from isthmus.features.status import SpoolStatus
+from isthmus.orchestration.api.collect import repeat
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording import collect as collecting
@@ -286,6 +287,7 @@ def test_following_says_a_problem_once(opened: Project, monkeypatch: pytest.Monk
 RUN = """
 import sys
 from pathlib import Path
+from isthmus.orchestration.api.collect import repeat
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
@@ -367,3 +369,73 @@ def test_recorded_answers_are_an_asset_that_is_collected_every_hour(shop: Shop, 
         assert before.get_num_requested(key) == 0
         assert asked(noon + timedelta(hours=2), before).get_num_requested(key) == 1
     assert collect(opened) == Collected()
+
+
+def test_a_batch_with_a_wrong_inside_keeps_no_other_waiting_and_can_be_put_back(opened: Project) -> None:
+    spool = spooled(opened, [1, 2])
+    wrong = msgspec.structs.replace(batch(spool.run, 3).groups[0], requests=b"\xff" * 33)
+    for written in (msgspec.structs.replace(batch(spool.run, 3), groups=(wrong,)), batch("another", 3)):
+        spool.write(encoded(written))
+    for number in (4, 5):
+        spool.write(encoded(batch(spool.run, number)))
+    spool.close()
+    spooled(opened, [1]).close()
+    counts = collect(opened)
+    assert (counts.answers, counts.missing, len(counts.problems)) == (15, 1, 2)
+    assert all("recorded/damaged" in problem for problem in counts.problems)
+    assert collect(opened) == Collected()
+    # Mended, and put back under the name that the problem has.
+    (aside,) = damaged_folder(opened).iterdir()
+    name = counts.problems[0].rpartition("recorded/spool as ")[2]
+    aside.rename(opened.spool / name)
+    (opened.spool / name).write_bytes(b"".join(encoded(batch(spool.run, number)) for number in range(1, 6)))
+    spooled(opened, [1]).close()
+    assert collect(opened) == Collected(answers=6)
+    assert len(set(_ids(opened))) == len(_ids(opened)) == 21
+    assert RecordedAnswers(opened.offline).last([spool.run]) == {spool.run: 5}
+    assert segments(opened.spool) == []
+
+
+@pytest.mark.accept
+def test_killed_while_it_sets_a_segment_aside(opened: Project) -> None:
+    spool = spooled(opened, [1])
+    spool.write(encoded(batch("another", 2)))
+    spool.write(encoded(batch(spool.run, 3)))
+    spool.close()
+    (segment,) = segments(opened.spool)
+    content = segment.read_bytes()
+    # Ended by SIGKILL before and after the file has moved.
+    for when in ("before", "after"):
+        program = (
+            "import os, signal, sys\nfrom pathlib import Path\nfrom isthmus.orchestration.project import Project\n"
+            "from isthmus.orchestration.recording.collect import collect\nrename = Path.rename\n"
+            f"def killed(path, target):\n    if {when == 'after'}: rename(path, target)\n"
+            "    if 'damaged' in str(target): os.kill(os.getpid(), signal.SIGKILL)\n"
+            "    return rename(path, target)\nPath.rename = killed\ncollect(Project(Path(sys.argv[1])))"
+        )
+        ended = subprocess.run([sys.executable, "-c", program, str(opened.root)], check=False)
+        assert ended.returncode == -9
+        found = [*segments(opened.spool), *damaged_folder(opened).iterdir()]
+        assert [path.read_bytes() for path in found] == [content]
+        assert len(set(_ids(opened))) == len(_ids(opened)) == 6
+    assert collect(opened) == Collected()
+
+
+class _Stop(BaseException):
+    """As Ctrl-C."""
+
+
+def test_what_repeats_goes_on_after_any_exception_and_ends_when_it_is_told() -> None:
+    said: list[str] = []
+    raised = iter([OverflowError("int too big"), KeyError("k"), KeyError("k"), RecursionError("deep"), None, _Stop()])
+
+    def turn() -> str:
+        error = next(raised)
+        if error is not None:
+            raise error
+        return ""
+
+    with pytest.raises(_Stop):
+        repeat(turn, 0, said.append)
+    assert [text.partition(" at ")[0] for text in said] == ["OverflowError", "KeyError", "RecursionError"]
+    assert all("turn:" in text for text in said), "a place to begin to look at"

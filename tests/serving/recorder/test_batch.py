@@ -1,8 +1,10 @@
 """What a segment gives back: whole batches, whatever came behind them."""
 
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -10,11 +12,14 @@ from isthmus.features.types import Float32, String
 from isthmus.features.values.columns import Values, from_python
 from isthmus.serving.recorder.batch import (
     HEAD,
+    MAGIC,
     PACK,
+    VERSION,
     Batch,
     DamagedBatchError,
     Group,
     OtherVersionError,
+    ViewRows,
     batches,
     encoded,
     size,
@@ -111,3 +116,65 @@ def test_the_digest_of_tensors_has_their_names_types_shapes_and_bits() -> None:
     assert len(set(found)) == len(found)
     assert tensors_digest(dict(reversed(first.items()))) == found[0]
     assert 0 <= min(found) <= max(found) < 1 << 64
+
+
+def _answers(**columns: Any) -> Group:
+    """Two answers of two rows each over a view, with other values in some columns of `Group`."""
+    numbers = {"sequence": 1, "at": 5, "seconds": 0.0, "caller": 0, "rows": 2, "template": 0, "length": 2}
+    numbers |= {name: columns.pop(name) for name in list(columns) if name in numbers}
+    view = ViewRows("v", "h", bytes(32), bytes(32), bytes(32), columns.pop("status", bytes(4)))
+    fields: dict[str, Any] = {
+        "requests": b"{}{}",
+        "outputs": bytes(16),
+        "width": 1,
+        "digest": b"",
+        "contract": "c0ffee",
+    } | columns
+    return Group(
+        "predict", fields["contract"], "", "", PACK(*numbers.values()) * 2, fields["requests"], (view,),
+        fields["outputs"], fields["width"], fields["digest"], (), ((b"", b""),),
+    )  # fmt: skip
+
+
+def _sealed(payload: bytes) -> bytes:
+    return HEAD.pack(MAGIC, VERSION, len(payload), zlib.crc32(payload)) + payload
+
+
+WRONG: dict[str, bytes | bytearray] = {
+    "no batch": _sealed(b"\xc1"),
+    "text that is none": _sealed(b"\x97\xa1\xff\x01\x05\x00\xa0\x91\xa0\x90"),
+    "nested without end": _sealed(b"\x91" * 100_000),
+    **{
+        name: encoded(msgspec.structs.replace(FIRST, **{name: value}))
+        for name, value in {"number": 1 << 60, "written": 1 << 62, "dropped": -1}.items()
+    },
+    "number 0": encoded(msgspec.structs.replace(FIRST, number=0)),
+    **{
+        f"{name} {value!r:.20}": encoded(msgspec.structs.replace(FIRST, groups=(_answers(**{name: value}),)))
+        for name, value in [
+            ("caller", 1), ("caller", -1), ("template", 1), ("template", -1), ("rows", -2), ("length", -2),
+            ("at", 1 << 62), ("at", -(1 << 62)), ("sequence", -1), ("requests", b"{}"), ("outputs", b"ab"),
+            ("width", -1), ("digest", b"ab"), ("contract", "../../x"), ("contract", "a\0b"), ("status", b"\0\0\0\x09"),
+        ]
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_batch_that_is_wrong_inside_hides_none_behind_it(wrong: str) -> None:
+    right = encoded(msgspec.structs.replace(SECOND, groups=(_answers(),)))
+    read = _read(bytes(WRONG[wrong]) + bytes(right))
+    assert read.whole == [2]
+    assert read.problem.startswith("DamagedBatchError: has a batch at byte 13 that ")
+
+
+def test_no_batch_is_found_within_a_damaged_one() -> None:
+    """A request holds whatever its caller wants: none may put answers into the table."""
+    planted = bytes(encoded(SECOND))
+    outer = _answers(requests=b"{}" + planted)
+    whole = bytearray(encoded(msgspec.structs.replace(FIRST, groups=(outer,))))
+    assert planted in whole
+    for place in (0, 4, 5, 20, len(whole) - 1):
+        altered = bytearray(whole)
+        altered[place] ^= 1
+        assert _read(altered).whole == []

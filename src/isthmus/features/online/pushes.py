@@ -5,7 +5,7 @@ Both cannot be one step: in a cluster the stream is on one node, and the rows ar
 killed in between leaves rows of a push that nobody has confirmed; the next materialization writes them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,6 +17,9 @@ from isthmus.features.online import record
 from isthmus.features.redis.pipeline import Client, run
 from isthmus.features.redis.routing import Command, Script
 
+_MOMENT, _SEQUENCE = 41, 22
+"""Bits of the two numbers of an id, a millisecond and the count of its rows, in the place that we make of it."""
+
 # All rows of a push, or none if too many would wait. Replies with the rows that it has appended, and how many wait.
 APPEND = Script("""
 local call, stream = redis.call, KEYS[1]
@@ -24,6 +27,34 @@ local waiting, rows = call('XLEN', stream), (#ARGV - 2) / 2
 if waiting + rows > tonumber(ARGV[1]) then return {0, waiting} end
 for i = 3, #ARGV, 2 do call('XADD', stream, '*', 'k', ARGV[i], 'r', ARGV[i + 1], 'a', ARGV[2]) end
 return {rows, waiting + rows}
+""")
+
+# Gives entries whose ids have no place, which a clock that has jumped leaves and every clock from 2039 on, ids after
+# those before them: by the clock until 12 days before the end of the range, and then one after the other.
+_RENUMBER = Script(f"""
+if redis.replicate_commands then redis.replicate_commands() end -- before Redis 7, to write after TIME
+local call, stream, clock = redis.call, KEYS[1], redis.call('TIME')
+local now = math.min(clock[1] * 1000, {(1 << _MOMENT) - (1 << 30)})
+local entries, ms, seq = call('XRANGE', stream, '-', '+'), 0, 0
+for _, entry in ipairs(entries) do -- more values have no room in a call, and half of the entries must not be gone
+  if #entry[2] > 4000 then return redis.error_reply('WRONGTYPE an entry is of another program') end
+end
+call('DEL', stream)
+for _, entry in ipairs(entries) do
+  local own, count = string.match(entry[1], '(%d+)-(%d+)')
+  own, count = tonumber(own), tonumber(count)
+  if own < {1 << _MOMENT} and count < {1 << _SEQUENCE} and (own > ms or (own == ms and count > seq)) then
+    ms, seq = own, count
+  elseif now > ms then
+    ms, seq = now, 0
+  elseif seq + 1 < {1 << _SEQUENCE} then
+    seq = seq + 1
+  else
+    ms, seq = ms + 1, 0
+  end
+  call('XADD', stream, string.format('%.0f-%.0f', ms, seq), unpack(entry[2]))
+end
+return {{#entries}}
 """)
 
 _RESTORE = Script("""
@@ -35,9 +66,6 @@ call('XTRIM', stream, 'MINID', ARGV[2])
 return {1}
 """)
 
-_SEQUENCE = 22
-"""Bits of the second number of an id, which counts the rows of a millisecond, in the number that we make of an id."""
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -46,7 +74,7 @@ class Entry:
     Attributes:
         place: its id as one number; rises along the stream.
         name: the entity key.
-        row: the packed row.
+        row: the packed row; of an entry of another program, no row of any view.
         accepted: when the push was accepted, microseconds since 1970 UTC.
     """
 
@@ -84,7 +112,7 @@ def backlog(replies: Sequence[Any]) -> Backlog:
     # The last collected entry stays, and a stream that was lost begins with an entry without a row.
     if entries and (entries[0][0] == collected or b"" in entries[0][1]):
         length, entries = length - 1, entries[1:]
-    return Backlog(length, moment(_place(entries[0][0])) if entries else None)
+    return Backlog(length, min(_numbers(entries[0][0])[0], 1 << _MOMENT) * 1000 if entries else None)
 
 
 def _collected(project: str, table: str) -> bytes:
@@ -108,7 +136,7 @@ def require_room(table: str, counts: Sequence[int], rows: int) -> None:
 
 def newest(client: Client, project: str, table: str) -> int:
     """The place of the last entry of a stream; -1 if it has none."""
-    entries = cast("list[Any]", client.xrevrange(stream(project, table), count=1))
+    entries = _entries(client, project, table, lambda name: client.xrevrange(name, count=1))
     return _place(entries[0][0]) if entries else -1
 
 
@@ -121,14 +149,50 @@ def waiting(
         redis.RedisError: Redis does not answer, or refuses.
     """
     first, last = "-" if after < 0 else f"({_id(after)}", "+" if until is None else _id(max(until, 0))
-    entries = cast("list[Any]", client.xrange(stream(project, table), first, last, count=count))
-    try:
-        found = [Entry(_place(name), fields[b"k"], fields[b"r"], int(fields[b"a"])) for name, fields in entries]
-    except (KeyError, ValueError) as error:
-        raise redis.ResponseError(
-            f"WRONGTYPE {stream(project, table).decode()} has entries of another program"
-        ) from error
-    return [entry for entry in found if entry.row]
+    entries = _entries(client, project, table, lambda name: client.xrange(name, first, last, count=count))
+    return [entry for entry in (_entry(_place(name), fields) for name, fields in entries) if entry.row]
+
+
+def _entries(client: Client, project: str, table: str, read: Callable[[bytes], Any]) -> list[Any]:
+    """The entries that `read` finds in a stream, once all of them have places."""
+    name = stream(project, table)
+    entries: list[Any] = read(name)
+    if any(ms >> _MOMENT or count >> _SEQUENCE for ms, count in (_numbers(entry[0]) for entry in entries)):
+        run(client, _RENUMBER, [], [([name], [])])
+        entries = read(name)
+    return entries
+
+
+def _entry(place: int, fields: Mapping[bytes, bytes]) -> Entry:
+    with suppress(KeyError, ValueError):
+        return Entry(place, fields[b"k"], fields[b"r"], int(fields[b"a"]))
+    return Entry(place, b"", b"?", -1)
+
+
+def aside(project: str, table: str) -> bytes:
+    """The Redis key of the stream of entries that could not be read."""
+    return record.beside(project, table, "aside")
+
+
+def set_aside(client: Client, project: str, table: str, entries: Iterable[Entry]) -> None:
+    """Copies entries to the stream of those that could not be read. A run that was killed does so again, in vain."""
+    name = aside(project, table)
+    for place in (_id(entry.place) for entry in entries):
+        if not client.xrange(name, place, place):
+            for _, fields in cast("list[Any]", client.xrange(stream(project, table), place, place)):
+                try:
+                    client.xadd(name, fields, id=place)
+                except redis.ResponseError:  # What is there has come later, by a clock that went back.
+                    client.xadd(name, fields)
+
+
+def put_back(client: Client, project: str, table: str) -> None:
+    """Appends what was set aside to the stream again. If it is killed, an entry may come twice, as one row."""
+    for name, fields in cast("list[Any]", client.xrange(aside(project, table))):
+        if fields.keys() >= {b"k", b"r"} and fields.get(b"a", b"").isdigit():
+            arguments = [b"%d" % (1 << 62), fields[b"a"], fields[b"k"], fields[b"r"]]
+            run(client, APPEND, arguments, [([stream(project, table)], [])])
+            client.xdel(aside(project, table), name)
 
 
 def trim(client: Client, project: str, table: str, place: int) -> int:
@@ -170,8 +234,11 @@ def _id(place: int) -> str:
     return f"{place >> _SEQUENCE}-{place & ((1 << _SEQUENCE) - 1)}"
 
 
-def _place(name: bytes) -> int:
+def _numbers(name: bytes) -> tuple[int, int]:
     milliseconds, _, count = name.partition(b"-")
-    if int(count) >> _SEQUENCE:
-        raise ValueError(name)
-    return int(milliseconds) << _SEQUENCE | int(count)
+    return int(milliseconds), int(count)
+
+
+def _place(name: bytes) -> int:
+    milliseconds, count = _numbers(name)
+    return milliseconds << _SEQUENCE | count

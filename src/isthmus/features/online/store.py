@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import redis
 from redis.lock import Lock
 
 from isthmus.features.contract.contract import Contract, ViewContract
-from isthmus.features.online import pushes, scripts
+from isthmus.features.online import loss, pushes, scripts
 from isthmus.features.online import record as records
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.online.pushes import Backlog
@@ -283,7 +284,30 @@ class OnlineStore:
         """Removes a definition of a view: its rows, its record and what is noted beside them."""
         self.client.hdel(self._records, view.online_name)
         self._remove(view, self._names(view), EVERYTHING)
-        self.client.delete(self._suspects(view).decode())
+        for name in (self._suspects(view), loss.sample(self.contract.project, view)):
+            self.client.delete(name.decode())
+
+    def keep_sample(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]]) -> None:
+        """Stores the keys by which a check sees that rows of a view are gone."""
+        names = entity_keys(self.contract.project, view.keys, keys)
+        self.client.set(loss.sample(self.contract.project, view).decode(), msgspec.msgpack.encode(names))
+
+    def lacks_sample(self, view: ViewContract) -> bool:
+        """Whether a row of the sample is gone."""
+        keys = cast("bytes | None", self.client.get(loss.sample(self.contract.project, view).decode()))
+        return keys is not None and not all(self._exist(view, msgspec.msgpack.decode(keys)))
+
+    def losses(self, written: loss.Materialized) -> loss.Losses:
+        """What Redis has lost of the contract's views, of which these materializations are known."""
+        views = list(self.contract.views.values())
+        steps = loss.check(self.contract.project, views, written, self._info())
+        commands = next(steps)
+        try:
+            while True:
+                commands = steps.send(ask(self.client, commands))
+        except StopIteration as end:
+            found: loss.Losses = end.value
+        return found
 
     def missing(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]]) -> int:
         """How many of these keys have no row of the view."""

@@ -10,12 +10,14 @@ back with an older state: what waited there is lost, and a run says so.
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
 
+from isthmus.features import clock
 from isthmus.features.contract.contract import ViewContract
-from isthmus.features.errors import DataError
+from isthmus.features.errors import DataError, first_line
 from isthmus.features.offline.canonical import declared_schema
 from isthmus.features.offline.pushes import ACCEPTED, CONTRACT, PushLog
 from isthmus.features.offline.store import OfflineStore
@@ -23,7 +25,7 @@ from isthmus.features.online import pushes
 from isthmus.features.online.pushes import Entry
 from isthmus.features.redis.pipeline import Client
 from isthmus.features.values.arrow import to_arrow
-from isthmus.features.values.columns import from_python
+from isthmus.features.values.columns import Ints, from_python
 from isthmus.features.values.entitykey import decode_values, key_prefix
 from isthmus.features.values.rows import RowCodec
 
@@ -40,12 +42,16 @@ class Collected:
         logged: of these, those that no run had brought before.
         added: rows that the table has more than before.
         lost_after: if Redis has lost the stream, from when on pushed rows may be lost, microseconds since 1970 UTC.
+        aside: entries that could not be read, and were set aside in Redis.
+        why: what is wrong with the last of these.
     """
 
     rows: int = 0
     logged: int = 0
     added: int = 0
     lost_after: int | None = None
+    aside: int = 0
+    why: str = ""
 
 
 def collect(
@@ -53,12 +59,14 @@ def collect(
 ) -> Collected:
     """Brings all rows that were pushed for a table by now into the history; `definitions` are all that they may be of.
 
+    An entry that cannot be read, or is of no known definition, is set aside: it keeps no other row waiting.
+
     Raises:
-        DataError: a table cannot be read or written, or a row is of an unknown definition. Nothing is lost.
+        DataError: a table cannot be read or written. Nothing is lost.
         redis.RedisError: Redis does not answer, or refuses. Likewise.
     """
-    rows = logged = added = 0
-    seen = -1
+    rows = logged = added = set_aside = 0
+    seen, why = -1, ""
     log = PushLog(offline.root, table, offline.storage_options)
     last = before = log.last()
     while not (intact := last < 0 or pushes.holds(client, project, table, last)) and (later := log.last()) != last:
@@ -69,21 +77,23 @@ def collect(
     if intact and entries and entries[0].place == last == pushes.collected(client, project, table):
         del entries[0]  # The run that brought it has come to its end.
     while entries:
-        parts = [
-            (stored(project, view, [entries[place] for place in places]), places)
-            for view, places in _by_definition(table, entries, definitions)
-        ]
-        order = np.argsort(np.concatenate([places for _, places in parts]))
-        whole = pa.concat_tables([part for part, _ in parts], promote_options="default").take(pa.array(order))
-        logged += log.append(whole, np.array([entry.place for entry in entries], np.int64), intact=intact)
-        added += _extend(offline, log, definitions, whole)
+        parts, wrong = _parts(project, entries, definitions)
+        if wrong:
+            pushes.set_aside(client, project, table, [entries[n] for n in sorted(wrong)])
+            set_aside, why = set_aside + len(wrong), wrong[max(wrong)]
+        if parts:
+            taken = np.concatenate([places for _, places in parts])
+            whole = pa.concat_tables([part for part, _ in parts], promote_options="default")
+            whole, taken = whole.take(pa.array(np.argsort(taken))), np.sort(taken)
+            logged += log.append(whole, np.array([entries[n].place for n in taken], np.int64), intact=intact)
+            added += _extend(offline, log, definitions, whole)
+            rows += len(taken)
         seen = entries[-1].place
         pushes.trim(client, project, table, seen)
-        rows += len(entries)
         entries = pushes.waiting(client, project, table, lot, seen, end)
     if not intact and (last := log.last()) > seen:
         pushes.restore(client, project, table, last, seen)
-    return Collected(rows, logged, added, None if intact else pushes.moment(before))
+    return Collected(rows, logged, added, None if intact else pushes.moment(before), set_aside, why)
 
 
 def _extend(offline: OfflineStore, log: PushLog, definitions: Sequence[ViewContract], rows: pa.Table) -> int:
@@ -106,6 +116,8 @@ def stored(project: str, view: ViewContract, entries: Sequence[Entry]) -> pa.Tab
     block = codec.decode(packed)
     if not codec.intact(packed, block).all():
         raise DataError(f"pushed rows of {view.table}", "a row is not what was pushed", remedy=_REMEDY)
+    if not ((block.event >= _FIRST) & (block.event <= _LAST) & (block.known >= _FIRST) & (block.known <= _LAST)).all():
+        raise DataError(f"pushed rows of {view.table}", "a row has a time without a date", remedy=_REMEDY)
     prefix = key_prefix(project, view.keys)
     try:
         keys = list(zip(*(decode_values(entry.name.removeprefix(prefix)) for entry in entries), strict=True))
@@ -127,19 +139,31 @@ def stored(project: str, view: ViewContract, entries: Sequence[Entry]) -> pa.Tab
 
 
 _REMEDY = "see which program writes to that stream: nothing was removed from it"
+_FIRST, _LAST = (clock.micros(datetime(*day, tzinfo=UTC)) for day in ((1, 1, 1), (9999, 12, 31)))
+
+_Parts = list[tuple[pa.Table, Ints]]
 
 
-def _by_definition(
-    table: str, entries: Sequence[Entry], definitions: Iterable[ViewContract]
-) -> Iterable[tuple[ViewContract, "np.ndarray[tuple[int], np.dtype[np.int64]]"]]:
-    """The entries of each definition, by their places."""
-    known = {view.prefix: view for view in definitions}
-    prefixes = [entry.row[1:9] for entry in entries]
-    for prefix in dict.fromkeys(prefixes):
+def _parts(
+    project: str, entries: Sequence[Entry], definitions: Iterable[ViewContract]
+) -> tuple[_Parts, dict[int, str]]:
+    """The rows of each definition with their places among the entries; and the places of the rest, with the reasons."""
+    known, parts, wrong = {view.prefix: view for view in definitions}, _Parts(), dict[int, str]()
+    groups: dict[bytes, list[int]] = {}
+    for n, entry in enumerate(entries):
+        groups.setdefault(entry.row[1:9], []).append(n)
+    left = list(groups.items())
+    while left:
+        prefix, own = left.pop()
         if prefix not in known:
-            raise DataError(
-                f"pushed rows of {table}", f"{prefixes.count(prefix):,} are of contract {prefix.hex()}, which is gone",
-                expected=" or ".join(view.prefix.hex() for view in known.values()),
-                remedy="apply the definitions that they were pushed to, then run `isthmus collect`",
-            )  # fmt: skip
-        yield known[prefix], np.array([n for n, mine in enumerate(prefixes) if mine == prefix])
+            wrong |= dict.fromkeys(own, f"is of contract {prefix.hex()}, which is gone" if prefix else "is no row")
+            continue
+        try:
+            parts.append((stored(project, known[prefix], [entries[n] for n in own]), np.array(own)))
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, no other row waits for this one
+            half = len(own) // 2
+            left += [(prefix, own[:half]), (prefix, own[half:])] if half else []
+            wrong |= {} if half else {own[0]: error.found if isinstance(error, DataError) else first_line(error)}
+    return parts, wrong

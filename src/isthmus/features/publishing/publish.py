@@ -27,6 +27,7 @@ from isthmus.features.offline.log import Materialization, MaterializationLog
 from isthmus.features.offline.scan import in_lots
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online import record as published
+from isthmus.features.online.loss import SAMPLE
 from isthmus.features.online.record import Published
 from isthmus.features.online.store import EVERYTHING, LEASE_SECONDS, OnlineStore, WriteCounts
 from isthmus.features.publishing.diff import RowsDiff
@@ -228,6 +229,8 @@ class _Run:
             removed = self.store.remove(view, key_values(view, keys), horizon) if len(keys) else 0
             stamp = changes.stamp
         self.lease.require()
+        places = np.unique(np.linspace(0, len(state.content), SAMPLE, endpoint=False, dtype=np.int64))
+        self.store.keep_sample(view, key_values(view, state.keys.take(places[: len(state.content)])))
         require_same(self.lease.url, self.servers, self.store.servers())
         if self.store.record_text(view) != self.record:
             self.lease.refuse()
@@ -281,7 +284,7 @@ class _Run:
                 return None  # That version is gone.
         probes = np.unique(np.linspace(0, len(base.content), _PROBES, endpoint=False, dtype=np.int64))
         missing = self.store.missing(view, key_values(view, base.keys.take(probes[: len(base.content)])))
-        return None if missing else base
+        return None if missing or self.store.lacks_sample(view) else base
 
     def _send(self, state: LatestRows, places: Places, until: int | None) -> WriteCounts:
         """Writes rows in parts, since their Python values take several times the memory of Arrow."""

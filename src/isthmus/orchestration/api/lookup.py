@@ -8,6 +8,8 @@ import orjson
 
 from isthmus.features.contract.contract import Column
 from isthmus.features.errors import RequestError
+from isthmus.features.online import loss
+from isthmus.features.online.store import OnlineStore
 from isthmus.features.redis.connection import answering, connect
 from isthmus.features.types import Bytes, String
 from isthmus.orchestration.project import Project
@@ -45,6 +47,9 @@ def lookup(project: Project, name: str, arguments: Sequence[str]) -> dict[str, A
     with project.redis() as url, answering(url):
         client = connect(url)
         answers = wanted.plan.read(client, inputs.keys, project.now())
+        if project.settings.server.missing == "refuse":
+            losses = OnlineStore(client, state.contract).losses(loss.read(project.state / loss.FILE))
+            loss.require_rows(losses.views, wanted.plan.views, answers)
         client.close()
     computed = wanted.compute(inputs.request, answers) if wanted.computes else {}
     answer: dict[str, Any] = orjson.loads(wanted.encode(inputs.keys, inputs.rows, answers, computed))

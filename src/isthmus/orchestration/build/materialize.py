@@ -11,6 +11,7 @@ from functools import partial
 from isthmus.features.contract.contract import Contract
 from isthmus.features.offline.latest import LatestRows, Places
 from isthmus.features.offline.store import OfflineStore
+from isthmus.features.online import loss
 from isthmus.features.online.store import OnlineStore, WriteCounts
 from isthmus.features.progress import Progress, silent
 from isthmus.features.publishing.publish import Materialized, Send, publish, require_same
@@ -50,11 +51,17 @@ def materialize(
     with project.redis() as url, connect(url) as client, _executors(project, contract, offline, url) as send:
         store = OnlineStore(client, contract)
         with answering(url):
-            servers = store.servers()
+            servers, policy = store.servers(), store.losses({}).policy
+        if policy:
+            progress(policy, 0.0)
         for n, (name, history) in enumerate(histories.items()):
             progress(f"writing {name}", n / len(names))
             waiting = partial(progress, f"waiting for another run that writes {name}", n / len(names))
             written[name] = publish(store, url, offline, history, project.now, full=full, send=send, waiting=waiting)
+            with answering(url), project.locked("materialized"):
+                record = store.published(history.view)
+                if record is not None and not record.pending:
+                    loss.note(project.state / loss.FILE, history.view, record)
         with answering(url):
             require_same(url, servers, store.servers())
             progress("all rows are written", 1.0)

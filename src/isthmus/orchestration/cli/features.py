@@ -84,6 +84,7 @@ def collect(
     follow: Annotated[
         bool, typer.Option("--follow", help="Again and again, every `[stores] history_seconds`, until it is ended.")
     ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also what could not be read before.")] = False,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -94,7 +95,7 @@ def collect(
     if follow:
         run.follow(opened, say)
     with progress() as bar:
-        collected = run.collect(opened, progress=bar)
+        collected = run.collect(opened, again=again, progress=bar)
     present({name: asdict(counts) for name, counts in collected.items()}, as_json=as_json)
 
 

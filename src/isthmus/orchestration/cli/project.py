@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from isthmus.orchestration.cli.options import JsonOption, ProjectOption, local, open_project
-from isthmus.orchestration.cli.screens.terminal import present, progress, write_json
+from isthmus.orchestration.cli.screens.terminal import judge, present, progress, write_json
 from isthmus.orchestration.scaffold import Example
 
 verbs = typer.Typer()
@@ -45,7 +45,8 @@ def status(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show where the project stands: tables, online rows, drift, models, verdicts, deployments and last runs."""
+    """Show where the project stands: tables, online rows, models and runs. Exit code 3 if Redis has lost rows."""
+    from isthmus.orchestration.status import require_rows
     from isthmus.orchestration.status import status as run
 
     with progress() as bar:
@@ -53,7 +54,7 @@ def status(
         report = run(opened, measure=measure, progress=bar)
     # The server shows it, too.
     report.write(opened.state)
-    present(report.as_dict(), report.screen, as_json=as_json)
+    judge(report.as_dict(), report.screen, partial(require_rows, report), as_json=as_json)
 
 
 @verbs.command()

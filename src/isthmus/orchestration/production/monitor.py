@@ -23,7 +23,7 @@ from isthmus.features.files import write_atomically
 from isthmus.features.package.manifest import read_package
 from isthmus.features.production import InputDrift, Loss, PackageQuality, Production, SliceQuality, production_file
 from isthmus.features.progress import Progress, silent
-from isthmus.orchestration.api.collect import repeat
+from isthmus.orchestration.api.collect import repeat, sentence
 from isthmus.orchestration.frames import source_frames, spine_columns
 from isthmus.orchestration.production import figures
 from isthmus.orchestration.production.answers import Answered, answered, package_folder
@@ -115,9 +115,9 @@ def follow(project: Project, name: str | None, say: Callable[[str], None], stopp
         for each in names:
             try:
                 result = monitor(project, each)
-            except IsthmusError as error:
-                # Of several, one may have no measure, as ranks; and what one lacks is no reason to leave out the next.
-                problems += [] if isinstance(error, RequestError) and name is None else [f"{each}: {error}"]
+            except Exception as error:  # noqa: BLE001 - what one lacks is no reason to leave out the next
+                # Of several, one may have no measure, as ranks.
+                problems += [] if isinstance(error, RequestError) and name is None else [f"{each}: {sentence(error)}"]
                 continue
             for bound in (bound for bound in result.bounds if bound.broken):
                 say(f"{each}: {said(bound)}, expected {wanted(bound)}")

@@ -5,30 +5,33 @@ the segments go that have their end. A run that was killed at any moment is fini
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 
+import pyarrow as pa
 import pyarrow.dataset as ds
 
 from isthmus.features import clock
 from isthmus.features.contract.contract import Contract
-from isthmus.features.errors import DataError, IsthmusError, RequestError
+from isthmus.features.errors import DataError, IsthmusError, RequestError, first_line
 from isthmus.features.files import write_atomically
 from isthmus.features.package.manifest import open_package, read_contract
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.api.collect import repeat
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.recording.table import RecordedAnswers
+from isthmus.orchestration.recording.table import RecordedAnswers, answers_of
 from isthmus.serving.deployment.cache import folder_of
 from isthmus.serving.recorder.batch import Batch, DamagedBatchError, OtherVersionError, batches, count, size
 from isthmus.serving.recorder.options import Recording
-from isthmus.serving.recorder.spool import ended, note_collected, segments
+from isthmus.serving.recorder.spool import SUFFIX, ended, note_collected, segments
 
 LOT = 1 << 16
 """Answers of a commit, about."""
+_AGAIN = ".again"
+"""What a segment that was set aside has in its name when it is put back."""
 BYTES = 64 << 20
 """Of the answers of a commit: one may have ten thousand rows."""
 
@@ -53,6 +56,7 @@ class _Lot:
     """Batches of a commit, and the segments that go, or are put aside, once they are in the table."""
 
     batches: list[Batch] = field(default_factory=list)
+    parts: list[pa.Table] = field(default_factory=list)
     over: list[Path] = field(default_factory=list)
     damaged: list[Path] = field(default_factory=list)
     answers: int = 0
@@ -67,6 +71,16 @@ class _Problems:
     damaged: set[Path] = field(default_factory=set)
     other: set[Path] = field(default_factory=set)
 
+    def note(self, path: Path, problem: str, *, over: bool) -> None:
+        """Notes that a part of a segment cannot be read, unless that is still being written."""
+        if over:
+            self.damaged.add(path)
+            back = f"{path.stem}{_AGAIN}{SUFFIX}"
+            self.sentences.append(
+                f"{path.name} {problem}: what was whole is in the table, and the file is in recorded/damaged; once it "
+                f"is mended, put it back into recorded/spool as {back}"
+            )
+
 
 def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) -> Collected:
     """Brings all answers that are in the spool by now into the table, each once.
@@ -79,29 +93,34 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
     with project.locked("recorded"):
         began = time.time()
         found = segments(project.spool)
-        last = table.last(list(dict.fromkeys(_run(path) for path in found)))
+        last = table.last(list(dict.fromkeys(map(_run, found))))
         waiting = _Lot()
         for number, path in enumerate(found):
             progress("collecting recorded answers", number / len(found))
             # Before it is read: what comes behind that is for the next run.
-            over = ended(path)
+            over, again = ended(path), table.batches(_run(path)) if _AGAIN in path.name else None
             for batch in _whole(path, problems, over=over):
-                before = last.setdefault(batch.run, 0)
-                if batch.number <= before:
+                before = last[batch.run]
+                if batch.number in again if again is not None else batch.number <= before:
                     continue
-                missing += batch.number - before - 1
-                last[batch.run] = batch.number
+                try:
+                    waiting.parts.append(answers_of(batch))
+                except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
+                    problems.note(path, f"has a batch that cannot be collected ({first_line(error)})", over=over)
+                    continue
+                missing += max(batch.number - before - 1, 0)
+                last[batch.run] = max(before, batch.number)
                 waiting.batches.append(batch)
                 waiting.answers += count(batch)
                 waiting.size += size(batch)
                 if waiting.answers >= lot or waiting.size >= BYTES:
-                    answers += _commit(project, table, waiting)
+                    answers += _commit(project, table, waiting, last)
                     waiting = _Lot()
             if path in problems.damaged:
                 waiting.damaged.append(path)
             elif over and path not in problems.other:
                 waiting.over.append(path)
-        answers += _commit(project, table, waiting)
+        answers += _commit(project, table, waiting, last)
         keep = (project.settings.server.record or Recording()).keep_days
         if keep is not None:
             table.keep(keep, clock.now())
@@ -115,11 +134,11 @@ def follow(project: Project, say: Callable[[str], None], stopped: Event | None =
     repeat(lambda: "\n".join(collect(project).problems), project.settings.stores.history_seconds, say, stopped)
 
 
-def _commit(project: Project, table: RecordedAnswers, lot: _Lot) -> int:
+def _commit(project: Project, table: RecordedAnswers, lot: _Lot, last: Mapping[str, int]) -> int:
     added = 0
     if lot.batches:
         keep_contracts(project, {group.contract for batch in lot.batches for group in batch.groups})
-        added = table.append(lot.batches)
+        added = table.append(lot.batches, lot.parts, last)
     for path in lot.over:
         path.unlink(missing_ok=True)
     for path in lot.damaged:
@@ -167,19 +186,18 @@ def _run(path: Path) -> str:
 def _whole(path: Path, problems: _Problems, *, over: bool) -> Iterator[Batch]:
     """The whole batches of a segment; `over` is whether it has its end."""
     try:
-        segment = path.read_bytes()
+        for batch in batches(path.read_bytes()):
+            if batch.run == _run(path):
+                yield batch
+            else:
+                problems.note(path, f"has a batch of {batch.run!r:.20}", over=over)
     except FileNotFoundError:  # removed to make room
         return
-    try:
-        yield from batches(segment)
     except OtherVersionError as error:
         problems.other.add(path)
         problems.sentences.append(f"{path.name} {error}: collect it with the version of Isthmus that wrote it")
-    except DamagedBatchError as error:
-        # Else it is being written.
-        if over:
-            problems.damaged.add(path)
-            problems.sentences.append(f"{path.name} {error}: what was whole is in the table")
+    except (DamagedBatchError, OSError) as error:
+        problems.note(path, str(error), over=over)
 
 
 def contracts_folder(project: Project) -> Path:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -85,17 +86,27 @@ class RecordedAnswers:
             found = {run: None if table is None else table.transaction_version(_APPLICATION + run) for run in runs}
         return {run: version or 0 for run, version in found.items()}
 
-    def append(self, batches: Sequence[Batch]) -> int:
+    def batches(self, run: str) -> set[int]:
+        """The numbers of the batches of a run that are here."""
+        return set(self.read(ds.field("run") == run, ["run", "sequence", "batch"])["batch"].to_pylist())
+
+    def append(
+        self,
+        batches: Sequence[Batch],
+        parts: Sequence[pa.Table] | None = None,
+        known: Mapping[str, int] = MappingProxyType({}),
+    ) -> int:
         """Adds the answers of batches, all or none, and notes the last batch of each run; returns their number.
+
+        `parts` are `answers_of` them, and `known` has a run's last batch, if one of these may be an earlier batch.
 
         Raises:
             DataError: the table cannot be written, or another process has written to it meanwhile.
         """
-        parts = [answers(batch, group) for batch in batches for group in batch.groups]
-        rows = pa.concat_tables(parts) if parts else SCHEMA.empty_table()
-        last: dict[str, int] = {}
+        rows = pa.concat_tables([SCHEMA.empty_table(), *(map(answers_of, batches) if parts is None else parts)])
+        last = {batch.run: known.get(batch.run, 0) for batch in batches}
         for batch in batches:
-            last[batch.run] = max(last.get(batch.run, 0), batch.number)
+            last[batch.run] = max(last[batch.run], batch.number)
         noted = [Transaction(_APPLICATION + run, number) for run, number in last.items()]
         properties = CommitProperties(app_transactions=noted, max_commit_retries=0)
         with self._writing():
@@ -182,6 +193,11 @@ class RecordedAnswers:
 def _days(table: DeltaTable) -> Counter[date]:
     """The days, and how many files each has."""
     return Counter(file["day"] for file in pa.table(table.get_add_actions())["partition"].to_pylist())
+
+
+def answers_of(batch: Batch) -> pa.Table:
+    """The answers of a batch, a row each; a ValueError or an Arrow error if that has what no column takes."""
+    return pa.concat_tables([SCHEMA.empty_table(), *(answers(batch, group) for group in batch.groups)])
 
 
 def answers(batch: Batch, group: Group) -> pa.Table:

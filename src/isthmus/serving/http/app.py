@@ -4,7 +4,7 @@ import asyncio
 import gc
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +65,8 @@ _HTML = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
 }
 _UP = orjson.dumps({"status": "up"})
+LOOK_SECONDS = 1.0
+"""Between two looks at what Redis has lost."""
 
 
 class Handlers:
@@ -74,8 +76,11 @@ class Handlers:
         self._settings = settings
         self._now = settings.now
         self._limits = settings.limits
-        self._store = Store(settings.redis, settings.limits, settings.check_share)
         self._watch = Watch(Path(settings.contract), Path(settings.deployment), settings.public_key, settings.batch)
+        self._store = Store(
+            settings.redis, settings.limits, settings.check_share, lambda: self._watch.written,
+            refuse=settings.missing == "refuse",
+        )  # fmt: skip
         folder = os.environ.get(METRICS_FOLDER) if settings.workers > 1 else None
         objective = settings.latency_objective_ms
         self.metrics = Metrics(
@@ -111,8 +116,14 @@ class Handlers:
         gc.freeze()
         gc.set_threshold(10_000)
         tasks = [
-            asyncio.create_task(work)
-            for work in (self._watch.run(), self.metrics.share(), self._predictions.shadow.run(), self._write_latency())
+            asyncio.create_task(_kept_up(work))
+            for work in (
+                self._watch.run,
+                self.metrics.share,
+                self._predictions.shadow.run,
+                self._write_latency,
+                self._follow_rows,
+            )
         ]
         try:
             yield
@@ -127,6 +138,14 @@ class Handlers:
             if self._latency:
                 self._latency.close()
             await self._store.close()
+
+    async def _follow_rows(self) -> None:
+        """Looks every second whether Redis has lost rows, until it is canceled."""
+        while True:
+            with suppress(IsthmusError):  # requests say so
+                state = self._watch.state
+                await self._store.look(state.contract.project, state.stored)
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def _write_latency(self) -> None:
         """Writes down every second how fast this process answers, until it is canceled."""
@@ -251,6 +270,7 @@ class Handlers:
         state = self._watch.state
         contract = state.contract
         await self._store.ping(contract)
+        await self._store.require_whole(contract.project, state.stored)
         model = state.model.deployment.model if state.model else None
         answer = messages.Ready("ready", contract.project, contract.hash, model)
         return reply(msgspec.json.encode(answer), contract.hash)
@@ -262,7 +282,9 @@ class Handlers:
             state, at = self._watch.state, self._at()
             gauges.rows = await self._store.rows(state.contract.project, state.contract.views.values(), at)
             gauges.earlier = await self._store.rows(state.contract.project, state.earlier_views, at)
-            gauges.ready = True
+            await self._store.look(state.contract.project, state.stored)
+            gauges.lost = {view.name for view in state.stored if view.online_name in self._store.losses.views}
+            gauges.ready = not self._store.refused
         except IsthmusError:
             gauges.ready = False
         model = self._watch.state.model
@@ -398,6 +420,16 @@ def _tensors(model: Model) -> dict[str, Any]:
         name: [messages.ModelTensor(item.name, DATATYPES[item.element], list(item.shape)) for item in tensors]
         for name, tensors in (("tensors", model.manifest.tensors), ("outputs", model.manifest.outputs))
     } | {"max_sizes": model.manifest.variant(model.deployment.precision).most}
+
+
+async def _kept_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Does background work, and begins it again after a defect, until it is canceled."""
+    while True:
+        try:
+            return await work()
+        except Exception as error:  # noqa: BLE001 - whatever it is, requests go on
+            log.warning("background work failed", exception=type(error).__name__, at=log.place(error))
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 def _compiled(state: State, wanted: messages.LookupRequest) -> Lookup:

@@ -36,7 +36,8 @@ class Gauges(Collector):
         spool: those of recorded answers that wait to be collected; None where none are recorded.
         rows: what the online store had of each view when it was read last.
         earlier: the same of views that a model reads as they were under an earlier contract.
-        ready: whether it answered then.
+        ready: whether it could answer lookups then.
+        lost: the views whose rows it had lost.
     """
 
     _counted: Tally
@@ -50,6 +51,7 @@ class Gauges(Collector):
     rows: Mapping[str, ViewRows] = field(default_factory=dict)
     earlier: Mapping[str, ViewRows] = field(default_factory=dict)
     ready: bool = False
+    lost: Collection[str] = ()
 
     def views(self) -> Collection[str]:
         """The names of the deployed views."""
@@ -70,9 +72,11 @@ class Gauges(Collector):
     def _computed(self, served: Mapping[str, int]) -> Iterator[Metric]:
         contract = self._contract()
         yield GaugeMetricFamily(
-            "isthmus_ready", "Whether lookups can be answered: there is a contract, and the online store answers.",
+            "isthmus_ready",
+            "Whether lookups can be answered: there is a contract, the online store answers, and it has lost no rows, "
+            "or `missing` is null.",
             value=contract is not None and self.ready,
-        )  # fmt: skip
+        )
         yield GaugeMetricFamily(
             "isthmus_latency_objective_seconds", "The objective for the p99 of answers.", value=self.latency_objective
         )
@@ -97,23 +101,28 @@ class Gauges(Collector):
         age = GaugeMetricFamily(
             "isthmus_view_freshness_seconds",
             "Age of the newest row of a view: the present time, which is that of the settings if they fix one, less "
-            "the time the row was known. A view without rows, or without times, has none. Where a model still reads "
-            "the rows of an earlier contract, the older of both counts.",
+            "the time the row was known. A view without rows, without times, or with lost rows has none. Where a model "
+            "still reads the rows of an earlier contract, the older of both counts.",
             labels=["view"],
         )
         objective = GaugeMetricFamily(
             "isthmus_view_freshness_objective_seconds", "The age that the newest row of a view may have.",
             labels=["view"],
         )  # fmt: skip
+        lost = GaugeMetricFamily(
+            "isthmus_view_lost_rows", "Whether the online store has lost rows of a view; /status says why.",
+            labels=["view"],
+        )  # fmt: skip
         earlier = {view.name: view for view in self._state().earlier_views}
         for name in dict.fromkeys([*contract.views, *earlier]):
             known = self._known(contract.views.get(name), served.get(name), earlier.get(name))
-            if known is not None:
+            lost.add_metric([name], name in self.lost)
+            if known is not None and name not in self.lost:
                 newest.add_metric([name], known / 1e6)
                 age.add_metric([name], (self._now() - known) / 1e6)
             if name in self.freshness_objectives:
                 objective.add_metric([name], self.freshness_objectives[name])
-        yield from (newest, age, objective)
+        yield from (newest, age, objective, lost)
 
     def _waiting(self, contract: Contract) -> Iterator[Metric]:
         rows = GaugeMetricFamily(

@@ -12,13 +12,18 @@ what is not whole at the end of a segment is no batch.
 All numbers are little-endian.
 """
 
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import numpy as np
+
+from isthmus.features import clock
+from isthmus.features.clock import Status
 
 MAGIC = b"ISRB"
 VERSION = 2
@@ -114,6 +119,8 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
 
 _COLUMNS = ("answers", "requests", "outputs", "digest")
 _VIEW_COLUMNS, _VIEW_BYTES = ("content", "event", "known", "status"), (8, 8, 8, 1)
+_LEAST, _MOST = (clock.micros(datetime(*day, tzinfo=UTC)) for day in ((1, 1, 1), (9999, 12, 31)))
+_HASH = re.compile("[0-9a-z]{0,64}").fullmatch
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Batch)
 
@@ -136,39 +143,55 @@ def encoded(batch: Batch) -> bytearray:
 
 
 def batches(segment: bytes | bytearray) -> Iterator[Batch]:
-    """The batches of a segment.
+    """The batches of a segment, also those behind one that cannot be read.
 
     Raises:
-        DamagedBatchError: what comes next is no whole batch. Those before it have been given.
-        OtherVersionError: it is of another version.
+        DamagedBatchError: at the end, if something was no batch.
+        OtherVersionError: the next batch is of another version.
     """
-    place = 0
+    place, problem = 0, ""
     while place < len(segment):
         if len(segment) - place < HEAD.size:
-            raise DamagedBatchError(f"ends {len(segment) - place} bytes into the head of a batch")
+            problem = problem or f"ends {len(segment) - place} bytes into the head of a batch"
+            break
         magic, version, length, checksum = HEAD.unpack_from(segment, place)
         if magic != MAGIC:
-            raise DamagedBatchError(f"has no batch at byte {place:,}")
+            problem = problem or f"has no batch at byte {place:,}"
+            break
         if version != VERSION:
             raise OtherVersionError(f"has a batch of version {version} at byte {place:,}")
         place += HEAD.size
         payload = memoryview(segment)[place : place + length]
         if len(payload) < length:
-            raise DamagedBatchError(f"ends {len(payload):,} bytes into a batch of {length:,}")
-        if zlib.crc32(payload) != checksum:
-            raise DamagedBatchError(f"has a batch at byte {place:,} that is not what was written")
-        try:
-            batch = _DECODER.decode(payload)
-        except msgspec.MsgspecError as error:
-            raise DamagedBatchError(f"has a batch at byte {place:,} that cannot be read ({error})") from error
-        if not all(_fits(group, len(batch.callers)) for group in batch.groups):
-            raise DamagedBatchError(f"has a batch at byte {place:,} whose columns have other lengths than its answers")
-        yield batch
+            problem = problem or f"ends {len(payload):,} bytes into a batch of {length:,}"
+            break
+        found = _decoded(payload) if zlib.crc32(payload) == checksum else "is not what was written"
+        if isinstance(found, Batch):
+            yield found
+        else:
+            problem = problem or f"has a batch at byte {place:,} that {found}"
+        # No other place is looked at: a request within a batch may hold what seems to be a batch.
         place += length
+    if problem:
+        raise DamagedBatchError(problem)
+
+
+def _decoded(payload: memoryview) -> Batch | str:
+    """A batch, or what is wrong with it."""
+    try:
+        batch = _DECODER.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return f"cannot be read ({error})"
+    if not (_LEAST <= batch.written <= _MOST and 0 < batch.number < 1 << 53 and 0 <= batch.dropped < 1 << 63):
+        return "has numbers that none has"
+    if not all(_fits(group, len(batch.callers)) for group in batch.groups):
+        return "has columns of other lengths than its answers, or values that none has"
+    return batch
 
 
 def _fits(group: Group, callers: int) -> bool:
-    if len(group.answers) % ANSWER.itemsize:
+    """Whether the columns of a group have the lengths, and the values the range, that they must have."""
+    if len(group.answers) % ANSWER.itemsize or not _HASH(group.contract):
         return False
     found = np.frombuffer(group.answers, ANSWER)
     rows = int(found["rows"].sum(dtype=np.int64))
@@ -177,10 +200,14 @@ def _fits(group: Group, callers: int) -> bool:
         for view in group.views
         for name, size in zip(_VIEW_COLUMNS, _VIEW_BYTES, strict=True)
     ]
+    places = (("rows", 1 << 31), ("length", 1 << 31), ("template", len(group.templates)), ("caller", callers))
     return (
         int(found["length"].sum(dtype=np.int64)) == len(group.requests)
-        and bool((found["template"] < len(group.templates)).all() and (found["caller"] < callers).all())
+        and all(bool(((found[name] >= 0) & (found[name] < most)).all()) for name, most in places)
+        and bool(((found["at"] >= _LEAST) & (found["at"] <= _MOST) & (found["sequence"] >= 0)).all())
         and all(len(column) == rows * size for column, size in columns)
+        and all(max(view.status, default=0) < len(Status) for view in group.views)
+        and group.width >= 0
         and len(group.outputs) == rows * group.width * 4
         and len(group.digest) in (0, rows * 8)
     )

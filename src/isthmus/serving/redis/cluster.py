@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import redis
@@ -56,6 +57,11 @@ class Cluster:
         except redis.RedisError:
             self._owners = ()
             raise
+
+    async def info(self) -> list[dict[str, str]]:
+        """The sections of every primary, see `Node.info`."""
+        owners = self._owners or await self._learn(())
+        return [*chain.from_iterable(await asyncio.gather(*(self._node(url).info() for url in set(owners))))]
 
     async def close(self) -> None:
         """Closes all connections."""

@@ -16,6 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AskError, InvalidResponse
 
+from isthmus.features.online.loss import INFO
 from isthmus.features.redis.refusal import of_a_replica
 from isthmus.features.redis.routing import Command, Piece, Script
 from isthmus.serving.threads import offload
@@ -72,6 +73,13 @@ class Node:
         (reply,) = await self.ask([(b"HMGET", f"{project}:tables".encode(), b"")], refusals=True)
         if isinstance(reply, Exception) and not isinstance(reply, AskError):
             raise reply
+
+    async def info(self) -> list[dict[str, str]]:
+        """The sections `INFO` of the server; nothing if its user may not read them."""
+        replies = await self.ask([(b"INFO", section.encode()) for section in INFO], refusals=True)
+        lines = [line for reply in replies if isinstance(reply, bytes) for line in reply.decode().splitlines()]
+        found = dict(line.split(":", 1) for line in lines if ":" in line)
+        return [found] if "maxmemory_policy" in found else []
 
     async def close(self) -> None:
         """Closes all connections."""

@@ -1,6 +1,6 @@
 """The connection to the online store: a single pipelined round trip per request, every wait bounded."""
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -11,7 +11,7 @@ import redis
 
 from isthmus.features.clock import Status
 from isthmus.features.contract.contract import Contract, ViewContract
-from isthmus.features.online import pushes, record
+from isthmus.features.online import loss, pushes, record
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.online.pushes import APPEND, Backlog
 from isthmus.features.online.record import NEVER, Published
@@ -59,10 +59,20 @@ class Store:
     """The Redis of a server process; what does not answer in time, or refuses, is a DependencyError.
 
     The settings have checked its URL. It has half of the time that the limits give a request, at most. Of a share of
-    the requests, `check_share`, the contents of all rows are compared with the hashes that they carry.
+    the requests, `check_share`, the contents of all rows are compared with the hashes that they carry. `written`
+    returns what was materialized.
+
+    Attributes:
+        losses: what Redis had lost at the last `look`.
+        refused: online name of each view whose lost rows are refused, and not null, to the reason.
     """
 
-    def __init__(self, url: str, limits: Limits, check_share: float = 0.0) -> None:
+    def __init__(
+        self, url: str, limits: Limits, check_share: float = 0.0, written: Callable[[], loss.Materialized] = dict, *,
+        refuse: bool = True,
+    ) -> None:  # fmt: skip
+        self._written, self._refuse, self.losses = written, refuse, loss.Losses()
+        self.refused: Mapping[str, str] = {}
         self._url = url
         self._deadlines = Deadlines(min(TIMEOUT_SECONDS, limits.deadline_seconds / 2))
         address = Address.of(url)
@@ -86,6 +96,8 @@ class Store:
         answers = await offload(size > VALUES, plan.decode, replies, rows, at, stamps, check)
         if foreign:
             answers = plan.with_foreign(answers, rows, foreign)
+        if self.refused:
+            loss.require_rows(self.refused, plan.views, answers)
         for view, answer in answers.items():
             if not answer.complete and (damaged := np.count_nonzero(answer.status == Status.DAMAGED)):
                 log.warning("damaged rows", view=view, rows=int(damaged), foreign=len(answer.foreign or ()))
@@ -161,6 +173,28 @@ class Store:
         async with self._bounded():
             await self._redis.ping(contract.project)
             await self._stamps.of(contract)
+
+    async def require_whole(self, project: str, views: Collection[ViewContract]) -> None:
+        """Looks whether Redis has lost rows of the views; raises a LostRowsError if those are refused."""
+        await self.look(project, views)
+        for view in views:
+            if why := self.refused.get(view.online_name):
+                raise loss.refusal(view.name, why)
+
+    async def look(self, project: str, views: Collection[ViewContract]) -> None:
+        """Looks whether Redis has lost rows of the views."""
+        written = self._written()
+        async with self._bounded():
+            steps = loss.check(project, views, written, await self._redis.info())
+            commands = next(steps)
+            try:
+                while True:
+                    commands = steps.send(await self._redis.ask(commands))
+            except StopIteration as end:
+                before, self.losses = self.losses, end.value
+        self.refused = self.losses.views if self._refuse else {}
+        if self.losses != before:
+            log.warning("online rows", lost=self.losses.views, policy=self.losses.policy)
 
     async def close(self) -> None:
         """Closes all connections."""

@@ -7,6 +7,7 @@ from msgspec import UNSET
 
 from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError
+from isthmus.features.online.loss import Losses, refusal
 from isthmus.features.online.record import NEVER
 from isthmus.features.status import Status
 from isthmus.serving.deployment.history import Event
@@ -29,15 +30,18 @@ async def status(
     rows: dict[str, ViewRows] = {}
     try:
         rows = await store.rows(contract.project, contract.views.values(), now)
+        await store.look(contract.project, state.stored)
     except DependencyError as error:
         problems.append(str(error))
+    if store.losses.policy:
+        problems.append(store.losses.policy)
     file = Path(settings.deployment)
     events, project = await asyncio.to_thread(_read, file, problems)
     return StatusAnswer(
         name=contract.project,
         contract=contract.hash,
         now=now,
-        views={name: _published(contract, name, view, settings, now) for name, view in rows.items()},
+        views={name: _published(contract, name, view, store.losses, settings, now) for name, view in rows.items()},
         models=models,
         refused=state.refused,
         latency=metrics.latency(),
@@ -62,19 +66,23 @@ def _read(deployment: Path, problems: list[str]) -> tuple[list[Event], Status | 
     return events, project
 
 
-def _published(contract: Contract, name: str, rows: ViewRows, settings: ServerSettings, now: int) -> PublishedState:
+def _published(
+    contract: Contract, name: str, rows: ViewRows, losses: Losses, settings: ServerSettings, now: int
+) -> PublishedState:
     view, record = contract.views[name], rows.record
+    why = losses.views.get(view.online_name)
+    lost = None if why is None else str(refusal(name, why))
     ttl = None if view.ttl is None else view.ttl / 1e6
     objective = settings.freshness_objective_seconds.get(name)
     if record is None:
         return PublishedState(
-            ttl_seconds=ttl, freshness_objective_seconds=objective, refused="nothing has been materialized"
+            ttl_seconds=ttl, freshness_objective_seconds=objective, refused=lost or "nothing has been materialized"
         )
     mismatch = ContractMismatch(f"view {name}", "was materialized under another contract",
                                 remedy="run `isthmus materialize`")  # fmt: skip
     # No row of the table was known yet.
     known = None if record.complete_until == NEVER else record.complete_until
-    newest = rows.newest(view)
+    newest = None if lost else rows.newest(view)
     return PublishedState(
         materialized_at=record.at,
         known_until=known,
@@ -83,5 +91,5 @@ def _published(contract: Contract, name: str, rows: ViewRows, settings: ServerSe
         freshness_seconds=None if newest is None else (now - newest) / 1e6,
         freshness_objective_seconds=objective,
         pending=record.pending,
-        refused=None if record.contract == view.hash else str(mismatch),
+        refused=lost if record.contract == view.hash else str(mismatch),
     )

@@ -1,0 +1,135 @@
+"""Lost rows: what was materialized, by a file beside the contract, against what Redis holds.
+
+The check costs a few commands, whatever the size of a view: its record, how many keys each server has evicted, and
+whether a sample of its keys is there.
+"""
+
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from isthmus.features.clock import Status
+from isthmus.features.contract.contract import ViewContract
+from isthmus.features.errors import DataError, LostRowsError
+from isthmus.features.files import write_atomically
+from isthmus.features.online import record as records
+from isthmus.features.online.plan import ViewAnswer
+from isthmus.features.online.record import Published
+from isthmus.features.redis.routing import Command
+
+FILE = "materialized.json"
+SAMPLE = 64
+"""Keys of a view that must be there."""
+INFO = ("server", "stats", "memory")
+"""Sections of a server's INFO with its run_id, evicted_keys and maxmemory_policy."""
+
+_KEEP = "set `maxmemory-policy noeviction` in redis.conf, or run `CONFIG SET maxmemory-policy noeviction`"
+
+
+class Written(msgspec.Struct, frozen=True):
+    """The last materialization of a view, with the fields of its `Published` record."""
+
+    contract: str
+    built: int
+    at: int
+
+
+Materialized = Mapping[str, Written]
+"""Online name of a view to its last materialization."""
+
+
+class Losses(NamedTuple):
+    """Online name of each view that may have lost rows, to the reason; and why Redis may evict rows, if it may."""
+
+    views: Mapping[str, str] = {}
+    policy: str = ""
+
+
+def loads(text: bytes, where: str) -> dict[str, Written]:
+    """The materializations in the file."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Written])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataError(where, f"cannot be read ({error})", remedy="run `isthmus materialize`") from error
+
+
+def read(file: Path) -> dict[str, Written]:
+    """The materializations in the file; none if it is missing or damaged."""
+    try:
+        return loads(file.read_bytes(), str(file))
+    except (FileNotFoundError, DataError):
+        return {}
+
+
+def note(file: Path, view: ViewContract, record: Published) -> None:
+    """Write to the file that a view was materialized."""
+    entry = Written(record.contract, record.built, record.at)
+    write_atomically(file, msgspec.json.encode({**read(file), view.online_name: entry}))
+
+
+def sample(project: str, view: ViewContract) -> bytes:
+    """The Redis key of the sample of a view's keys, which is MessagePack."""
+    return records.beside(project, view.online_name, "sample")
+
+
+def check(
+    project: str, views: Collection[ViewContract], written: Materialized, nodes: Sequence[Mapping[str, Any]]
+) -> Generator[list[Command], list[Any], Losses]:
+    """Yield Redis commands, take their replies, and return what is lost; `nodes` are the INFO of the servers."""
+    lost, commands = dict[str, str](), list[Command]()
+    query = records.query(project, views)
+    texts, *samples = yield [query, *((b"GET", sample(project, view)) for view in views)]
+    for view, text, keys in zip(views, texts, samples, strict=True):
+        record, last = records.decode(text), written.get(view.online_name)
+        if why := _differs(record, last if last is not None and last.contract == view.hash else None, nodes):
+            lost[view.online_name] = why
+        elif keys is not None and record is not None and not record.pending and record.contract == view.hash:
+            commands += [(b"HEXISTS", key, view.online_name.encode()) for key in msgspec.msgpack.decode(keys)]
+    there = (yield commands) if commands else []
+    gone = [command[2].decode() for command, found in zip(commands, there, strict=True) if not found]
+    # A materialization that began meanwhile may have removed keys of the sample: its record says so.
+    if gone and (yield [query]) == [texts]:
+        lost |= {name: f"{gone.count(name)} sampled keys are gone" for name in gone}
+    policy = _policy(nodes)
+    return Losses({name: f"{why}; {policy}" if policy else why for name, why in lost.items()}, policy)
+
+
+def _differs(record: Published | None, last: Written | None, nodes: Iterable[Mapping[str, Any]]) -> str:
+    """Why a view may have lost rows, by its record; empty if the record gives no reason."""
+    if record is None:
+        return "" if last is None else "Redis holds nothing of what was materialized"
+    if last is not None and (record.built, record.at) < (last.built, last.at):
+        return "Redis has come back with the rows of an earlier materialization"
+    for node in nodes:
+        before, now = record.servers.get(str(node["run_id"])), int(node["evicted_keys"])
+        if before is None and int(node["maxmemory"]) and _policy([node]):
+            return "Redis was started again, and may have evicted keys before"
+        # No row has a time to live.
+        if before not in (None, now) and not str(node["maxmemory_policy"]).startswith("volatile-"):
+            return f"Redis has evicted {now:,} keys"
+    return ""
+
+
+def _policy(nodes: Iterable[Mapping[str, Any]]) -> str:
+    policies = [str(node["maxmemory_policy"]) for node in nodes]
+    wrong = [policy for policy in policies if not policy.startswith(("noeviction", "volatile-"))]
+    return f"Redis may evict rows (maxmemory-policy {wrong[0]}): {_KEEP}" if wrong else ""
+
+
+def refusal(view: str, why: str) -> LostRowsError:
+    """The error about a view that may have lost rows."""
+    return LostRowsError(
+        f"view {view}", f"has lost online rows: {why}", remedy="run `isthmus materialize`", passes=False
+    )
+
+
+def require_rows(lost: Mapping[str, str], views: Iterable[ViewContract], answers: Mapping[str, ViewAnswer]) -> None:
+    """Raise a LostRowsError if an answer lacks a row of a view that may have lost it."""
+    for view in views:
+        answer = answers[view.name]
+        absent = (answer.status == Status.NOT_FOUND) & (answer.known == 0)
+        if view.online_name in lost and np.count_nonzero(absent):
+            raise refusal(view.name, lost[view.online_name])
