@@ -27,6 +27,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from isthmus.features.errors import DependencyError
+from isthmus.features.files import private_folder
 from isthmus.features.redis import watcher
 
 _START_SECONDS = 10.0
@@ -52,7 +53,7 @@ class EmbeddedRedis:
         return f"unix://{self._socket}"
 
     def __enter__(self) -> "EmbeddedRedis":
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         # The watcher waits for this lock. It cannot wait for the users' own: turning that into an exclusive one lets
         # go of it for a moment.
         self._present = self._locked("present", fcntl.LOCK_SH)

@@ -88,8 +88,16 @@ class Shelf:
         return self.folder / f"{digest}.snapshot"
 
     def snapshot(self, digest: str) -> bytes:
-        """The bytes of a snapshot."""
-        return self.path(digest).read_bytes()
+        """The bytes of a snapshot.
+
+        Raises:
+            DataError: the file has another SHA-256 than its name.
+        """
+        data = self.path(digest).read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            where = str(self.path(digest))
+            raise DataError(where, "is damaged: its SHA-256 is another", remedy="run `isthmus snapshot`")
+        return data
 
     def delta(self, digest: str, latest: Latest) -> bytes:
         """The bytes of the difference from an earlier snapshot to the newest."""
