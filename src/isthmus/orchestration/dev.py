@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from pathlib import Path
 from types import FrameType
 from typing import IO
 
@@ -46,12 +47,13 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
         url = address(project)
         starting[f"the API is ready: {url}/docs, and /status"] = f"{url}/healthz"
     command = [
-        sys.executable, "-P", "-m", "isthmus.orchestration.graph.webserver", "dev", "--module-name", "isthmus.orchestration.definitions", "--host", host,
+        sys.executable, "-P", "-m", "isthmus.orchestration.graph.webserver", "dev",
+        "--module-name", "isthmus.orchestration.definitions", "--host", host,
         "--port", str(page), "--log-level", settings.dev.log_level,
     ]  # fmt: skip
     environment = {
         **os.environ, "DAGSTER_HOME": str(home), "ISTHMUS_ROOT": str(project.root),
-        "ISTHMUS_DAGSTER_HOSTS": ",".join(settings.server.hosts),
+        "DAGSTER_ALLOWED_HOSTS": ",".join(settings.server.hosts),
     }  # fmt: skip
     logs = project.state / "logs"
     logs.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from isthmus.serving.http.guard import refused, require_own_page
 from isthmus.serving.wire.errors import ForbiddenError
 
 MODULE = "isthmus.orchestration.graph.webserver"
-HOSTS = "ISTHMUS_DAGSTER_HOSTS"
+HOSTS = "DAGSTER_ALLOWED_HOSTS"
 """The environment variable with further names of this machine, with commas between them."""
 
 _NAME_IT = "open Dagster at localhost, or add the name to `[server] hosts` of isthmus.toml"
@@ -39,8 +39,8 @@ class OwnPages:
         """Pass a request or a WebSocket on, or refuse it with 403."""
         try:
             if scope["type"] in ("http", "websocket"):
-                # Only a page may be visited: `/graphql` starts runs for a GET, too.
-                visits = not scope["path"].startswith("/graphql")
+                # Only a page may be visited: GraphQL, which may be behind a prefix, starts runs for a GET, too.
+                visits = "graphql" not in scope["path"]
                 require_own_page(scope, self._hosts, name_it=_NAME_IT, instead=_INSTEAD, visits=visits)
         except ForbiddenError as error:
             if scope["type"] == "http":
@@ -51,15 +51,18 @@ class OwnPages:
         await self._app(scope, receive, send)
 
 
-class _Webserver(DagsterWebserver):
+class Webserver(DagsterWebserver):
+    """Dagster's webserver behind `OwnPages`."""
+
     def build_middleware(self) -> list[Middleware]:
+        """The guard, then Dagster's own."""
         return [Middleware(OwnPages), *super().build_middleware()]
 
 
 def main() -> None:
     """Run Dagster's command, whose webserver is ours."""
     if sys.argv[1:2] != ["dev"]:
-        app.DagsterWebserver = _Webserver  # type: ignore[misc]  # the factory has no parameter for it
+        app.DagsterWebserver = Webserver  # type: ignore[misc]  # the factory has no parameter for it
         cli.main()
         return
     start = dev.open_ipc_subprocess
