@@ -10,7 +10,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -33,7 +32,6 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
         ConfigurationError: a port is taken.
         DependencyError: dagster is not installed, or a part of it ended by itself.
     """
-    _require_dagster()
     _require_free(host, project.settings.dev.port if port is None else port, "--port or [dev] port")
     _require_free(project.settings.server.host, project.settings.server.port, "[server] port")
     # Report what is wrong with the project here, not in a browser.
@@ -148,12 +146,6 @@ def _running(
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-
-
-def _require_dagster() -> None:
-    if find_spec("dagster_webserver") is None:
-        raise DependencyError("isthmus dev", "dagster is not installed",
-                              remedy="install it with: pip install 'isthmus[orchestration]'")  # fmt: skip
 
 
 def _require_guard(url: str) -> None:

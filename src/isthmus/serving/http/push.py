@@ -28,7 +28,8 @@ async def push(request: PushRequest | WriteRequest, state: State, store: Store, 
     declared, kept = state.pushed(name, form)
     to = request.to if isinstance(request, PushRequest) else "online"
     large = sum(len(memoryview(raw)) for raw in request.df.values()) > BYTES
-    first = FIRST if to == "online" else now - max(limits.push_days * DAY, *(each.view.ttl or 0 for each in declared))
+    oldest = max(limits.push_days * DAY, *(each.view.ttl or 0 for each in declared))
+    first = FIRST if to == "online" else max(FIRST, now - oldest)
     parts = await offload(large, packed, declared, kept, request.df, limits, Times(first, now))
     project, count = state.contract.project, len(parts[0][2])
     if to != "online":
