@@ -27,7 +27,6 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from isthmus.features.errors import DependencyError
-from isthmus.features.files import private_folder
 from isthmus.features.redis import watcher
 
 _START_SECONDS = 10.0
@@ -53,7 +52,10 @@ class EmbeddedRedis:
         return f"unix://{self._socket}"
 
     def __enter__(self) -> "EmbeddedRedis":
-        private_folder(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # The rows of people are in it, and the server's files are as the umask says.
+        with suppress(PermissionError):
+            self.folder.chmod(0o700)
         # The watcher waits for this lock. It cannot wait for the users' own: turning that into an exclusive one lets
         # go of it for a moment.
         self._present = self._locked("present", fcntl.LOCK_SH)
