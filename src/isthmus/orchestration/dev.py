@@ -45,7 +45,7 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
         url = address(project)
         starting[f"the API is ready: {url}/docs, and /status"] = f"{url}/healthz"
     command = [
-        sys.executable, "-P", "-m", "isthmus.orchestration.graph.webserver", "dev",
+        sys.executable, "-P", "-m", "isthmus.orchestration.api.webserver", "dev",
         "--module-name", "isthmus.orchestration.definitions", "--host", host,
         "--port", str(page), "--log-level", settings.dev.log_level,
     ]  # fmt: skip

@@ -2,8 +2,8 @@
 
 Dagster answers any page of any site, by any name for this machine, and starts runs for it. In place of its commands:
 
-    python -m isthmus.orchestration.graph.webserver [the options of dagster-webserver]
-    python -m isthmus.orchestration.graph.webserver dev [the options of dagster dev]
+    python -m isthmus.orchestration.api.webserver [the options of dagster-webserver]
+    python -m isthmus.orchestration.api.webserver dev [the options of dagster dev]
 """
 
 import os
@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from isthmus.serving.http.guard import refused, require_own_page
 from isthmus.serving.wire.errors import ForbiddenError
 
-MODULE = "isthmus.orchestration.graph.webserver"
+MODULE = "isthmus.orchestration.api.webserver"
 HOSTS = "DAGSTER_ALLOWED_HOSTS"
 """The environment variable with further names of this machine, with commas between them."""
 

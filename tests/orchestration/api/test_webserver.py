@@ -10,7 +10,7 @@ from dagster._core.workspace.load_target import EmptyWorkspaceTarget
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from isthmus.orchestration.graph.webserver import HOSTS, Webserver
+from isthmus.orchestration.api.webserver import HOSTS, Webserver
 from isthmus.serving.http.guard import require_own_page
 from isthmus.serving.wire.errors import ForbiddenError
 
