@@ -141,6 +141,45 @@ def test_a_month_is_backfilled_from_the_page_in_one_run(dev: Dev, page: Page) ->
     assert [run.status for run in ended] == [dg.DagsterRunStatus.SUCCESS]
 
 
+ATTACK = """async ([address, query]) => {
+    const target = address + '/graphql?query=' + encodeURIComponent(query);
+    const socket = new WebSocket(address.replace('http', 'ws') + '/graphql', 'graphql-ws');
+    const opened = new Promise(done => { socket.onopen = () => done(true); socket.onerror = () => done(false); });
+    await fetch(target, {method: 'POST', mode: 'no-cors', body: 'x'}).catch(() => null);
+    await new Promise(done => { const image = new Image(); image.onerror = image.onload = done; image.src = target; });
+    return await opened;
+}"""
+START = """mutation { launchRun(executionParams: {selector: {
+  repositoryLocationName: "isthmus.orchestration.definitions", repositoryName: "__repository__",
+  jobName: "__ASSET_JOB", assetSelection: [{path: ["contract"]}]}, runConfigData: "{}"}) { __typename } }"""
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(600)
+def test_a_run_is_followed_live_and_a_page_of_another_site_starts_none(dev: Dev, page: Page) -> None:
+    address, frames = f"http://127.0.0.1:{dev.ui}", list[str]()
+
+    def runs() -> int:
+        answer = httpx.post(f"{address}/graphql", json={"query": "{ runsOrError { ... on Runs { results { id } } } }"})
+        return len(answer.json()["data"]["runsOrError"]["results"])
+
+    page.on("websocket", lambda socket: socket.on("framereceived", lambda data: frames.append(str(data))))
+    page.goto(f"{address}/assets/contract")
+    page.get_by_role("button", name="Materialize").first.click(timeout=60_000)
+    expect(page.get_by_text("Launched run")).to_be_visible(timeout=60_000)
+    page.get_by_role("link", name="View").first.click()
+    expect(page.get_by_text("RUN_SUCCESS").first).to_be_visible(timeout=120_000)
+    assert any("RunSuccessEvent" in frame for frame in frames), "the log came by the WebSocket"
+    before = runs()
+    page.route("http://evil.example/**", lambda route: route.fulfill(body="<html></html>", content_type="text/html"))
+    page.goto("http://evil.example/")
+    assert page.evaluate(ATTACK, [address, START]) is False
+    assert (
+        httpx.post(f"{address}/graphql", params={"query": START}, headers={"Host": "evil.example"}).status_code == 403
+    )
+    assert runs() == before
+
+
 @pytest.mark.timeout(1800)
 def test_a_killed_dev_leaves_no_process_and_the_next_starts(tmp_path: Path) -> None:
     dev = _project(tmp_path)

@@ -73,8 +73,8 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
     assert found == {
         "engine": "'flink'; expected sail, spark, or a Spark Connect URL like sc://host:15002",
         "colour": (
-            "is not a setting; expected one of dev, engine, orchestration, packages, prices, profiles, project, "
-            "server, stores"
+            "is not a setting; expected one of dev, engine, monitor, orchestration, packages, prices, profiles, "
+            "project, server, stores"
         ),
         "project.name": "'My Shop'; expected lower-case letters, digits, _ and -, a letter or digit first",
         "project.now": "'2013-12-31T12:00:00'; expected a time with its zone, for example 2013-12-31T12:00:00Z",
@@ -106,7 +106,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         "server.limits.row": (
             "is not a setting (did you mean rows?); expected one of "
             "body_bytes, concurrency, deadline_seconds, generated_tokens, generation_seconds, generations, "
-            "head_bytes, head_fields, requests_per_second, rows, values, waiting_rows"
+            "head_bytes, head_fields, push_days, requests_per_second, rows, values, waiting_rows"
         ),
         "dev.log_level": "'loud'; expected 'debug', 'info', 'warning' or 'error'",
     }

@@ -87,7 +87,7 @@ def test_a_scope_is_needed(guarded: Server, scopes: str, path: str, body: object
 
 @pytest.mark.parametrize(
     "path",
-    ["/readyz", "/models", "/metrics", "/nothing", "/docs/", "/docs/assets", "/docs/nothing", "/openapi.json/x",
+    ["/readyz", "/nothing", "/docs/", "/docs/assets", "/docs/nothing", "/openapi.json/x",
      "//docs", "/Docs", "/docs/assetsx/swagger-ui.css"],
 )  # fmt: skip
 def test_any_key_opens_what_is_no_data_and_nothing_else_is_open(guarded: Server, path: str) -> None:
@@ -97,6 +97,29 @@ def test_any_key_opens_what_is_no_data_and_nothing_else_is_open(guarded: Server,
     assert refused.headers["www-authenticate"] == 'Bearer realm="isthmus"'
     assert ask(guarded, path, key=keys["owner"]).status_code in (200, 404)
     assert ask(guarded, "/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("scopes", "opened"),
+    [
+        ("status:*", {"/status", "/metrics", "/models", "/v2/models/late", "/v2/models/other"}),
+        # Made before there was `status:*`: what may read every value may see their names and counts.
+        ("read:*", {"/status", "/metrics", "/models", "/v2/models/late", "/v2/models/other"}),
+        ("predict:late", {"/models", "/v2/models/late"}),
+        ("predict:*", {"/models", "/v2/models/late", "/v2/models/other"}),
+        ("predict:other", {"/v2/models/other"}),
+        ("read:late push:* snapshot:*", set()),
+        ("snapshot:late/7", set()),
+    ],
+)
+def test_what_a_server_says_about_itself_has_a_scope(guarded: Server, scopes: str, opened: set[str]) -> None:
+    key = guarded.grant(owner=scopes)["owner"]
+    for path in ("/status", "/metrics", "/models", "/v2/models/late", "/v2/models/other"):
+        answer = ask(guarded, path, key=key)
+        assert (answer.status_code != 403) == (path in opened), path
+        if path not in opened:
+            assert answer.json()["remedy"].endswith("--scope 'status:*'`")
+            assert "punctuality" not in answer.text
 
 
 def test_the_documentation_is_open_and_the_same_for_every_project(
@@ -203,7 +226,7 @@ def test_a_key_that_is_sent_in_the_wrong_place_is_not_logged(guarded: Server) ->
     head = {"Authorization": f"Bearer {secret}"}
     # Not through the client that checks answers: what the caller has sent comes back to the caller.
     httpx.get(f"{guarded.http.base_url}/{secret}?key={secret}", headers={**head, "X-Request-Id": secret})
-    wait(lambda: guarded.lines()[-1].get("path") == "/isthmus_...", "the line of the request")
+    wait(lambda: guarded.lines()[-1].get("path") == "unmatched", "the line of the request")
     assert guarded.lines()[-1]["id"] == "isthmus_..."
     require_discreet(guarded.log.read_text(), {secret})
 

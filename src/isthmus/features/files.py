@@ -41,6 +41,17 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     _sync(path.parent)
 
 
+def private_folder(folder: Path) -> None:
+    """Make a folder that its owner alone may enter, whatever the umask says, also where others could enter it before.
+
+    Files that a library writes into it need no mode of their own.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.stat()
+    if status.st_mode & 0o077 and status.st_uid == os.geteuid():
+        folder.chmod(0o700)
+
+
 def move_atomically(partial: Path, path: Path) -> None:
     """Gives a file that was written beside `path` this name. After a crash, there is the old content or the new."""
     _sync(partial)

@@ -1,12 +1,12 @@
 """`dev`: the Dagster UI and its daemon over the project, and the API beside it."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -32,7 +32,6 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
         ConfigurationError: a port is taken.
         DependencyError: dagster is not installed, or a part of it ended by itself.
     """
-    dagster = _dagster()
     _require_free(host, project.settings.dev.port if port is None else port, "--port or [dev] port")
     _require_free(project.settings.server.host, project.settings.server.port, "[server] port")
     # Report what is wrong with the project here, not in a browser.
@@ -46,10 +45,14 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
         url = address(project)
         starting[f"the API is ready: {url}/docs, and /status"] = f"{url}/healthz"
     command = [
-        dagster, "dev", "--module-name", "isthmus.orchestration.definitions", "--host", host,
+        sys.executable, "-P", "-m", "isthmus.orchestration.api.webserver", "dev",
+        "--module-name", "isthmus.orchestration.definitions", "--host", host,
         "--port", str(page), "--log-level", settings.dev.log_level,
     ]  # fmt: skip
-    environment = {**os.environ, "DAGSTER_HOME": str(home), "ISTHMUS_ROOT": str(project.root)}
+    environment = {
+        **os.environ, "DAGSTER_HOME": str(home), "ISTHMUS_ROOT": str(project.root),
+        "DAGSTER_ALLOWED_HOSTS": ",".join(settings.server.hosts),
+    }  # fmt: skip
     logs = project.state / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     stopping: list[int] = []
@@ -71,6 +74,8 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
                 _say(f"the API takes any port that is free: {logs / 'server.log'} says which")
             while not stopping and ui.poll() is None and api.poll() is None:
                 for text in [text for text, address in starting.items() if _answers(address)]:
+                    if starting[text].endswith("/server_info"):
+                        _require_guard(starting[text])
                     _say(text)
                     del starting[text]
                     if not starting:
@@ -143,10 +148,9 @@ def _running(
         child.wait()
 
 
-def _dagster() -> str:
-    beside = Path(sys.executable).parent / "dagster"
-    program = str(beside) if beside.exists() else shutil.which("dagster")
-    if program is None:
-        raise DependencyError("isthmus dev", "dagster is not installed",
-                              remedy="install it with: pip install 'isthmus[orchestration]'")  # fmt: skip
-    return program
+def _require_guard(url: str) -> None:
+    """Refuse a release of Dagster that starts its webserver in another way, which would be open to any web page."""
+    request = urllib.request.Request(url, headers={"Sec-Fetch-Site": "cross-site"})  # noqa: S310 - a server of ours
+    with suppress(urllib.error.HTTPError), urllib.request.urlopen(request, timeout=10):  # noqa: S310 - likewise
+        raise DependencyError("isthmus dev", "Dagster answers web pages of other sites",
+                              remedy="install the release of Dagster that Isthmus requires")  # fmt: skip

@@ -215,6 +215,17 @@ class ServerTable(_Table):
     record: Recording | None = None
 
 
+class MonitorTable(_Table):
+    """`[monitor]`.
+
+    Attributes:
+        callers: names of the API keys whose answers count in production quality, and so in what undoes a deployment; by
+            default all answers do, also those to callers without a key.
+    """
+
+    callers: tuple[str, ...] | None = None
+
+
 class DevTable(_Table):
     """`[dev]`: where `isthmus dev` shows Dagster."""
 
@@ -266,6 +277,7 @@ class ProjectSettings(BaseSettings):
     prices: PricesTable = PricesTable()
     packages: PackagesTable = PackagesTable()
     server: ServerTable = ServerTable()
+    monitor: MonitorTable = MonitorTable()
     dev: DevTable = DevTable()
     orchestration: OrchestrationTable = OrchestrationTable()
 

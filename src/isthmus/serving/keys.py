@@ -19,11 +19,11 @@ PREFIX = "isthmus_"
 """What every key begins with: scanners of repositories and logs find a leaked key by it."""
 
 PATTERN = re.compile(rb"isthmus_[A-Za-z0-9_-]{43}")
-ACTIONS = ("read", "push", "predict", "snapshot")
+ACTIONS = ("read", "push", "predict", "snapshot", "status")
 
 _FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SCOPE = re.compile(rf"({'|'.join(ACTIONS)}):(\*|[^\s:*/]+)|snapshot:[^\s:*/]+/[^\s:*]+")
+_SCOPE = re.compile(rf"({'|'.join(ACTIONS[:-1])}):(\*|[^\s:*/]+)|snapshot:[^\s:*/]+/[^\s:*]+|status:\*")
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,6 +56,18 @@ class Grants(msgspec.Struct, frozen=True):
             raise ForbiddenError(
                 f"API key {self.name}", f"lacks the scope {action}:{name}", expected=f"{action}:{name} or {action}:*",
                 remedy=f"create a key with `isthmus keys create NAME --scope {action}:{name}`",
+            )  # fmt: skip
+
+    def require_status(self, model: str | None = None) -> None:
+        """Refuses a key that may not see what the server says about itself, or about a model it may not ask.
+
+        A key that may read every value may see their names and counts, too: keys were made for that before `status:*`.
+        """
+        open_to = {"status:*", "read:*"} | (set() if model is None else {f"predict:{model}", "predict:*"})
+        if not self.scopes & open_to:
+            raise ForbiddenError(
+                f"API key {self.name}", "lacks the scope status:*", expected=" or ".join(sorted(open_to)),
+                remedy="create a key with `isthmus keys create NAME --scope 'status:*'`",
             )  # fmt: skip
 
     def require_owner(self, service: str, text: str) -> None:
@@ -167,6 +179,7 @@ def problems(name: str, scopes: Sequence[str]) -> list[Problem]:
     if not scopes:
         wrong.append(Problem("scope", "there is none", "at least one"))
     expected = "read:SERVICE, push:VIEW, predict:MODEL, snapshot:SERVICE, snapshot:SERVICE/VALUE, or * for the name"
+    expected += "; status:*"
     for scope in scopes:
         service, _, value = scope.partition("/")
         encoded = quote(unquote(value), safe="")

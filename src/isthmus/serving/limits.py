@@ -20,6 +20,8 @@ class Limits:
         head_fields: number of its header fields and trailers.
         body_bytes: length of a request's body.
         rows: rows of a request.
+        push_days: days before the present whose rows a push may bring to the history, at least the view's `ttl`. Each
+            day is a partition of the table.
         waiting_rows: pushed rows of a view that may wait for its history; a push that would exceed them is refused.
         values: rows times features of a request.
         concurrency: requests that a worker answers at the same time; more are refused at once.
@@ -34,6 +36,7 @@ class Limits:
     head_fields: _Count = 100
     body_bytes: _Count = 1 << 20
     rows: _Count = 10_000
+    push_days: _Count = 400
     waiting_rows: _Count = WAITING
     values: _Count = 1_000_000
     concurrency: _Count = 256

@@ -52,6 +52,16 @@ def test_ten_thousand_texts_have_the_tokens_of_transformers(kind: str, tmp_path:
     assert json.loads(done.stdout) == {"wrong": [], "lost": [], "refused": [refused]}
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "smollm", "llama3"])
+def test_the_least_number_of_tokens_is_never_more_than_there_are(kind: str) -> None:
+    _, tokenizer = _opened(kind)
+    for text in (*texts()[::20], "".join(texts()[::500]), "e\u0301" * 99, ""):
+        assert tokenizer.least(text) <= len(tokenizer.encode([text]))
+    assert tokenizer.least("a" * 100_000) > 5000
+    with pytest.raises(RequestError, match="tokens or more, and the context of the model 100;"):
+        tokenizer.encode(["a" * 100_000], 100)
+
+
 def _text(tokenizer: Tokenizer, tokens: list[int]) -> str:
     text = Text(tokenizer)
     return "".join(map(text.add, tokens)) + text.end()

@@ -54,6 +54,7 @@ def _stored(project: Project, rows: pa.Table, at: np.ndarray[Any, Any]) -> Itera
 def record(
     project: Project, rows: pa.Table, scores: Any, at: Any, *, package: str | None = None, number: int = 1,
     run: str = RUN, columns: Sequence[str] = COLUMNS, start: int = 0, hashed: tuple[str, ...] = (),
+    caller: str = "",
 ) -> None:  # fmt: skip
     """A batch of answers of a row each, in this order."""
     count = len(rows)
@@ -79,6 +80,6 @@ def record(
         hashed=hashed,
     )  # fmt: skip
     batch = Batch(
-        run=run, number=number, written=clock.now(), dropped=0, runtime="a test", callers=("",), groups=(group,)
+        run=run, number=number, written=clock.now(), dropped=0, runtime="a test", callers=(caller,), groups=(group,)
     )
     RecordedAnswers(project.offline).append([batch])

@@ -128,6 +128,25 @@ def test_bad_input_is_left_out_and_counted(exported: Shop, project: Open) -> Non
     assert package.measures["brier"].value == pytest.approx(metrics.brier(labels, said))
 
 
+def test_answers_count_to_the_callers_that_are_named(exported: Shop, project: Open) -> None:
+    exported.replace("task=Tabular(", "monitor=Monitor(within=timedelta(days=2)), task=Tabular(")
+    exported.replace("    Int64,\n", "    Int64,\n    Monitor,\n")
+    opened = project(exported)
+    rows = known(opened).slice(1500, 60)
+    at, good = rows["event"].to_numpy() + MINUTE, np.where(rows["late"].to_numpy(), 0.9, 0.1)
+    record(opened, rows, good, at, caller="app")
+    # Somebody else asks nearer to the moments of the labels, for what the model is bad at.
+    record(opened, rows, 1 - good, at - MINUTE // 2, run="f" * 12, caller="stranger")
+    record(opened, rows, 1 - good, at - MINUTE // 2, run="e" * 12)
+    labels = rows["late"].to_numpy()
+    (everyone,) = monitor(opened).packages
+    assert everyone.measures["brier"].value == pytest.approx(metrics.brier(labels, 1 - good))
+    exported.append('\n[monitor]\ncallers = ["app"]\n', "isthmus.toml")
+    (named,) = monitor(project(exported)).packages
+    assert named.measures["brier"].value == pytest.approx(metrics.brier(labels, good.astype(np.float32)))
+    assert named.answers == 60
+
+
 def test_who_follows_is_told_what_cannot_be_measured(exported: Shop, project: Open) -> None:
     opened, told, stopped = project(exported), list[str](), Event()
     rows = known(opened).slice(0, 10)

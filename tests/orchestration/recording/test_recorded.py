@@ -2,6 +2,7 @@
 
 import os
 import random
+import stat
 import subprocess
 import sys
 import threading
@@ -99,6 +100,24 @@ def test_answers_are_in_the_table_as_they_were_given(built: Shop, project: Open)
     assert (opened.recorded / "contracts" / f"{row['contract']}.json").exists()
     assert collect(opened) == Collected()
     assert segments(opened.spool) == [], "the server has ended, and all of it is in the table"
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_recorded_answers_are_for_their_owner_alone(opened: Project, earlier: bool) -> None:
+    folders = [opened.spool, Path(RecordedAnswers(opened.offline).path), damaged_folder(opened)]
+    before = os.umask(0)
+    try:
+        for folder in folders if earlier else ():
+            # As an earlier release, or a careless copy, has left them.
+            folder.mkdir(parents=True)
+            folder.chmod(0o755)
+        spooled(opened, [1, 2]).close()
+        segments(opened.spool)[0].write_bytes(segments(opened.spool)[0].read_bytes()[:-3])
+        collect(opened)
+    finally:
+        os.umask(before)
+    assert len(_ids(opened)) == 3
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in folders] == [0o700] * 3
 
 
 def test_columns_of_several_views_are_put_together_by_answer(opened: Project) -> None:

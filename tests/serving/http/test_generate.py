@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,8 @@ import torch
 from isthmus.distill.export.decoding import export
 from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.onnx.runtime import ask, session
-from isthmus.features.decoding.tokenizer import Text
+from isthmus.features.decoding.generation import Generation
+from isthmus.features.decoding.tokenizer import Text, Tokenizer
 from isthmus.features.package.manifest import open_package
 from isthmus.features.package.prompts import decoder_of, generation_of, open_tokenizer
 from isthmus.features.profiles import ServingProfile
@@ -163,16 +166,22 @@ def test_a_caller_who_leaves_before_the_first_token_ends_the_run(writer: Server)
     assert generated(writer, prompt="Return", entities=UA, max_tokens=5)[1]["tokens"] == 5
 
 
-def test_a_long_feature_does_not_stop_the_event_loop(package: Path) -> None:
+def _wide(package: Path) -> tuple[Generation, Tokenizer, list[str | int]]:
+    """A package's generation with room for any prompt, its tokenizer, and a prompt with a long feature."""
     opened = open_package(package)
-    generation, tokenizer = generation_of(opened.manifest), open_tokenizer(opened)
+    generation = msgspec.structs.replace(generation_of(opened.manifest), context=1 << 20)
     features = {"punctuality__flights": "Return the sum. " * 16_000, "punctuality__late_rate": "0.5"}
+    return generation, open_tokenizer(opened), generation.parts("a", features)
+
+
+def test_a_long_feature_does_not_stop_the_event_loop(package: Path) -> None:
+    generation, tokenizer, parts = _wide(package)
 
     async def longest() -> tuple[float, float]:
         """The time that it takes, and the longest in which the loop did nothing else."""
         loop, pause = asyncio.get_running_loop(), 0.0
         began = last = loop.time()
-        reading = asyncio.ensure_future(tokens_of(generation, tokenizer, "a", features))
+        reading = asyncio.ensure_future(tokens_of(generation, tokenizer, parts, asyncio.Lock()))
         while not reading.done():
             await asyncio.sleep(0.001)
             pause, last = max(pause, loop.time() - last), loop.time()
@@ -181,6 +190,37 @@ def test_a_long_feature_does_not_stop_the_event_loop(package: Path) -> None:
 
     whole, pause = asyncio.run(longest())
     assert pause < whole / 2
+
+
+def test_prompts_whose_callers_have_left_take_one_thread_and_never_start_after_it(package: Path) -> None:
+    generation, tokenizer, parts = _wide(package)
+    started = []
+
+    class Counted(Tokenizer):
+        def encode(self, parts: Sequence[str | int], most: int | None = None) -> list[int]:
+            started.append(threading.current_thread())
+            return tokenizer.encode(parts, most)
+
+    async def leave() -> list[int]:
+        counted, turn = Counted.__new__(Counted), asyncio.Lock()
+        asked = [asyncio.ensure_future(tokens_of(generation, counted, parts, turn)) for _ in range(12)]
+        while not started:
+            await asyncio.sleep(0)
+        for each in asked:
+            each.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        return await tokens_of(generation, counted, parts, turn)
+
+    assert asyncio.run(leave()) == tokenizer.encode(parts)
+    assert len(started) == 2
+
+
+@pytest.mark.parametrize("word", ["a", "-", "ab", "é"])
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(writer: Server, word: str) -> None:
+    asked = {"prompt": word * (900_000 // len(word.encode())), "entities": UA, "max_tokens": 1}
+    answer = writer.http.post("/generate", json=asked)
+    assert answer.status_code == 422, answer.text
+    assert "tokens or more, and the context of the model 16,384" in answer.json()["found"]
 
 
 def _left(server: Server) -> int:

@@ -335,7 +335,12 @@ def test_an_escaped_time_that_is_too_fine_is_refused(server: Server) -> None:
 
 def test_an_old_row_is_expired_at_once(server: Server) -> None:
     name = carrier()
-    assert push(server, {**ROW, "carrier": [name], "event_timestamp": ["0001-01-01T00:00:00Z"]}).status_code == 200
+    assert (
+        push(server, {**ROW, "carrier": [name], "event_timestamp": ["0001-01-01T00:00:00Z"]}, to="online").json()[
+            "written"
+        ]
+        == 1
+    )
     assert flights(server, name) == ["OUTSIDE_MAX_AGE"]
     assert push(server, {**ROW, "carrier": [name], "event_timestamp": [NOW - 24 * HOUR]}).json()["written"] == 1
     assert flights(server, name) == [3]
@@ -419,6 +424,29 @@ def test_the_forms_of_a_push_are_not_mixed(server: Server) -> None:
         answer = server.http.post(path, json=body)
         assert answer.status_code in (404, 422)
         assert answer.json()["where"] == where, answer.text
+
+
+def test_a_push_to_the_history_reaches_back_so_many_days(tmp_path: Any, redis_url: str) -> None:
+    (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
+    with serving(tmp_path, redis_url, limits=Limits(push_days=30)) as server, connect(redis_url) as client:
+        wait(lambda: server.http.get("/readyz").status_code == 200, "the contract")
+        client.delete(stream("flights", "punctuality"))
+        # A day of each is a partition of the table.
+        names = [f"{carrier()}-{n}" for n in range(10_000)]
+        days = {name: column * len(names) for name, column in ROW.items()} | {"carrier": names}
+        days["event_timestamp"] = [NOW - n * 24 * HOUR for n in range(len(names))]
+        for to in ({}, {"to": "offline"}, {"to": "online_and_offline"}):
+            refused = push(server, days, **to)
+            assert refused.status_code == 422
+            [problem] = refused.json()["problems"]
+            assert problem["where"] == "df.event_timestamp"
+            assert "at `list[31]`, and 9,968 more rows is too old to be pushed to the history" in problem["found"]
+            assert clock.moment(NOW - 30 * 24 * HOUR).isoformat() in problem["expected"]
+            assert "`push_days` in [server.limits]" in problem["expected"]
+        assert not waiting(client, "flights", "punctuality", 9)
+        edge = {**ROW, "carrier": [carrier()], "event_timestamp": [NOW - 30 * 24 * HOUR]}
+        assert push(server, edge).json() == {"rows": 1, "written": 1}
+        assert push(server, days, to="online").json()["rows"] == 10_000
 
 
 def test_a_push_has_no_more_rows_and_values_than_the_limits_say(tmp_path: Any, redis_url: str) -> None:

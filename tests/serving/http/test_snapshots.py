@@ -1,6 +1,7 @@
 """`GET /snapshots/SERVICE`: the newest snapshot, whole or as a difference, for whoever may have it."""
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
@@ -129,6 +130,22 @@ def test_an_owner_gets_the_file_then_differences_then_nothing(offered: tuple[Ser
     assert packed.headers["content-encoding"] == "zstd"
 
 
+@pytest.mark.parametrize("place", [-1, 40])
+def test_a_shared_snapshot_that_is_not_what_its_name_says_is_not_served(
+    offered: tuple[Server, Shelf], place: int
+) -> None:
+    server, shelf = offered
+    digest = _add(shelf, 1).digest
+    assert server.http.get("/snapshots/late", headers=PLAIN).status_code == 200
+    data = bytearray(shelf.path(digest).read_bytes())
+    data[place] ^= 1
+    shelf.path(digest).write_bytes(data)
+    refused = server.http.get("/snapshots/late", headers=PLAIN)
+    assert (refused.status_code, refused.json()["found"]) == (503, "is damaged: its SHA-256 is another")
+    assert refused.json()["remedy"] == "run `isthmus snapshot`"
+    assert str(shelf.folder) not in refused.text
+
+
 def test_a_text_is_an_owner_in_percent_encoding(offered: tuple[Server, Shelf]) -> None:
     server, shelf = offered
     _add_owners(shelf, 1, PLACE)
@@ -212,7 +229,20 @@ def test_the_log_does_not_say_whose_snapshot_was_asked_for(offered: tuple[Server
     server.http.get("/snapshots/late/7777777")
     server.http.get("/snapshots/late")
     logged = [line["path"] for line in server.lines() if line.get("path", "").startswith("/snapshots")]
-    assert logged[-2:] == ["/snapshots/{service}/{value:owner}", "/snapshots/late"]
+    assert logged[-2:] == ["/snapshots/{service}/{value:owner}", "/snapshots/{service}"]
+    with socket.create_connection((server.http.base_url.host, server.http.base_url.port or 0), timeout=10) as raw:
+        for path in (
+            "//snapshots/late/7777777", "/snapshots//late/7777777", "/snapshots/late//7777777",
+            "/Snapshots/late/7777777", "/snapshots%2Flate%2F7777777", "/snapshots;v=1/late/7777777",
+            "/snapshots/late;7777777", "/v2/models/7777777", "/./snapshots/late/7777777", "/7777777/ready",
+            "/x/../snapshots/late/7777777", "/snapshots/7777777", "/snapshots/late?o=7777777",
+            "http://localhost/snapshots/late/7777777",
+        ):  # fmt: skip
+            raw.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            assert raw.recv(1 << 16)[9:10] in b"45"
+    handshake = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    assert server.http.get("//snapshots/late/7777777", headers=handshake).status_code == 404
+    assert server.http.post("/snapshots/late/7777777").status_code == 405
     assert "7777777" not in json.dumps(server.lines())
     assert "7777777" not in server.http.get("/metrics").text
 

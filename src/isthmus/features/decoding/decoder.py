@@ -85,8 +85,7 @@ class Decoder:
         if not tokens:
             raise RequestError("prompt", "has no token", expected="a text")
         if len(tokens) >= context:
-            raise RequestError("prompt", f"has {len(tokens):,} tokens, and the context of the model {context:,}",
-                               expected=f"{context - 1:,} tokens at most", remedy="shorten it")  # fmt: skip
+            raise self.generation.too_long(f"{len(tokens):,} tokens")
         return min(context - len(tokens), self.generation.most)
 
     def feeds(self, tokens: Sequence[int], cache: Cache) -> dict[str, Array]:

@@ -57,6 +57,11 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         """The features that the template names, in order, each once."""
         return template_features(self.template)
 
+    def too_long(self, tokens: str) -> RequestError:
+        """Return the refusal of a prompt of so many tokens, in words."""
+        return RequestError("prompt", f"has {tokens}, and the context of the model {self.context:,}",
+                            expected=f"{self.context - 1:,} tokens at most", remedy="shorten it")  # fmt: skip
+
     def parts(self, prompt: str, features: Mapping[str, str] | None = None) -> list[str | int]:
         """A prompt as texts and control tokens, in order.
 

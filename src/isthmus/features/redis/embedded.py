@@ -53,6 +53,9 @@ class EmbeddedRedis:
 
     def __enter__(self) -> "EmbeddedRedis":
         self.folder.mkdir(parents=True, exist_ok=True)
+        # The rows of people are in it, and the server's files are as the umask says.
+        with suppress(PermissionError):
+            self.folder.chmod(0o700)
         # The watcher waits for this lock. It cannot wait for the users' own: turning that into an exclusive one lets
         # go of it for a moment.
         self._present = self._locked("present", fcntl.LOCK_SH)

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -88,8 +89,17 @@ class Shelf:
         return self.folder / f"{digest}.snapshot"
 
     def snapshot(self, digest: str) -> bytes:
-        """The bytes of a snapshot."""
-        return self.path(digest).read_bytes()
+        """The bytes of a snapshot.
+
+        Raises:
+            DataError: the file has another SHA-256 than its name.
+        """
+        path = self.path(digest)
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if _sha256(path, status.st_ino, status.st_ctime_ns, status.st_size) != digest:
+                raise DataError(str(path), "is damaged: its SHA-256 is another", remedy="run `isthmus snapshot`")
+            return file.read()
 
     def delta(self, digest: str, latest: Latest) -> bytes:
         """The bytes of the difference from an earlier snapshot to the newest."""
@@ -195,6 +205,13 @@ class Shelf:
     def _files(self) -> set[Path]:
         """The snapshots and differences, and what a process that was killed has left of one."""
         return {file for form in ("*.snapshot", "*.diff", "*.owners", ".*.partial") for file in self.folder.glob(form)}
+
+
+@lru_cache(256)
+def _sha256(path: Path, *_state: int) -> str:
+    # Of megabytes it takes longer than to send them. No one but root writes to a file without a change of its ctime.
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _delta(digest: str, newest: str) -> str:

@@ -41,7 +41,7 @@ def push(
     from isthmus.features.online.store import OnlineStore
     from isthmus.features.redis.connection import answering, connect
     from isthmus.orchestration.project import Project
-    from isthmus.serving.lookup.push import PUSH, by_table, packed
+    from isthmus.serving.lookup.push import FIRST, PUSH, Times, by_table, packed
     from isthmus.serving.state import State
 
     opened = project if isinstance(project, Project) else Project(Path(project))
@@ -49,7 +49,7 @@ def push(
         raise RequestError("to", f"is {to!r}", expected=one_of(DESTINATIONS))
     state, now, limits = State(opened.generations()), opened.now(), opened.settings.server.limits
     declared, kept = state.pushed(view, PUSH)
-    parts = packed(declared, kept, _columns(rows, declared[0].view), limits, now)
+    parts = packed(declared, kept, _columns(rows, declared[0].view), limits, Times(FIRST, now))
     count, written = len(parts[0][2]), [0]
     with opened.redis() as url, answering(url), connect(url) as client:
         store = OnlineStore(client, state.contract)

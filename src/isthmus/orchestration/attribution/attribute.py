@@ -129,8 +129,8 @@ def write(result: Attribution) -> None:
     """Writes the page, and the table of all rows."""
     buffer = io.BytesIO()
     pq.write_table(result.table, buffer)
-    write_atomically(rows_file(result.folder), buffer.getvalue())
-    write_atomically(page_file(result.folder), page(result).encode())
+    write_atomically(rows_file(result.folder), buffer.getvalue(), mode=0o600)
+    write_atomically(page_file(result.folder), page(result).encode(), mode=0o600)
 
 
 def _product(option: str) -> Product:

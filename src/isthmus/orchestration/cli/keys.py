@@ -17,8 +17,8 @@ def create(
     scope: Annotated[
         list[str],
         typer.Option(
-            help="read:SERVICE, push:VIEW, predict:MODEL, snapshot:SERVICE or snapshot:SERVICE/VALUE; * for any name. "
-            "May be repeated."
+            help="read:SERVICE, push:VIEW, predict:MODEL, snapshot:SERVICE or snapshot:SERVICE/VALUE; * for any name; "
+            "status:* for /status, /metrics and /models. May be repeated."
         ),
     ],
     project: ProjectOption = None,

@@ -70,12 +70,15 @@ def answered(
     """All recorded answers of a distillation's packages, those of the package that answered last first.
 
     `columns` are what to read of requests. Of private join keys, whose values are hashes, `keys` has all that are known
-    of a column; it is asked only for those.
+    of a column; it is asked only for those. Answers to callers whom `[monitor] callers` does not name are left out.
 
     Raises:
         DataError: the table cannot be read.
     """
-    rows = RecordedAnswers.of(project).read(ds.field("route") == "predict", _READ)
+    wanted, callers = ds.field("route") == "predict", project.settings.monitor.callers
+    if callers is not None:
+        wanted &= ds.field("caller").isin([*callers])
+    rows = RecordedAnswers.of(project).read(wanted, _READ)
     models = _models(project)
     only = next(iter(project.definitions.distillations)) if len(project.definitions.distillations) == 1 else None
     own = [digest for digest in pc.unique(rows["package"]).to_pylist() if (models(digest) or only) == declared.name]

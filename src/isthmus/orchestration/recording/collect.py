@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 from isthmus.features import clock
 from isthmus.features.contract.contract import Contract
 from isthmus.features.errors import DataError, IsthmusError, RequestError, first_line
-from isthmus.features.files import write_atomically
+from isthmus.features.files import private_folder, write_atomically
 from isthmus.features.package.manifest import open_package, read_contract
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.api.collect import repeat
@@ -143,7 +143,7 @@ def _commit(project: Project, table: RecordedAnswers, lot: _Lot, last: Mapping[s
         path.unlink(missing_ok=True)
     for path in lot.damaged:
         aside = damaged_folder(project)
-        aside.mkdir(exist_ok=True, mode=0o700)
+        private_folder(aside)
         with suppress(FileNotFoundError):  # removed to make room
             path.rename(aside / path.name)
     return added

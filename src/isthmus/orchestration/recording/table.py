@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from isthmus.features.days import DAY
 from isthmus.features.errors import DataError, first_line
+from isthmus.features.files import private_folder
 from isthmus.features.offline.partitions import files_of
 from isthmus.features.offline.storage import unavailable
 from isthmus.features.values.arrow import ARROW
@@ -177,6 +179,9 @@ class RecordedAnswers:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         try:
+            if self._options is None:
+                # What callers asked and were told is for the owner of the server alone, as in the spool.
+                private_folder(Path(self.path))
             yield
         except (DeltaError, OSError, pa.ArrowException, ValueError) as error:
             if isinstance(error, CommitFailedError):

@@ -248,13 +248,15 @@ class Handlers:
         """The stored features of a service that devices keep, or those of an owner."""
         return await snapshots.answer(request, self._watch.state.contract.services, self._settings.snapshots)
 
-    async def models(self, _request: Request) -> Response:
+    async def models(self, request: Request) -> Response:
         """The deployed models."""
         state = self._watch.state
+        granted(request).require_status(state.model.deployment.model if state.model else None)
         return reply(msgspec.json.encode(messages.Models(_models(state), state.refused)))
 
     async def status(self, request: Request) -> Response:
         """The status of the server and its project: a page for a browser, JSON for everybody else."""
+        granted(request).require_status()
         state = self._watch.state
         answer = await status(self._settings, state, self._store, self.metrics, _models(state), self._at())
         if "text/html" not in request.headers.get("accept", ""):
@@ -277,6 +279,7 @@ class Handlers:
 
     async def exposition(self, request: Request) -> Response:
         """The metrics, in the format that Prometheus asks for; while Redis is away, with what it said last."""
+        granted(request).require_status()
         gauges = self.metrics.gauges
         try:
             state, at = self._watch.state, self._at()

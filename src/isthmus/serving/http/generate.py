@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from isthmus.features.decoding.decoder import Read
 from isthmus.features.decoding.generation import Generation
-from isthmus.features.decoding.tokenizer import Text, Tokenizer
+from isthmus.features.decoding.tokenizer import LONG, Text, Tokenizer
 from isthmus.features.errors import IsthmusError
 from isthmus.serving.http.guard import granted
 from isthmus.serving.http.predict import Predictions
@@ -23,7 +23,6 @@ from isthmus.serving.predict.generator import Generator
 from isthmus.serving.recorder.columns import Answer, stored_of
 from isthmus.serving.recorder.recorder import ANSWER, Recorder
 from isthmus.serving.state import State
-from isthmus.serving.threads import BYTES, offload
 from isthmus.serving.waits import DEADLINE, REFUSAL
 from isthmus.serving.wire.errors import BusyError, DefectError
 from isthmus.serving.wire.exchange import body_of, message_of
@@ -44,6 +43,7 @@ class Generations:
         self._state, self._predictions, self._limits, self._now = state, predictions, limits, now
         self._recorder = recorder
         self._under_way = 0
+        self._tokenizing = asyncio.Lock()
 
     async def answer(self, request: Request) -> Response:
         """The text behind a prompt.
@@ -73,7 +73,8 @@ class Generations:
         inputs, at = state.prompt.read(wanted, self._limits), self._now()
         answers = await self._predictions.stored(state.prompt, inputs.keys, 1, at=at)
         features = state.prompt.features(inputs.request, answers)
-        prompt = await tokens_of(generator.generation, generator.tokenizer, wanted.prompt, features)
+        parts = generator.generation.parts(wanted.prompt, features)
+        prompt = await tokens_of(generator.generation, generator.tokenizer, parts, self._tokenizing)
         room = generator.room(prompt, wanted.max_tokens, self._limits)
         tokens = generator.tokens(prompt, room)
         asked = _Asked(prompt, room, tokens, await anext(tokens))
@@ -89,12 +90,21 @@ class Generations:
 
 
 async def tokens_of(
-    generation: Generation, tokenizer: Tokenizer, prompt: str, features: Mapping[str, str]
+    generation: Generation, tokenizer: Tokenizer, parts: Sequence[str | int], turn: asyncio.Lock
 ) -> list[int]:
-    """The tokens of a prompt, which a thread reads if it is long."""
-    parts = generation.parts(prompt, features)
-    size = sum(len(part) for part in parts if isinstance(part, str))
-    return await offload(size > BYTES, tokenizer.encode, parts)
+    """Return the tokens of a prompt.
+
+    A thread reads a long one, in its turn: tokenizing cannot be stopped, so requests that time out or leave while they
+    wait never start it, and one thread at most is behind a caller who has left.
+    """
+    if sum(len(part) for part in parts if isinstance(part, str)) <= LONG:
+        return tokenizer.encode(parts, generation.context)
+    await turn.acquire()
+    reading = asyncio.ensure_future(asyncio.to_thread(tokenizer.encode, parts, generation.context))
+    reading.add_done_callback(lambda _: turn.release())
+    # The error of a prompt whose caller has left is no one's to hear.
+    reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
+    return await asyncio.shield(reading)
 
 
 @dataclass(slots=True)

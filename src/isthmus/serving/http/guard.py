@@ -4,7 +4,7 @@ import ipaddress
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -78,7 +78,7 @@ class Guarded:
         if ring is not None and ring.keys:
             self._had_keys = True
         elif self._unguarded and ((ring is not None and ring.open is True) or self._never_had_keys()):
-            self._require_local(scope)
+            require_own_page(scope, self._hosts, name_it=f"name it in `[server] hosts`, or {_CREATE}")
             return EVERYTHING
         else:
             raise errors.UnauthenticatedError("API key", "no key is valid at this server", remedy=_LOST)
@@ -99,21 +99,6 @@ class Guarded:
         except FileNotFoundError:
             return True
         return False
-
-    def _require_local(self, scope: Scope) -> None:
-        """Refuses a browser on this machine that a page from elsewhere has sent, also by a name for this machine."""
-        named = [value for header, value in scope["headers"] if header == b"host"]
-        if foreign := [host for host in named if not _is_loopback(host) and _name(host) not in self._hosts]:
-            raise errors.ForbiddenError(
-                "request", f"is for host {foreign[0].decode('latin-1')[:100]!r}", expected="a name of this machine",
-                remedy=f"name it in `[server] hosts`, or {_CREATE}",
-            )  # fmt: skip
-        origin, site = _header(scope, b"origin"), _header(scope, b"sec-fetch-site")
-        if site not in (None, b"same-origin", b"none") or (origin and origin.partition(b"://")[2] not in named):
-            raise errors.ForbiddenError(
-                "request", "comes from a page of another site", expected="a caller of its own, or an API key",
-                remedy=_CREATE,
-            )  # fmt: skip
 
     def _ring(self) -> Keyring | None:
         if self._file is None:
@@ -216,6 +201,43 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         self.started = True
         await self._send(message)
+
+
+def require_own_page(
+    scope: Scope, hosts: Collection[str], *, name_it: str, instead: str = _CREATE, visits: bool = False
+) -> None:
+    """Refuse a request, or a WebSocket, that a page from elsewhere has a browser on this machine send.
+
+    A page may also have given its own name the address of this machine, so what came by loopback must name loopback, or
+    one of `hosts`; `name_it` is the remedy for another name, `instead` for another page. With `visits`, a person may
+    follow a link of another site.
+    """
+    named = [value for header, value in scope["headers"] if header == b"host"]
+    foreign = [host for host in named if not _is_loopback(host) and _name(host) not in hosts]
+    if foreign and _by_loopback(scope):
+        raise errors.ForbiddenError(
+            "request", f"is for host {foreign[0].decode('latin-1')[:100]!r}", expected="a name of this machine",
+            remedy=name_it,
+        )  # fmt: skip
+    origin, site = _header(scope, b"origin"), _header(scope, b"sec-fetch-site")
+    # Browsers send the origin with every handshake of a WebSocket, and do not agree on its site.
+    elsewhere = scope["type"] == "http" and site not in (None, b"same-origin", b"none")
+    if visits and elsewhere and scope["method"] == "GET":
+        elsewhere = (_header(scope, b"sec-fetch-mode"), _header(scope, b"sec-fetch-dest")) != (b"navigate", b"document")
+    if elsewhere or (origin and origin.partition(b"://")[2] not in named):
+        raise errors.ForbiddenError(
+            "request", "comes from a page of another site", expected="a caller of its own, or an API key",
+            remedy=instead,
+        )  # fmt: skip
+
+
+def _by_loopback(scope: Scope) -> bool:
+    """Whether a request came to a loopback address; also if that is not known."""
+    try:
+        address = ipaddress.ip_address((scope.get("server") or ("",))[0])
+    except ValueError:
+        return True
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def granted(request: Request) -> Grants:

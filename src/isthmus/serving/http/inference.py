@@ -71,6 +71,7 @@ class Inference:
 
     async def model(self, request: Request) -> Response:
         """The tensors of a model."""
+        granted(request).require_status(request.path_params["model"])
         state = self._state()
         predictor = _predictor_of(state, request)
         if not isinstance(predictor, TensorPredictor):

@@ -74,8 +74,9 @@ class Observed:
         route = scope.get("route") or next((r for r in self._routes if r.path_regex.match(scope["path"])), None)
         path = route.path if route else "unmatched"
         self._metrics.end(path, scope, 0 if left else status, seconds)
-        # The owner of a snapshot may be a person, and the log is read by more people than that person's rows.
-        named = route is None or "value" not in route.param_convertors
+        # The owner of a snapshot may be a person, and the log is read by more people than that person's rows. A path
+        # that leads nowhere, such as `//snapshots/phone/ada`, may name that person in any place.
+        named = route is not None and status < 400 and "value" not in route.param_convertors
         log.info(
             "request",
             id=(request_id or _new_id()).decode(),

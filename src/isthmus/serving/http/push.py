@@ -2,8 +2,9 @@
 
 import orjson
 
+from isthmus.features.days import DAY
 from isthmus.serving.limits import Limits
-from isthmus.serving.lookup.push import FEAST, PUSH, Form, by_table, packed
+from isthmus.serving.lookup.push import FEAST, FIRST, PUSH, Form, Times, by_table, packed
 from isthmus.serving.redis.store import Store
 from isthmus.serving.state import State
 from isthmus.serving.threads import BYTES, offload
@@ -27,7 +28,9 @@ async def push(request: PushRequest | WriteRequest, state: State, store: Store, 
     declared, kept = state.pushed(name, form)
     to = request.to if isinstance(request, PushRequest) else "online"
     large = sum(len(memoryview(raw)) for raw in request.df.values()) > BYTES
-    parts = await offload(large, packed, declared, kept, request.df, limits, now)
+    oldest = max(limits.push_days * DAY, *(each.view.ttl or 0 for each in declared))
+    first = FIRST if to == "online" else max(FIRST, now - oldest)
+    parts = await offload(large, packed, declared, kept, request.df, limits, Times(first, now))
     project, count = state.contract.project, len(parts[0][2])
     if to != "online":
         for view, names, rows in by_table(parts):

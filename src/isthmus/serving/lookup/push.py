@@ -27,7 +27,7 @@ Raws = Mapping[str, msgspec.Raw]
 Packed = tuple[ViewContract, list[bytes], list[bytes]]
 """A definition, the Redis key of each row, and the row in its form."""
 
-_FIRST = clock.micros(datetime.min.replace(tzinfo=UTC))
+FIRST = clock.micros(datetime.min.replace(tzinfo=UTC))
 """Earlier moments have no date."""
 
 _Moment = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | Annotated[datetime, msgspec.Meta(tz=True)]
@@ -46,6 +46,14 @@ _SECOND_ARRAYS = msgspec.json.Decoder(list[list[_Second] | None])
 _FINER = re.compile(rb"\.\d{6}\d*[1-9]")
 _A_TIME = "RFC 3339 text with a time zone, or whole microseconds since 1970 UTC"
 _A_SECOND = "a list of whole seconds since 1970 UTC"
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The earliest event time that a push may have, and the present."""
+
+    first: int
+    now: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +87,16 @@ class PushedView:
             **{column.name: _seconds(column) if feast else _reader(column) for column in view.fields},
         }
 
-    def pack(self, df: Raws, limits: Limits, now: int) -> tuple[list[bytes], list[bytes]]:
+    def pack(self, df: Raws, limits: Limits, times: Times) -> tuple[list[bytes], list[bytes]]:
         """The Redis key of each row, and the packed row.
 
         Raises:
             RowsError: with every problem of the rows.
         """
-        keys, event, known, features = self._read(df, limits, now)
+        keys, event, known, features = self._read(df, limits, times)
         return entity_keys(self._project, self.view.keys, keys), self._codec.encode(event, known, features)
 
-    def pack_known(self, df: Raws, limits: Limits, now: int) -> tuple[list[bytes], list[bytes]] | None:
+    def pack_known(self, df: Raws, limits: Limits, times: Times) -> tuple[list[bytes], list[bytes]] | None:
         """Rows of another definition of the view: what this one does not know is left out, what they lack is null.
 
         None if they do not fit: a key or a type is another.
@@ -97,11 +105,13 @@ class PushedView:
         absent = msgspec.Raw(msgspec.json.encode([None] * rows))
         features = {column.name: absent for column in self.view.fields}
         try:
-            return self.pack({**features, **{name: df[name] for name in df if name in self._readers}}, limits, now)
+            return self.pack({**features, **{name: df[name] for name in df if name in self._readers}}, limits, times)
         except (RequestError, DataError):
             return None
 
-    def _read(self, df: Raws, limits: Limits, now: int) -> tuple[dict[str, list[Any]], Ints, Ints, dict[str, Values]]:
+    def _read(
+        self, df: Raws, limits: Limits, times: Times
+    ) -> tuple[dict[str, list[Any]], Ints, Ints, dict[str, Values]]:
         """The keys, event times, known times and features of rows that agree with the contract."""
         problems: list[Problem] = []
         for name in df:
@@ -120,9 +130,8 @@ class PushedView:
                 problems.append(Problem(f"df.{name}", "is missing", "one value per row"))
         if lists:
             problems += _lengths(lists, limits.rows)
-        known = [now if time is None else time for time in lists.get(self._known, [])]
-        for name, times in ((EVENT, lists.get(EVENT, [])), (self._known, known)):
-            problems += _outside(name, times, now)
+        known = [times.now if time is None else time for time in lists.get(self._known, [])]
+        problems += _outside(EVENT, lists.get(EVENT, []), times) + _outside(self._known, known, Times(FIRST, times.now))
         features = {}
         for field in self.view.fields:
             if field.name in lists:
@@ -135,11 +144,11 @@ class PushedView:
         limits.require_values("df", len(lists[EVENT]), len(self.view.fields))
         event = np.array(lists[EVENT], np.int64)
         keys = {key.name: lists[key.name] for key in self.view.keys}
-        return keys, event, np.array(known or [now] * len(event), np.int64), features
+        return keys, event, np.array(known or [times.now] * len(event), np.int64), features
 
 
 def packed(
-    declared: Sequence[PushedView], kept: Sequence[PushedView], df: Raws, limits: Limits, now: int
+    declared: Sequence[PushedView], kept: Sequence[PushedView], df: Raws, limits: Limits, times: Times
 ) -> list[Packed]:
     """For each definition that the rows fit: itself, the Redis keys and the packed rows; those declared come first.
 
@@ -149,12 +158,12 @@ def packed(
     refusals = []
     for first in declared:
         try:
-            own = [(first.view, *first.pack(df, limits, now))]
+            own = [(first.view, *first.pack(df, limits, times))]
         except RowsError as error:
             refusals.append(error)
             continue
         others = [pushed for pushed in (*declared, *kept) if pushed is not first]
-        fitting = [(pushed.view, pushed.pack_known(df, limits, now)) for pushed in others]
+        fitting = [(pushed.view, pushed.pack_known(df, limits, times)) for pushed in others]
         return own + [(view, *rows) for view, rows in fitting if rows is not None]
     raise refusals[0]
 
@@ -253,15 +262,22 @@ def _lengths(lists: Mapping[str, list[Any]], most: int) -> list[Problem]:
     return []
 
 
-def _outside(name: str, times: list[int], now: int) -> list[Problem]:
+def _outside(name: str, values: list[int], times: Times) -> list[Problem]:
     """The problem of times that a row cannot have: a row of the future would hide the row that is true now."""
-    wrong = [row for row, at in enumerate(times) if not _FIRST <= at <= now]
+    wrong = [row for row, at in enumerate(values) if not times.first <= at <= times.now]
     if not wrong:
         return []
     row, more = wrong[0], f", and {len(wrong) - 1:,} more rows" if len(wrong) > 1 else ""
-    word = "is later than the server's present" if times[row] > now else "is before the year 1"
-    expected = f"no later than {clock.moment(now).isoformat()}, which is {now}"
-    return [Problem(f"df.{name}", f"{times[row]} at `list[{row}]`{more} {word}", expected)]
+    now, first = clock.moment(times.now).isoformat(), clock.moment(times.first).isoformat()
+    word, expected = "is before the year 1", f"no later than {now}, which is {times.now}"
+    if values[row] > times.now:
+        word = "is later than the server's present"
+    elif values[row] >= FIRST:
+        word = "is too old to be pushed to the history"
+        expected = (
+            f"{first} or later: add older rows to the source of the view, or raise `push_days` in [server.limits]"
+        )
+    return [Problem(f"df.{name}", f"{values[row]} at `list[{row}]`{more} {word}", expected)]
 
 
 def _decode(raw: msgspec.Raw, decoder: msgspec.json.Decoder[Any], expected: str) -> Any:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from isthmus.features.files import write_atomically
+from isthmus.features.files import private_folder, write_atomically
 from isthmus.serving.recorder.batch import DamagedBatchError, OtherVersionError, batches, count
 
 SUFFIX = ".answers"
@@ -94,7 +94,7 @@ class Spool:
             self._segment = -1
 
     def _open(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(self._folder)
         name = f"{self.run}-{self._number:08d}"
         begun, self._path = self._folder / f".{name}", self._folder / f"{name}{SUFFIX}"
         # Keys of people may be in it.

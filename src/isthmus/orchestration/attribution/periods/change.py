@@ -132,7 +132,7 @@ def change(  # noqa: PLR0913 - the options of the command
         columns_by, len(found.values), _common(found.places, count), unknown, measures,
         _largest(found, scores, count), project.state / "attribution" / declared.name,
     )  # fmt: skip
-    write_atomically(page_file(result), page(result).encode())
+    write_atomically(page_file(result), page(result).encode(), mode=0o600)
     progress("the change is written", 1.0)
     return result
 

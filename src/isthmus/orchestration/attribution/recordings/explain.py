@@ -43,7 +43,7 @@ def explain(project: Project, identity: str, *, progress: Progress = silent) -> 
         _rows(found), found.chosen.left_out, found.chosen.unknown,
         project.state / "attribution" / declared.name / "answers",
     )  # fmt: skip
-    write_atomically(page_file(result), page(result).encode())
+    write_atomically(page_file(result), page(result).encode(), mode=0o600)
     progress("the answer is explained", 1.0)
     return result
 
