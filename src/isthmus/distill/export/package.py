@@ -20,7 +20,7 @@ from isthmus.features.package.manifest import CORE, MODEL, WHOLE, Format, Manife
 from isthmus.features.package.replay import require_core
 from isthmus.features.request.layout import VALID, input_name
 
-_Example = dict[str, tuple[str, str]]
+_Example = dict[str, tuple[str, ...]]
 
 XCTEST = "CoreMLTests.swift"
 _MODELS = (f"{MODEL}.", f"{CORE}.")
@@ -90,7 +90,8 @@ def package_bytes(files: Mapping[str, bytes], precision: str) -> int:
 def readme(manifest: Manifest, contract: Mapping[str, Any], golden: Golden, files: Mapping[str, bytes]) -> str:
     """Return the text, in Markdown. Its code opens the smallest model in ORT format."""
     stored = {column.name.partition(SEPARATOR)[0] for column in manifest.inputs if SEPARATOR in column.name}
-    measures, views = list(manifest.variants[0].quality), manifest.device.views if manifest.device else ()
+    measures = list(manifest.variants[0].quality)
+    whole = [variant.file for variant in manifest.variants if variant.format in WHOLE]
 
     def qualities(variant: Variant) -> list[str]:
         values = (variant.quality[measure] for measure in measures)
@@ -106,7 +107,11 @@ def readme(manifest: Manifest, contract: Mapping[str, Any], golden: Golden, file
         head=HEAD,
         stored=stored,
         example=_example(manifest, contract, golden, stored),
-        oldest={variant.file: oldest_runtime(files[variant.file]) for variant in manifest.variants if variant.format in WHOLE},
+        oldest={
+            variant.file: oldest_runtime(files[variant.file])
+            for variant in manifest.variants
+            if variant.format in WHOLE
+        },
         predictors={name: text.decode() for name, text in sources(PREDICTORS).items()},
         fed_names=lambda variant: [tensor.name for tensor in manifest.fed(variant)],
         measures=measures,
@@ -118,7 +123,6 @@ def readme(manifest: Manifest, contract: Mapping[str, Any], golden: Golden, file
         unsupported=[tensor for tensor in manifest.tensors if tensor.element in _NOT_IN_SWIFT],
         valid=input_name(VALID),
         minutes=manifest.device and f"{manifest.device.age / 60e6:.4g}",
-        keys={name: _SWIFT_KEYS.get(kind, "int") for view in views for name, kind in view.keys},
         sums=SUMS,
     )
 
@@ -127,6 +131,7 @@ def _example(manifest: Manifest, contract: Mapping[str, Any], golden: Golden, vi
     """Write the join keys and the request fields of the first golden row, in each language."""
     row = dict(zip(golden.inputs, golden.cases[0].rows[0], strict=True)) if manifest.inputs else {}
     types = {name: kind for view in sorted(views) for name, kind in contract["views"].get(view, {}).get("keys", ())}
+    types |= {name: kind for view in (manifest.device.views if manifest.device else ()) for name, kind in view.keys}
     keys = {name: row[name] if row.get(name) is not None else _PLACEHOLDER.get(kind, 1) for name, kind in types.items()}
     request = {name: value for name, value in row.items() if SEPARATOR not in name and name not in keys}
 
@@ -134,11 +139,19 @@ def _example(manifest: Manifest, contract: Mapping[str, Any], golden: Golden, vi
         shown = [f"{_json(name)}{between}{null if value is None else _json(value)}" for name, value in values.items()]
         return begin + (", ".join(shown) or (":" if begin == "[" else "")) + end
 
-    forms = {"javascript": ("{", ": ", "}", "null"), "kotlin": ("mapOf(", " to ", ")", "null"), "swift": ("[", ": ", "]", "nil")}
-    example = {name: (text(keys, *form), text(request, *form)) for name, form in forms.items()}
+    forms = {
+        "javascript": ("{", ": ", "}", "null"),
+        "kotlin": ("mapOf(", " to ", ")", "null"),
+        "swift": ("[", ": ", "]", "nil"),
+    }
+    example: _Example = {name: (text(keys, *form), text(request, *form)) for name, form in forms.items()}
+    typed = ", ".join(
+        f"{_json(name)}: .{_SWIFT_KEYS.get(types[name], 'int')}({_json(value)})" for name, value in keys.items()
+    )
+    example["swift"] += (f"[{typed}]",)
     # A dollar begins an expression in Kotlin's texts.
-    kotlin = [part.replace("$", "\\$") for part in example["kotlin"]]
-    return {**example, "kotlin": (kotlin[0], kotlin[1]), "python": (repr(keys), repr(request))}
+    example["kotlin"] = tuple(part.replace("$", "\\$") for part in example["kotlin"])
+    return {**example, "python": (repr(keys), repr(request))}
 
 
 def _json(value: object) -> str:

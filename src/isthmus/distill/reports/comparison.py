@@ -69,7 +69,7 @@ def comparison(report: Report) -> Table:
     ]
     for likeness in _likeness(report):
         values = (report.agreement.get(name, {}).get(likeness) for name in models)
-        rows.append([f"{likeness}, with the teacher", *map(measure, values)])
+        rows.append([f"{likeness} with teacher", *map(measure, values)])
     rows += [
         ["parameters", *(number(model.parameters) for model in models.values())],
         ["size", *(scaled(model.bytes, "B") for model in models.values())],
