@@ -48,7 +48,7 @@ def legend(report: Report) -> Legend:
 
 def explained(names: Iterable[str]) -> list[Block]:
     """What measures mean, as far as they are those of Isthmus: a task may have others."""
-    known = [(strong(name), f": {_MEASURES[name]}") for name in names if name in _MEASURES]
+    known = [(strong(name), f": {_MEASURES[name]}") for name in dict.fromkeys(names) if name in _MEASURES]
     return [Bullets(known)] if known else []
 
 
