@@ -126,8 +126,9 @@ def test_the_readme_predicts_the_golden_rows(exported: ExportReport, tmp_path: P
     wrong = code.replace("numbers[0]", "1 - numbers[0]")
     assert wrong != code
     (tmp_path / "predict.py").write_text(wrong, encoding="utf-8")
-    done = subprocess.run([sys.executable, "predict.py", exported.path], cwd=tmp_path, capture_output=True, check=False)
-    assert b"the answers differ from those recorded" in done.stderr
+    command = [sys.executable, "predict.py", str(exported.path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "the answers differ from those recorded" in done.stderr
 
 
 def test_predict_casts_as_training_does(exported: ExportReport) -> None:
@@ -136,7 +137,7 @@ def test_predict_casts_as_training_does(exported: ExportReport) -> None:
     exec(blocks(exported.path, "python")[0], package)  # noqa: S102 - the example is what is tested
     model = package["Predictor"](exported.path)
     row: dict[str, Any] = {item.name: None for item in STUDENT}
-    whole = [item for item in STUDENT if item.dtype == Int64][0]
+    whole = next(item for item in STUDENT if item.dtype == Int64)
     row[whole.name] = 2**62 + 2**38 + 1
     columns = {item.name: from_python([row[item.name]], item.dtype) for item in STUDENT}
     for name, tensor in feeds(STUDENT, columns).items():

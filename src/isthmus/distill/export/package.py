@@ -107,11 +107,7 @@ def readme(manifest: Manifest, contract: Mapping[str, Any], golden: Golden, file
         head=HEAD,
         stored=stored,
         example=_example(manifest, contract, golden, stored),
-        oldest={
-            variant.file: oldest_runtime(files[variant.file])
-            for variant in manifest.variants
-            if variant.format in WHOLE
-        },
+        oldest={file: oldest_runtime(files[file]) for file in whole},
         predictors={name: text.decode() for name, text in sources(PREDICTORS).items()},
         fed_names=lambda variant: [tensor.name for tensor in manifest.fed(variant)],
         measures=measures,

@@ -77,7 +77,7 @@ _SPANS: dict[blocks.Style, str] = {
 def to_html(title: str, blocks: Iterable[Block], style: str = "") -> str:
     """The page of a document; `style` is CSS beyond that of every page."""
     all_blocks = list(blocks)
-    headings = [block for block in all_blocks if isinstance(block, Heading) and block.level == 2]  # noqa: PLR2004 - h2
+    headings = [block for block in all_blocks if isinstance(block, Heading) and block.level == 2]
     links = " ".join(f'<a href="#{_slug(heading)}">{escape(plain(heading.text))}</a>' for heading in headings)
     shown = [*map(_block, all_blocks)]
     if len(headings) >= _CONTENTS:
@@ -96,7 +96,7 @@ def _slug(heading: Heading) -> str:
 
 
 def _anchor(heading: Heading) -> str:
-    return f' id="{_slug(heading)}"' if heading.level == 2 else ""  # noqa: PLR2004 - an h2
+    return f' id="{_slug(heading)}"' if heading.level == 2 else ""
 
 
 def image(figure: Figure, style: str = "") -> str:

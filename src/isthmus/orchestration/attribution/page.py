@@ -16,6 +16,7 @@ from isthmus.features.document.blocks import (
     bad,
     cell,
     code,
+    decimal,
     good,
     strong,
 )
@@ -125,7 +126,7 @@ def _bar(x: Axis, n: int, begin: float, end: float, kind: str) -> str:
 def _change(value: float, measure: Measure) -> str:
     """A signed number; what rounding leaves is about zero."""
     scale = max(abs(measure.ideal), abs(measure.answer))
-    return "~0" if 0 < abs(value) < _NONE * scale else f"{value:+.4g}" if value else "0"
+    return "~0" if 0 < abs(value) < _NONE * scale else decimal(value, sign="+") if value else "0"
 
 
 def measure_name(measure: str) -> str:
@@ -134,7 +135,8 @@ def measure_name(measure: str) -> str:
 
 
 def _title(name: str, measure: Measure) -> str:
-    return f"{measure_name(name)}: {measure.ideal:.4g} to {measure.answer:.4g}, {_change(measure.difference, measure)}"
+    moved = f"{cell(measure.ideal)} to {cell(measure.answer)}"
+    return f"{measure_name(name)}: {moved}, {_change(measure.difference, measure)}"
 
 
 def parts_table(measure: Measure, kind: str = "stage") -> Table:

@@ -204,7 +204,7 @@ def _parts(found: Measure | None, interval: bool) -> tuple[Text, ...]:
         return (cell(None),)
     if not interval or found.low is None or found.high is None:
         return (cell(found.value),)
-    return (cell(found.value), aside(f"{found.low:.4g} to {found.high:.4g}"))
+    return (cell(found.value), aside(f"{cell(found.low)} to {cell(found.high)}"))
 
 
 def _drift(package: PackageQuality) -> Iterator[Block]:

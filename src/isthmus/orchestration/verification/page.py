@@ -20,6 +20,7 @@ from isthmus.features.document.blocks import (
     bad,
     bars,
     code,
+    decimal,
     good,
     plain,
     strong,
@@ -39,7 +40,8 @@ _SHOWN = 160
 RUNTIME_NUMBERS = ("files", "rows", "differing", "largest difference", "ms")
 _NUMBERS = ("compared", "equal", "differing", "largest difference", "tolerance")
 _READING = """\
-A row is a view, a request transform, or a part of the package. `API` is what the server answers, `package, inputs` what
+A row is a view, a request transform, or a part of the package. `snapshot` is
+what devices keep, `API` what the server answers, `package, inputs` what
 the model is fed, `package, outputs` what its files answer for many rows at once, and `package, one row at a time` what
 they answer for each row alone."""
 
@@ -221,7 +223,7 @@ def _figures(feature: FeatureVerdict) -> list[Text]:
 
 
 def _number(value: float) -> str:
-    return "no number" if math.isinf(value) else f"{value:.6g}"
+    return "no number" if math.isinf(value) else decimal(value, 6)
 
 
 def _value(value: object) -> Text:
