@@ -143,7 +143,8 @@ def _tables(result: Change) -> Iterator[Block]:
     yield Heading("Segments that moved the mean most", 2)
     rows = [
         [*(value or "" for value in segment.values.values()), f"{segment.rows_before:,}", f"{segment.rows:,}",
-         *("" if mean is None else cell(mean) for mean in (segment.before, segment.after)), decimal(segment.moved, sign="+")]
+         *("" if mean is None else cell(mean) for mean in (segment.before, segment.after)),
+         decimal(segment.moved, sign="+")]
         for segment in result.largest
     ]  # fmt: skip
     yield Table([*result.by, *_NUMBERS], rows, numbers=_NUMBERS)
