@@ -20,7 +20,7 @@ begin(async ({ ort, opened, instead, note }) => {
   for (const of of [...new Set(asked.map(view))].sort((one, other) => Number(one !== "") - Number(other !== ""))) {
     const group = document.createElement("details");
     group.open = of === "" || asked.length < 12;
-    group.appendChild(document.createElement("summary")).textContent = of.replaceAll("_", " ") || "asked";
+    group.appendChild(document.createElement("summary")).textContent = of.replaceAll("_", " ") || "request";
     for (const one of asked.filter((each) => view(each) === of)) group.append(label(one));
     document.querySelector("#inputs").append(group);
   }

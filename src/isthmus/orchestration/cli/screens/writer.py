@@ -116,10 +116,10 @@ class _Column:
     def __init__(self, table: Table, n: int, cells: Sequence[RichText]) -> None:
         self.name, self.cells = harmless(table.columns[n]), cells
         self.is_number = table.columns[n] in table.numbers
-        lines = [line for text in (self.name, *(cell.plain for cell in cells)) for line in text.splitlines()]
+        lines = [line for cell in cells for line in cell.plain.splitlines()]
         is_whole = n == 0 or self.is_number or table.columns[n] in table.code
-        words = lines if is_whole else [word for line in lines for word in line.split()]
-        self.full = max(map(cell_len, lines), default=0)
+        words = [*self.name.split(), *(lines if is_whole else (word for line in lines for word in line.split()))]
+        self.full = max(map(cell_len, [self.name, *lines]))
         self.least = min(max(map(cell_len, words), default=0), _NAME if n else _FIRST)
 
 
