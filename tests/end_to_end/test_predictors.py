@@ -60,10 +60,10 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_python_and_node_predict_the_golden_rows(package: Path, node: Path, tmp_path: Path) -> None:
-    (node / "predict.mjs").write_text(blocks(package, "javascript")[0], encoding="utf-8")
-    (tmp_path / "predict.py").write_text(blocks(package, "python")[0], encoding="utf-8")
+    (node / "predictor.mjs").write_text(blocks(package, "javascript")[0], encoding="utf-8")
+    (tmp_path / "predictor.py").write_text(blocks(package, "python")[0], encoding="utf-8")
     said = []
-    for command, folder in (([sys.executable, "-W", "error", "predict.py"], tmp_path), (["node", "predict.mjs"], node)):
+    for command, folder in (([sys.executable, "-W", "error", "predictor.py"], tmp_path), (["node", "predictor.mjs"], node)):
         done = subprocess.run([*command, package], cwd=folder, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
         said.append(done.stdout)
@@ -74,7 +74,7 @@ def test_python_and_node_predict_the_golden_rows(package: Path, node: Path, tmp_
 def test_kotlin_predicts_the_golden_rows(package: Path, tmp_path: Path) -> None:
     opened = open_package(package)
     code, example, *_, device = blocks(package, "kotlin")
-    (tmp_path / "Predict.kt").write_text(code, encoding="utf-8")
+    (tmp_path / "Predictor.kt").write_text(code, encoding="utf-8")
     # The examples stand alone, each in a file of its own.
     for name, text in {"Example.kt": example, "OnDevice.kt": device}.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -85,7 +85,7 @@ def test_kotlin_predicts_the_golden_rows(package: Path, tmp_path: Path) -> None:
     subprocess.run(["bash", str(compiler()), *options, *sources], check=True)
     smallest = min((each for each in opened.manifest.variants if each.format == "ort"), key=lambda each: each.bytes)
     runtime = session(opened.files.read(smallest.file), 1)
-    command = ["java", "-cp", f"{jar}:{JSON}", "isthmus.PredictKt", str(package)]
+    command = ["java", "-cp", f"{jar}:{JSON}", "isthmus.PredictorKt", str(package)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -143,8 +143,8 @@ def test_the_oldest_runtime_of_a_readme_opens_and_predicts(
     models = [variant.file for variant in open_package(package).manifest.variants]
     assert table == [(file, "1.19") for file in models]
     assert refused(folder, version, [package / file for file in models]) == []
-    (tmp_path / "predict.py").write_text(blocks(package, "python")[0], encoding="utf-8")
-    command = [sys.executable, "-S", "predict.py", str(package)]
+    (tmp_path / "predictor.py").write_text(blocks(package, "python")[0], encoding="utf-8")
+    command = [sys.executable, "-S", "predictor.py", str(package)]
     done = subprocess.run(
         command, cwd=tmp_path, env={"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=False
     )

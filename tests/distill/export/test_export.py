@@ -115,9 +115,9 @@ def test_golden_rows_hold_the_edges(exported: ExportReport) -> None:
 
 def test_the_readme_predicts_the_golden_rows(exported: ExportReport, tmp_path: Path) -> None:
     code, example = blocks(exported.path, "python")
-    (tmp_path / "predict.py").write_text(code, encoding="utf-8")
+    (tmp_path / "predictor.py").write_text(code, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-W", "error", "predict.py", exported.path], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, "-W", "error", "predictor.py", exported.path], cwd=tmp_path, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
@@ -125,8 +125,8 @@ def test_the_readme_predicts_the_golden_rows(exported: ExportReport, tmp_path: P
     assert "carrier" in example
     wrong = code.replace("numbers[0]", "1 - numbers[0]")
     assert wrong != code
-    (tmp_path / "predict.py").write_text(wrong, encoding="utf-8")
-    command = [sys.executable, "predict.py", str(exported.path)]
+    (tmp_path / "predictor.py").write_text(wrong, encoding="utf-8")
+    command = [sys.executable, "predictor.py", str(exported.path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "the answers differ from those recorded" in done.stderr
 

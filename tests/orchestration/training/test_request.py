@@ -57,9 +57,9 @@ def test_one_definition_gives_the_same_values_to_training_the_api_and_the_packag
         for language in ("python", "javascript")
     }
     web = f"file://{installed()}/node_modules/onnxruntime-web/dist/ort.node.min.mjs"
-    (shop.root / "predict.py").write_text(programs["python"][0])
-    (shop.root / "predict.mjs").write_text(programs["javascript"][0].replace("onnxruntime-node", web))
-    for command in ([sys.executable, "-W", "error", "predict.py"], ["node", "predict.mjs"]):
+    (shop.root / "predictor.py").write_text(programs["python"][0])
+    (shop.root / "predictor.mjs").write_text(programs["javascript"][0].replace("onnxruntime-node", web))
+    for command in ([sys.executable, "-W", "error", "predictor.py"], ["node", "predictor.mjs"]):
         done = subprocess.run([*command, package], cwd=shop.root, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
         assert "golden rows, largest difference" in done.stdout

@@ -24,7 +24,7 @@ GENERATORS = {
 }
 """Of causal language models: file to its purpose."""
 
-PREDICTORS = ("predict.mjs", "Predict.kt", "Predict.swift")
+PREDICTORS = ("predictor.mjs", "Predictor.kt", "Predictor.swift")
 """Predictions from keys and request fields; READMEs contain them."""
 
 

@@ -1,4 +1,4 @@
-// Predictions from keys and request fields. Check a package with `npm i onnxruntime-node` and `node predict.mjs PACKAGE`.
+// Predictions from keys and request fields. Check a package with `npm i onnxruntime-node` and `node predictor.mjs PACKAGE`.
 // In a browser, import "onnxruntime-web" instead, and read the files with `fetch`.
 
 import * as ort from "onnxruntime-node";
@@ -132,7 +132,7 @@ async function check(read) {
   if (worst > (model.manifest.rounding ?? 1e-5)) throw new Error("the answers differ from those recorded");
 }
 
-if (globalThis.process?.argv[1]?.endsWith("predict.mjs")) {
+if (globalThis.process?.argv[1]?.endsWith("predictor.mjs")) {
   const { readFile } = await import("node:fs/promises");
   await check((name) => readFile(`${process.argv[2] ?? "."}/${name}`));
 }
