@@ -63,7 +63,10 @@ def test_python_and_node_predict_the_golden_rows(package: Path, node: Path, tmp_
     (node / "predictor.mjs").write_text(blocks(package, "javascript")[0], encoding="utf-8")
     (tmp_path / "predictor.py").write_text(blocks(package, "python")[0], encoding="utf-8")
     said = []
-    for command, folder in (([sys.executable, "-W", "error", "predictor.py"], tmp_path), (["node", "predictor.mjs"], node)):
+    for command, folder in (
+        ([sys.executable, "-W", "error", "predictor.py"], tmp_path),
+        (["node", "predictor.mjs"], node),
+    ):
         done = subprocess.run([*command, package], cwd=folder, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
         said.append(done.stdout)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 import onnx
+import onnxruntime
 import pyarrow as pa
 import pytest
 import tree_sitter_kotlin
@@ -28,7 +29,7 @@ from isthmus.distill.export.conversion import in_precision
 from isthmus.distill.export.export import ExportReport
 from isthmus.distill.export.package import readme
 from isthmus.distill.onnx.ortbytes import canonical
-from isthmus.distill.onnx.runtime import ask, ort_format, predict, session
+from isthmus.distill.onnx.runtime import ask, oldest_runtime, ort_format, predict, session
 from isthmus.distill.restore import create_task
 from isthmus.distill.tabular.graph import graph
 from isthmus.distill.tabular.preparation import Prepare, compiled
@@ -148,6 +149,37 @@ def test_predict_casts_as_training_does(exported: ExportReport) -> None:
         model.predict({}, {**row, whole.name: 1.5}, {})
 
 
+def test_the_readme_names_the_oldest_runtime_of_each_file(exported: ExportReport) -> None:
+    text = (exported.path / "README.md").read_text(encoding="utf-8")
+    table = dict(re.findall(r"^\| (model\.\S+) \| (\d+\.\d+) \|$", text, re.MULTILINE))
+    assert table == {variant.file: "1.19" for variant in read_package(exported.path).variants}
+    assert 'pip install numpy "onnxruntime>=1.19"' in text
+
+
+@pytest.mark.parametrize(
+    ("operator", "domain", "opset", "oldest"),
+    [
+        ("Relu", "", 21, "1.19"), ("Relu", "", 22, None), ("MatMulNBits", "com.microsoft", 20, "1.22"),
+        ("GatherBlockQuantized", "com.microsoft", 20, "1.23"), ("Unheard", "com.microsoft", 20, None),
+        ("Own", "my.operators", 20, None),
+    ],
+)  # fmt: skip
+def test_a_graph_opens_where_all_its_operators_are_known(
+    operator: str, domain: str, opset: int, oldest: str | None
+) -> None:
+    """None stands for the release at hand."""
+    node = onnx.helper.make_node(operator, ["x"], ["y"], domain=domain)
+    ends = [onnx.helper.make_tensor_value_info(name, 1, ["n"]) for name in "xy"]
+    opsets = [onnx.helper.make_opsetid(name, version) for name, version in {"": opset, domain: opset}.items()]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "one", ends[:1], ends[1:]), opset_imports=opsets, ir_version=10
+    )
+    newest = ".".join(onnxruntime.__version__.split(".")[:2])
+    assert oldest_runtime(model.SerializeToString()) == (oldest or newest)
+    model.ir_version = 11
+    assert oldest_runtime(model.SerializeToString()) == newest
+
+
 def blocks(package: Path, language: str) -> list[str]:
     """The code of a README in a language."""
     return re.findall(rf"```{language}\n(.*?)```", (package / "README.md").read_text(encoding="utf-8"), re.DOTALL)
@@ -172,7 +204,9 @@ def test_the_code_for_phones_is_code(exported: ExportReport, name: str, grammar:
     for code in [*found, (FOLDER / client).read_text(encoding="utf-8")]:
         assert not re.search(r"\{\{|\{%", code)
         assert not parser.parse(code.encode()).root_node.has_error
-        assert parser.parse("".join(code.rpartition(")")[::2]).encode()).root_node.has_error
+        # Without the first parenthesis that is not in a comment.
+        wrong = re.sub(r"^(?! *(?://|/?\*))([^)\n]*)\)", r"\1", code, count=1, flags=re.MULTILINE)
+        assert parser.parse(wrong.encode()).root_node.has_error
 
 
 def test_the_package_answers_as_the_student(
