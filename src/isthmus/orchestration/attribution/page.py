@@ -38,7 +38,8 @@ it changes in one of these orders."""
 STYLE = """\
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft) } svg .grid { stroke: var(--line) }
 svg .better { fill: var(--good) } svg .worse { fill: var(--mark) } svg .moved { fill: var(--soft) }
-svg .end { fill: var(--base) } .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(460px, 100%), 1fr)) }
+svg .end { fill: var(--base) }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(460px, 100%), 1fr)) }
 svg .range { stroke: var(--soft); stroke-width: 1.5 }
 """
 _ROW, _LEFT, _WIDTH, _RIGHT = 24, 86, 420, 78

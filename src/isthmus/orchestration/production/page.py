@@ -32,7 +32,8 @@ _STYLE = """\
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft) } svg .grid { stroke: var(--line) }
 svg .range { stroke: var(--base); stroke-width: 1.5 } svg .newest { stroke: var(--good); fill: var(--good) }
 svg .earlier { stroke: var(--base); fill: var(--base) } svg circle { fill-opacity: 1 }
-svg .limit { stroke: var(--bad); stroke-dasharray: 4 3 } .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(460px, 100%), 1fr)) }
+svg .limit { stroke: var(--bad); stroke-dasharray: 4 3 }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(460px, 100%), 1fr)) }
 """
 _READING = """\
 Each figure has its 95 % interval, which takes rows as independent. A label is that of the moment that the answer was
