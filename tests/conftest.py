@@ -60,3 +60,8 @@ def pytest_collection_finish() -> None:
     """Looks for garbage from here on, and never among what was imported."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_runtest_setup() -> None:
+    """Forget the width of a terminal: workers have none, but readline exports one to their environment."""
+    os.environ.pop("COLUMNS", None)

@@ -17,16 +17,21 @@ Command = Sequence[str]
 _PINNED = Path(__file__).parents[1] / "features" / "snapshot" / "kotlin"
 
 
-def kotlin(folder: Path, client: Path, cases: Path) -> Command:
-    """The command of a client and its `Cases.kt`."""
+def compiler() -> Path:
+    """Kotlin's compiler, which is installed by the first call."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "isthmus" / "kotlin-compiler-2.4.20"
     if not cache.is_dir():
         fresh = Path(shutil.copytree(_PINNED, cache.with_suffix(f".{os.getpid()}")))
         subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", fresh], check=True)
         fresh.rename(cache)
-    jar, compiler = str(folder / "cases.jar"), str(cache / "node_modules/kotlin-compiler/bin/kotlinc")
+    return cache / "node_modules/kotlin-compiler/bin/kotlinc"
+
+
+def kotlin(folder: Path, client: Path, cases: Path) -> Command:
+    """The command of a client and its `Cases.kt`."""
+    jar = str(folder / "cases.jar")
     options = ["-Werror", "-include-runtime", "-d", jar]
-    subprocess.run(["bash", compiler, *options, client.with_suffix(".kt"), cases / "Cases.kt"], check=True)
+    subprocess.run(["bash", str(compiler()), *options, client.with_suffix(".kt"), cases / "Cases.kt"], check=True)
     return ["java", "-cp", jar, "isthmus.CasesKt"]
 
 

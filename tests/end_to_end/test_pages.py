@@ -196,6 +196,11 @@ def test_every_page_fits_a_phone_in_light_and_dark(pages: dict[str, str], browse
             view.evaluate("document.querySelectorAll('details').forEach(folded => folded.open = true)")
             widths = view.evaluate("[document.scrollingElement.scrollWidth, innerWidth]")
             assert widths == [390, 390], (name, scheme)
+            if name != "docs":
+                tables = "[...document.querySelectorAll('.wide')]"
+                cut = f"{tables}.filter(each => each.scrollWidth > each.clientWidth + 1).length"
+                assert view.evaluate(cut) == 0, f"{name}: a table is cut"
+                assert "`" not in view.inner_text("body"), name
             tallest = view.evaluate(
                 "Math.max(0, ...[...document.querySelectorAll('td:first-child')].map(cell => cell.offsetHeight))"
             )

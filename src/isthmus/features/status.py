@@ -155,6 +155,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         """Whether servers answer under an earlier contract, until the rows of the applied one are there."""
         return self.applied and self.current not in (None, self.contract)
 
+    def _unfinished(self, state: str) -> str:
+        """The state of a run that had not ended when the status was written."""
+        return state if state == "canceled" else f"{state} at {minute(self.found_at)}"
+
     def as_dict(self) -> dict[str, Any]:
         """The JSON form, as plain data."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
@@ -187,7 +191,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     def blocks(self) -> Iterator[Block]:
         """A table each of views, models and runs, with the problems of each."""
         yield Table(
-            ["view", "rows", "last day", "built", "readable online", "state"],
+            ["view", "rows", "last day", "built", "online since", "state"],
             [
                 [
                     name, "-" if view.rows is None else f"{view.rows:,}", _last_day(view), minute(view.built_at),
@@ -227,7 +231,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             yield Table(
                 ["run", "began", "state", "made"],
                 [
-                    [run.id[:8], minute(run.at), colors.get(run.status, str)(run.status), run.made]
+                    [run.id[:8], minute(run.at), colors.get(run.status, self._unfinished)(run.status), run.made]
                     for run in self.runs
                 ],
                 code=["run"],

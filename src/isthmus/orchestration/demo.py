@@ -13,6 +13,7 @@ import numpy as np
 from isthmus.features.errors import GateFailed
 from isthmus.features.progress import Progress, silent
 from isthmus.features.values.arrow import micros
+from isthmus.orchestration import status
 from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.graph import build_definitions
@@ -105,6 +106,8 @@ def _run(steps: _Here) -> None:
         quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
         try:
             job.execute_in_process(instance=instance, run_config=quiet, raise_on_error=True)
+            # The last step wrote the status while its own run had not ended.
+            status.note(steps.project)
         except dg.DagsterError as error:
             # A failed check is not an exception of ours: Dagster lists the checks, a line each.
             failed = "; ".join(line.strip(" -") for line in str(error).splitlines()[1:] if line.strip())

@@ -2,6 +2,8 @@ import base64
 import re
 import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 import onnx
+import onnxruntime
 import pyarrow as pa
 import pytest
 import tree_sitter_kotlin
@@ -26,7 +29,7 @@ from isthmus.distill.export.conversion import in_precision
 from isthmus.distill.export.export import ExportReport
 from isthmus.distill.export.package import readme
 from isthmus.distill.onnx.ortbytes import canonical
-from isthmus.distill.onnx.runtime import ask, ort_format, predict, session
+from isthmus.distill.onnx.runtime import ask, oldest_runtime, ort_format, predict, session
 from isthmus.distill.restore import create_task
 from isthmus.distill.tabular.graph import graph
 from isthmus.distill.tabular.preparation import Prepare, compiled
@@ -40,6 +43,8 @@ from isthmus.features.package.checksums import README, SUMS
 from isthmus.features.package.golden import TensorBytes, read_golden
 from isthmus.features.package.inputs import Feeds, feeds
 from isthmus.features.package.manifest import open_package, package_digest, read_package
+from isthmus.features.types import Int64
+from isthmus.features.values.columns import from_python
 from isthmus.features.verdict import FeatureVerdict
 from isthmus.transforms.preparation.fit import FittedNumber, FittedText, Preparation
 from isthmus.transforms.preparation.steps import Embed, described
@@ -109,12 +114,75 @@ def test_golden_rows_hold_the_edges(exported: ExportReport) -> None:
             assert difference(expected, ask(opened, case.feeds)) <= 1e-6
 
 
-def test_the_readme_runs(exported: ExportReport, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(exported.path)
-    readme = (exported.path / "README.md").read_text(encoding="utf-8")
-    code = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    assert len(code) == 1
-    exec(code[0], {})  # noqa: S102 - the example is what is tested
+def test_the_readme_predicts_the_golden_rows(exported: ExportReport, tmp_path: Path) -> None:
+    code, example = blocks(exported.path, "python")
+    (tmp_path / "predictor.py").write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "predictor.py", exported.path], cwd=tmp_path, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "21 golden rows, largest difference 0" in done.stdout
+    assert "carrier" in example
+    wrong = code.replace("numbers[0]", "1 - numbers[0]")
+    assert wrong != code
+    (tmp_path / "predictor.py").write_text(wrong, encoding="utf-8")
+    command = [sys.executable, "predictor.py", str(exported.path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "the answers differ from those recorded" in done.stderr
+
+
+def test_predict_casts_as_training_does(exported: ExportReport) -> None:
+    """Whole numbers beyond 2^53 are rounded once; a value that is missing is null only where the caller says so."""
+    package: dict[str, Any] = {}
+    exec(blocks(exported.path, "python")[0], package)  # noqa: S102 - the example is what is tested
+    model = package["Predictor"](exported.path)
+    row: dict[str, Any] = {item.name: None for item in STUDENT}
+    whole = next(item for item in STUDENT if item.dtype == Int64)
+    row[whole.name] = 2**62 + 2**38 + 1
+    columns = {item.name: from_python([row[item.name]], item.dtype) for item in STUDENT}
+    for name, tensor in feeds(STUDENT, columns).items():
+        np.testing.assert_array_equal(model.feeds(row)[name], tensor)
+    with pytest.raises(KeyError, match=f"no value for {whole.name}; pass None where there is none"):
+        model.predict({}, {name: value for name, value in row.items() if name != whole.name}, {})
+    with pytest.raises(TypeError):
+        model.predict({}, {**row, whole.name: 1.5}, {})
+
+
+def test_the_readme_names_the_oldest_runtime_of_each_file(exported: ExportReport) -> None:
+    text = (exported.path / "README.md").read_text(encoding="utf-8")
+    table = dict(re.findall(r"^\| (model\.\S+) \| (\d+\.\d+) \|$", text, re.MULTILINE))
+    assert table == {variant.file: "1.19" for variant in read_package(exported.path).variants}
+    assert 'pip install numpy "onnxruntime>=1.19"' in text
+
+
+@pytest.mark.parametrize(
+    ("operator", "domain", "opset", "oldest"),
+    [
+        ("Relu", "", 21, "1.19"), ("Relu", "", 22, None), ("MatMulNBits", "com.microsoft", 20, "1.22"),
+        ("GatherBlockQuantized", "com.microsoft", 20, "1.23"), ("Unheard", "com.microsoft", 20, None),
+        ("Own", "my.operators", 20, None),
+    ],
+)  # fmt: skip
+def test_a_graph_opens_where_all_its_operators_are_known(
+    operator: str, domain: str, opset: int, oldest: str | None
+) -> None:
+    """None stands for the release at hand."""
+    node = onnx.helper.make_node(operator, ["x"], ["y"], domain=domain)
+    ends = [onnx.helper.make_tensor_value_info(name, 1, ["n"]) for name in "xy"]
+    opsets = [onnx.helper.make_opsetid(name, version) for name, version in {"": opset, domain: opset}.items()]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "one", ends[:1], ends[1:]), opset_imports=opsets, ir_version=10
+    )
+    newest = ".".join(onnxruntime.__version__.split(".")[:2])
+    assert oldest_runtime(model.SerializeToString()) == (oldest or newest)
+    model.ir_version = 11
+    assert oldest_runtime(model.SerializeToString()) == newest
+
+
+def blocks(package: Path, language: str) -> list[str]:
+    """The code of a README in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", (package / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
 @pytest.mark.parametrize(
@@ -125,15 +193,20 @@ def test_the_code_for_phones_is_code(exported: ExportReport, name: str, grammar:
     """No phone is here: what can be said is that the other two languages read it."""
     manifest = read_package(exported.path)
     program = msgspec.structs.replace(manifest.variants[0], file="model.fp32.pte", format="pte")
-    text = readme(msgspec.structs.replace(manifest, variants=[*manifest.variants, program]))
+    files = {file.name: file.read_bytes() for file in exported.path.iterdir()}
+    manifest = msgspec.structs.replace(manifest, variants=[*manifest.variants, program])
+    text = readme(manifest, {"views": {}}, read_golden(open_package(exported.path)), files)
     parser = Parser(Language(grammar.language()))
     found = re.findall(rf"```{name}\n(.*?)```", text, re.DOTALL)
-    assert len(found) == 3
-    assert "carrier" in found[2]
+    assert len(found) == 4
+    assert "carrier" in found[1]
+    assert "carrier" in found[3]
     for code in [*found, (FOLDER / client).read_text(encoding="utf-8")]:
         assert not re.search(r"\{\{|\{%", code)
         assert not parser.parse(code.encode()).root_node.has_error
-        assert parser.parse(code.replace(")", "", 1).encode()).root_node.has_error
+        # Without the first parenthesis that is not in a comment.
+        wrong = re.sub(r"^(?! *(?://|/?\*))([^)\n]*)\)", r"\1", code, count=1, flags=re.MULTILINE)
+        assert parser.parse(wrong.encode()).root_node.has_error
 
 
 def test_the_package_answers_as_the_student(

@@ -76,7 +76,9 @@ def test_the_golden_rows_make_the_tensors_of_the_core(package: Path) -> None:
 
 
 def test_the_readme_says_how_a_core_is_fed(package: Path) -> None:
-    text = readme(open_package(package).manifest)
+    files = {file.name: file.read_bytes() for file in package.iterdir()}
+    opened = open_package(package)
+    text = readme(opened.manifest, json.loads(files["contract.json"]), read_golden(opened), files)
     assert (package / "README.md").read_text(encoding="utf-8") == text
     for name in READERS:
         assert f"`{name}`" in text

@@ -213,17 +213,17 @@ def test_what_a_browser_s_runtime_lacks_is_named(cache: Path, tmp_path: Path) ->
 
 @pytest.mark.accept
 def test_the_javascript_of_a_readme_runs(tmp_path: Path) -> None:
-    for package in (of_tensors(tmp_path), of_rows(tmp_path)):
-        (code,) = re.findall(r"```javascript\n(.*?)```", (package / "README.md").read_text(), re.DOTALL)
-        (model,) = set(re.findall(r"bytes of (\S+)", code))
-        runtime = installed() / "node_modules" / "onnxruntime-web" / "dist" / "ort.node.min.mjs"
-        script = tmp_path / "readme.mjs"
-        script.write_text(
-            f'import {{ readFileSync }} from "node:fs";\nimport * as ort from "{runtime.as_uri()}";\n{code}\n'
-            "const [model, golden] = process.argv.slice(2).map((file) => readFileSync(file));\n"
-            "console.log(await check(ort, model, JSON.parse(golden)));\n"
-        )
-        command = ["node", str(script), str(package / model), str(package / "golden.json")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert float(done.stdout) <= TOLERANCE
+    package = of_tensors(tmp_path)
+    (code,) = re.findall(r"```javascript\n(.*?)```", (package / "README.md").read_text(), re.DOTALL)
+    (model,) = set(re.findall(r"bytes of (\S+)", code))
+    runtime = installed() / "node_modules" / "onnxruntime-web" / "dist" / "ort.node.min.mjs"
+    script = tmp_path / "readme.mjs"
+    script.write_text(
+        f'import {{ readFileSync }} from "node:fs";\nimport * as ort from "{runtime.as_uri()}";\n{code}\n'
+        "const [model, golden] = process.argv.slice(2).map((file) => readFileSync(file));\n"
+        "console.log(await check(ort, model, JSON.parse(golden)));\n"
+    )
+    command = ["node", str(script), str(package / model), str(package / "golden.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert float(done.stdout) <= TOLERANCE

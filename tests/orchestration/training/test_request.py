@@ -1,5 +1,6 @@
 """Request transforms from the definitions to the API and the device: one function, the same values everywhere."""
 
+import json
 import math
 import re
 import subprocess
@@ -12,17 +13,21 @@ import httpx
 import pyarrow as pa
 import pytest
 
+from isthmus.distill.onnx.runtime import predict, session
 from isthmus.features.contract.diff import consequences, differences
 from isthmus.features.errors import ConfigurationError, DataError, RequestError
 from isthmus.features.files import read_pointer
+from isthmus.features.package.inputs import feeds
 from isthmus.features.package.manifest import read_package
 from isthmus.features.request.graph import RowGraph
+from isthmus.features.values.columns import from_python
 from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.build.build import build
 from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.models.release import deploy
+from isthmus.orchestration.runtimes.web import installed
 from isthmus.orchestration.training.data import JOINS, training_data
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import require_passed, verify
@@ -47,9 +52,17 @@ def test_one_definition_gives_the_same_values_to_training_the_api_and_the_packag
         "shelf_demand__sold_1d", "hour", "weight", "store",
     ]  # fmt: skip
     assert not [item.name for item in manifest.inputs if item.name.startswith("moment__")]
-    code = re.findall(r"```python\n(.*?)```", (package / "README.md").read_text(), re.DOTALL)
-    assert len(code) == 1
-    subprocess.run([sys.executable, "-W", "error", "-c", code[0]], cwd=package, check=True)
+    programs = {
+        language: re.findall(rf"```{language}\n(.*?)```", (package / "README.md").read_text(), re.DOTALL)
+        for language in ("python", "javascript")
+    }
+    web = f"file://{installed()}/node_modules/onnxruntime-web/dist/ort.node.min.mjs"
+    (shop.root / "predictor.py").write_text(programs["python"][0])
+    (shop.root / "predictor.mjs").write_text(programs["javascript"][0].replace("onnxruntime-node", web))
+    for command in ([sys.executable, "-W", "error", "predictor.py"], ["node", "predictor.mjs"]):
+        done = subprocess.run([*command, package], cwd=shop.root, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "golden rows, largest difference" in done.stdout
 
     now = table.slice(len(table) - 3).to_pylist()
     port = free_port()
@@ -71,6 +84,23 @@ def test_one_definition_gives_the_same_values_to_training_the_api_and_the_packag
         assert columns["moment__per_sold"]["values"] == pytest.approx(expected, rel=1e-15)
         answer = http.post("/predict", json={"entities": keys, "request": request}).json()
         assert len(answer["predictions"]) == 3
+        # The examples of the README look the stored features up, here for the keys and the request of the first row.
+        row = {name: column["values"][0] for name, column in columns.items()}
+        row |= {name: values[0] for name, values in (keys | request).items()}
+        smallest = min((each for each in manifest.variants if each.format == "ort"), key=lambda each: each.bytes)
+        fed = {item.name: from_python([row[item.name]], item.dtype) for item in manifest.model_inputs}
+        opened = session((package / smallest.file).read_bytes(), 1)
+        (expected_answer,) = predict(opened, feeds(manifest.model_inputs, fed))
+        for language, command in {"python": [sys.executable, "-W", "error"], "javascript": ["node"]}.items():
+            example = programs[language][1].replace("PACKAGE", str(package)).replace("6570", str(port))
+            for name, values in (keys | request).items():
+                given = rf"""(['"]{name}['"]: )('[^']*'|"[^"]*"|[^,}}]+)"""
+                example = re.sub(given, rf"\g<1>{json.dumps(values[0])}", example)
+            file = shop.root / ("example.py" if language == "python" else "example.mjs")
+            file.write_text(example)
+            done = subprocess.run([*command, file], cwd=shop.root, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stderr) == (0, ""), example
+            assert float(done.stdout) == pytest.approx(float(expected_answer), abs=1e-6)
         (model,) = http.get("/models").json()["models"]
         assert [item["name"] for item in model["inputs"]] == list(
             dict.fromkeys(item.name for item in manifest.inputs)

@@ -2,26 +2,32 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import msgspec
 
-from isthmus.features.clients import CLIENTS, READERS
+from isthmus.distill.onnx.runtime import oldest_runtime
+from isthmus.features.clients import CLIENTS, PREDICTORS, READERS, sources
+from isthmus.features.contract.contract import SEPARATOR
 from isthmus.features.files import publish
 from isthmus.features.head.form import HEAD
 from isthmus.features.package.checksums import CONTRACT, GOLDEN, MANIFEST, README, SUMS
 from isthmus.features.package.golden import Golden, read_golden
-from isthmus.features.package.manifest import CORE, MODEL, Format, Manifest, Variant, open_package
+from isthmus.features.package.manifest import CORE, MODEL, WHOLE, Format, Manifest, Variant, open_package
 from isthmus.features.package.replay import require_core
 from isthmus.features.request.layout import VALID, input_name
+
+_Example = dict[str, tuple[str, ...]]
 
 XCTEST = "CoreMLTests.swift"
 _MODELS = (f"{MODEL}.", f"{CORE}.")
 _NOT_IN_SWIFT = ("bool", "double")
 _SWIFT_KEYS = {"Bool": "bool", "String": "string", "Bytes": "bytes"}
+_PLACEHOLDER = {"String": "…", "Bytes": "…", "Bool": True}
+"""A join key in an example; whole numbers are 1."""
 _TEMPLATES = jinja2.Environment(  # noqa: S701 - Markdown, not HTML
     loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
 )
@@ -37,7 +43,7 @@ def contents(
         MANIFEST: json.dumps(msgspec.to_builtins(manifest), indent=2, sort_keys=True, allow_nan=False).encode(),
         CONTRACT: json.dumps(contract, separators=(",", ":"), sort_keys=True).encode() + b"\n",
         GOLDEN: msgspec.json.encode(golden) + b"\n",
-        README: readme(manifest).encode(),
+        README: readme(manifest, contract, golden, files).encode(),
     }
     lines = [f"{hashlib.sha256(package[name]).hexdigest()}  {name}\n" for name in sorted(package)]
     return {**package, SUMS: "".join(lines).encode()}
@@ -81,9 +87,11 @@ def package_bytes(files: Mapping[str, bytes], precision: str) -> int:
     )
 
 
-def readme(manifest: Manifest) -> str:
-    """The text, in Markdown. Its code opens the smallest model in ORT format."""
-    measures, views = list(manifest.variants[0].quality), manifest.device.views if manifest.device else ()
+def readme(manifest: Manifest, contract: Mapping[str, Any], golden: Golden, files: Mapping[str, bytes]) -> str:
+    """Return the text, in Markdown. Its code opens the smallest model in ORT format."""
+    stored = {column.name.partition(SEPARATOR)[0] for column in manifest.inputs if SEPARATOR in column.name}
+    measures = list(manifest.variants[0].quality)
+    whole = [variant.file for variant in manifest.variants if variant.format in WHOLE]
 
     def qualities(variant: Variant) -> list[str]:
         values = (variant.quality[measure] for measure in measures)
@@ -97,6 +105,10 @@ def readme(manifest: Manifest) -> str:
         apple=_of_format(manifest, "mlpackage"),
         xctest=XCTEST,
         head=HEAD,
+        stored=stored,
+        example=_example(manifest, contract, golden, stored),
+        oldest={file: oldest_runtime(files[file]) for file in whole},
+        predictors={name: text.decode() for name, text in sources(PREDICTORS).items()},
         fed_names=lambda variant: [tensor.name for tensor in manifest.fed(variant)],
         measures=measures,
         rounding=f"{manifest.rounding:.2g}".replace("e-0", "e-"),
@@ -107,6 +119,36 @@ def readme(manifest: Manifest) -> str:
         unsupported=[tensor for tensor in manifest.tensors if tensor.element in _NOT_IN_SWIFT],
         valid=input_name(VALID),
         minutes=manifest.device and f"{manifest.device.age / 60e6:.4g}",
-        keys={name: _SWIFT_KEYS.get(kind, "int") for view in views for name, kind in view.keys},
         sums=SUMS,
     )
+
+
+def _example(manifest: Manifest, contract: Mapping[str, Any], golden: Golden, views: Collection[str]) -> _Example:
+    """Write the join keys and the request fields of the first golden row, in each language."""
+    row = dict(zip(golden.inputs, golden.cases[0].rows[0], strict=True)) if manifest.inputs else {}
+    types = {name: kind for view in sorted(views) for name, kind in contract["views"].get(view, {}).get("keys", ())}
+    types |= {name: kind for view in (manifest.device.views if manifest.device else ()) for name, kind in view.keys}
+    keys = {name: row[name] if row.get(name) is not None else _PLACEHOLDER.get(kind, 1) for name, kind in types.items()}
+    request = {name: value for name, value in row.items() if SEPARATOR not in name and name not in keys}
+
+    def text(values: Mapping[str, Any], begin: str, between: str, end: str, null: str) -> str:
+        shown = [f"{_json(name)}{between}{null if value is None else _json(value)}" for name, value in values.items()]
+        return begin + (", ".join(shown) or (":" if begin == "[" else "")) + end
+
+    forms = {
+        "javascript": ("{", ": ", "}", "null"),
+        "kotlin": ("mapOf(", " to ", ")", "null"),
+        "swift": ("[", ": ", "]", "nil"),
+    }
+    example: _Example = {name: (text(keys, *form), text(request, *form)) for name, form in forms.items()}
+    typed = ", ".join(
+        f"{_json(name)}: .{_SWIFT_KEYS.get(types[name], 'int')}({_json(value)})" for name, value in keys.items()
+    )
+    example["swift"] += (f"[{typed}]",)
+    # A dollar begins an expression in Kotlin's texts.
+    example["kotlin"] = tuple(part.replace("$", "\\$") for part in example["kotlin"])
+    return {**example, "python": (repr(keys), repr(request))}
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -53,6 +53,20 @@ def canonical(model: bytes) -> bytes:
     return _Writer(len(model)).file(_read("Session", Table(model, root)))
 
 
+def operators(model: bytes) -> tuple[dict[str, int], set[tuple[str, str]]]:
+    """Return the versions of the operators in a file by domain, and the domain and name of each that it uses."""
+    root = Table(model, encode.Get(packer.uoffset, model, 0))
+    used, versions = _read("Resolver", _inner(root, 3))[0], _inner(root, 1)
+    imported = _field(["Opset"], versions, versions.Pos + versions.Offset(6))
+    names = [name.decode().split(":") for name, *_ in used or ()]
+    return {domain.decode(): version for domain, (version,) in imported}, {(domain, name) for domain, name, _ in names}
+
+
+def _inner(table: Table, slot: int) -> Table:
+    position = table.Pos + table.Offset(4 + 2 * slot)
+    return Table(table.Bytes, position + encode.Get(packer.uoffset, table.Bytes, position))
+
+
 def _read(name: str, table: Table) -> list[Any]:
     """The fields of a table in schema order; None if absent."""
     fields = _TABLES[name]

@@ -8,12 +8,19 @@ from typing import Any, get_args
 import onnx
 import onnxruntime as ort
 
-from isthmus.distill.onnx.ortbytes import canonical
+from isthmus.distill.onnx.ortbytes import IDENTIFIER, canonical, operators
 from isthmus.distill.types import Array
 from isthmus.features.errors import DependencyError
 from isthmus.features.package.inputs import Feeds
 from isthmus.features.package.manifest import Element, Tensor
 from isthmus.features.package.replay import session_options
+
+_OLDEST, _IR_VERSION, _VERSIONS = "1.19", 10, {"": 21, "ai.onnx.ml": 5}
+"""The oldest release of ONNX Runtime that is tested, and what it knows: of graphs, and of operators by domain."""
+_CONTRIBUTED = {"MatMulNBits": "1.22", "GatherBlockQuantized": "1.23"} | dict.fromkeys(
+    ("FusedConv", "FusedGemm", "FusedMatMul", "QGemm", "QLinearAdd", "QLinearMul", "QuickGelu"), _OLDEST
+)
+"""The releases since which ONNX Runtime's own operators have the attributes that export writes."""
 
 Run = Callable[[Feeds], dict[str, Array]]
 """Runs a model: tensors by name to outputs by name."""
@@ -34,6 +41,25 @@ def ask(opened: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
     """All outputs by name."""
     names = [output.name for output in opened.get_outputs()]
     return dict(zip(names, opened.run(names, feeds), strict=True))
+
+
+def oldest_runtime(model: bytes) -> str:
+    """Return the oldest release of ONNX Runtime that opens a file; the one at hand if no older one is known to."""
+    newest, is_ort = ".".join(ort.__version__.split(".")[:2]), model[4:8] == IDENTIFIER
+    if is_ort:
+        versions, used = operators(model)
+    else:
+        loaded = onnx.load_model_from_string(model)
+        if loaded.ir_version > _IR_VERSION:
+            return newest
+        versions = {opset.domain: opset.version for opset in loaded.opset_import}
+        used = {(node.domain, node.op_type) for node in loaded.graph.node}
+    if any(versions[domain] > version for domain, version in _VERSIONS.items() if domain in versions):
+        return newest
+    releases = [_OLDEST, *(_CONTRIBUTED.get(name, newest) for domain, name in used if domain not in _VERSIONS)]
+    oldest = max(releases, key=lambda release: int(release.split(".")[1]))
+    # An optimized file has attributes of its own runtime.
+    return newest if is_ort and oldest != _OLDEST else oldest
 
 
 def described(value: onnx.ValueInfoProto) -> Tensor:

@@ -48,7 +48,7 @@ def legend(report: Report) -> Legend:
 
 def explained(names: Iterable[str]) -> list[Block]:
     """What measures mean, as far as they are those of Isthmus: a task may have others."""
-    known = [(strong(name), f": {_MEASURES[name]}") for name in names if name in _MEASURES]
+    known = [(strong(name), f": {_MEASURES[name]}") for name in dict.fromkeys(names) if name in _MEASURES]
     return [Bullets(known)] if known else []
 
 
@@ -69,7 +69,7 @@ def comparison(report: Report) -> Table:
     ]
     for likeness in _likeness(report):
         values = (report.agreement.get(name, {}).get(likeness) for name in models)
-        rows.append([f"{likeness}, with the teacher", *map(measure, values)])
+        rows.append([f"{likeness} with teacher", *map(measure, values)])
     rows += [
         ["parameters", *(number(model.parameters) for model in models.values())],
         ["size", *(scaled(model.bytes, "B") for model in models.values())],

@@ -47,7 +47,7 @@ def quality(report: Report) -> dict[str, Figure]:
     ]
     if len(points) > 1:
         label = f"{report.metric} over p50"
-        caption = f"{report.metric} (up) over p50 of one answer in µs (right, logarithmic)"
+        caption = f"{report.metric} by the time of an answer"
         plots[label] = tradeoff(points, label, caption)
     if aged := [
         Strip(span(point.seconds), value, interval(point.found), ())
@@ -79,7 +79,7 @@ def training(report: Report) -> dict[str, Figure]:
                 lines.append(Line(run.model, points, faint=report.shipped not in (None, run.seed)))
         if lines:
             strong = "" if report.shipped is None else f"; seed {report.shipped} strong, the others faint"
-            plots[name] = curves(name, lines, f"{name} (up) over steps (right){strong}")
+            plots[name] = curves(name, lines, f"{name}{strong}")
     return plots
 
 
@@ -91,4 +91,4 @@ def latency(report: Report) -> dict[str, Figure]:
         if drawable(model.p50_us) and drawable(model.p99_us) and 0 < model.p50_us <= model.p99_us
     ]
     label = "p50 to p99 of one answer, µs"
-    return {label: spans(label, rows, f"{label} (logarithmic)")} if rows else {}
+    return {label: spans(label, rows, label)} if rows else {}

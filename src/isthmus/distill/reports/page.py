@@ -1,6 +1,6 @@
 """A run as an HTML page."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from isthmus.distill.reports.boundarycard import SCOPE, Prices, age_sentences, halves
@@ -29,14 +29,14 @@ def page(
     blocks: list[Block] = [
         Heading(_title(read), 1),
         *_summary(read),
+        *_conclusion(read.gates),
         _gates(read.gates),
-        *explained(gate.metric for gate in read.gates),
         Heading("Quality"),
         legend(read),
-        *explained(measures(read)),
         *([Paragraph(_SPREAD)] if len(read.seeds) > 1 else []),
         Group("plots", list(quality(read).values())),
         comparison(read),
+        Group("details", explained([*(gate.metric for gate in read.gates), *measures(read)]), "What the measures mean"),
         *_age(read),
         *([Heading("Worst slices against the teacher"), *worst_slices(read)] if read.slices else []),
         *_training(read),
@@ -66,6 +66,17 @@ def _summary(report: Report) -> Iterable[Paragraph]:
     if report.description:
         yield Paragraph(report.description)
     yield from (Paragraph(strong(sentence)) for sentence in teacher_gain(report))
+
+
+def _conclusion(gates: Sequence[GateResult]) -> Iterable[Paragraph]:
+    """Whether the student may be exported, in a sentence."""
+    broken = [gate.metric for gate in gates if not gate.holds]
+    if broken:
+        yield Paragraph(
+            f"{len(broken)} of {len(gates)} gates are broken, so the student is not exported: {', '.join(broken)}."
+        )
+    elif gates:
+        yield Paragraph(f"The student reached all of its {len(gates)} gates, so it can be exported.")
 
 
 def _gates(gates: Iterable[GateResult]) -> Block:

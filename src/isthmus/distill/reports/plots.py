@@ -29,7 +29,8 @@ _WIDTH = 320
 _ROW = 22
 _DIGIT = 6
 """Pixels of a digit of a label."""
-_FOOT = 20
+_FOOT, _LABEL = 20, 12
+"""Pixels of the numbers below a plot, and of what they are."""
 _LARGEST = 1e300
 _POINTS = 300
 """The most points of a line: more cannot be seen."""
@@ -146,7 +147,7 @@ def curves(metric: str, lines: Sequence[Line], caption: str) -> Figure:
     height, top = 194, 22
     x = axis((at for line in lines for at, _ in line.points), 48, _WIDTH - 10)
     y = axis((value for line in lines for _, value in line.points), height - _FOOT - 4, top)
-    parts = [_across(x, height), _along(y)]
+    parts = [_across(x, height), _along(y), _label("steps", height)]
     for n, name in enumerate(dict.fromkeys(line.model for line in lines)):
         parts.append(_colored(name, _name(name, f'x="{48 + 66 * n}" y="12"')))
     for line in lines:
@@ -157,7 +158,7 @@ def curves(metric: str, lines: Sequence[Line], caption: str) -> Figure:
             places = " ".join(f"{at:.1f},{up:.1f}" for at, up in points)
             mark = f'<polyline{_faint(line.faint)} points="{places}"/>'
         parts.append(_colored(line.model, mark))
-    return Figure("".join(parts), metric, caption, _WIDTH, height)
+    return Figure("".join(parts), metric, caption, _WIDTH, height + _LABEL)
 
 
 def tradeoff(points: Sequence[tuple[str, float, float]], label: str, caption: str) -> Figure:
@@ -165,7 +166,7 @@ def tradeoff(points: Sequence[tuple[str, float, float]], label: str, caption: st
     height = 180
     x = axis((time for _, time, _ in points), 48, _WIDTH - 10, log=True)
     y = axis((value for _, _, value in points), height - _FOOT - 4, 8)
-    parts = [_across(x, height), _along(y)]
+    parts = [_across(x, height), _along(y), _label("p50 of one answer, µs", height)]
     lowest = math.inf
     for model, time, value in sorted(points, key=lambda point: point[2]):
         at, up = x(time), y(value)
@@ -174,7 +175,7 @@ def tradeoff(points: Sequence[tuple[str, float, float]], label: str, caption: st
         left = at > _WIDTH * 0.6
         place = f'x="{at + (-8 if left else 8):.1f}" y="{max(lowest, 10):.1f}"' + (' text-anchor="end"' if left else "")
         parts.append(_colored(model, _dot(at, up) + _name(model, place)))
-    return Figure("".join(parts), label, caption, _WIDTH, height)
+    return Figure("".join(parts), label, caption, _WIDTH, height + _LABEL)
 
 
 @dataclass(frozen=True)
@@ -279,6 +280,10 @@ def _across(x: Axis, height: int) -> str:
             parts.append(f'<text x="{at:.1f}" y="{height - 6}" text-anchor="{anchor}">{label}</text>')
             free = left + _DIGIT * (len(label) + 1)
     return "".join(parts)
+
+
+def _label(text: str, height: int) -> str:
+    return f'<text x="{_WIDTH - 10}" y="{height + 7}" text-anchor="end">{escape(text)}</text>'
 
 
 def _along(y: Axis) -> str:

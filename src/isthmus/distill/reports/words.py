@@ -2,6 +2,8 @@
 
 import math
 
+from isthmus.features.document.blocks import decimal
+
 UNKNOWN = "-"
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -21,7 +23,7 @@ def measure(value: float | None) -> str:
         return UNKNOWN
     size = abs(value)
     if 0 < size < 1e-3 or size >= 1e15:
-        return f"{value:.3g}"
+        return decimal(value, 3)
     return f"{value:,.{4 if size < 10 else 2 if size < 1000 else 0}f}"
 
 

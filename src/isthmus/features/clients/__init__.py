@@ -24,6 +24,9 @@ GENERATORS = {
 }
 """Of causal language models: file to its purpose."""
 
+PREDICTORS = ("predictor.mjs", "Predictor.kt", "Predictor.swift")
+"""Predictions from keys and request fields; READMEs contain them."""
+
 
 def sources(names: Iterable[str]) -> dict[str, bytes]:
     """The files by name."""

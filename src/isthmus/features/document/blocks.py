@@ -2,11 +2,13 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from typing import Literal
 
 ABSENT = "-"
 """Stands for a missing value."""
+_TINY, _HUGE = 1e-7, 1e15
 Style = Literal["good", "bad", "strong", "code", "absent", "aside"]
 
 
@@ -138,7 +140,15 @@ def cell(value: object) -> str:
         return f"{value:,}"
     if isinstance(value, list):
         return ", ".join(map(cell, value)) or "none"
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+    return decimal(value) if isinstance(value, float) else str(value)
+
+
+def decimal(value: float, digits: int = 4, sign: str = "") -> str:
+    """A number with so many significant digits, in which only tiny and huge ones have an exponent."""
+    text = f"{value:{sign},.{digits}g}"
+    if "e" not in text or not _TINY <= abs(value) < _HUGE:
+        return text
+    return f"{value:{sign},.0f}" if abs(value) >= 1 else f"{Decimal(text):{sign}f}"
 
 
 def bars(values: Iterable[float], width: int, height: int, margin: int = 0) -> str:

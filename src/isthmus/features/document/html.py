@@ -1,11 +1,12 @@
 """A document as one HTML page without scripts or network access, in light and dark, for desktops and phones."""
 
+import re
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from html import escape
 
 from isthmus.features.document import blocks
-from isthmus.features.document.blocks import Block, Figure, Span, Table, Text
+from isthmus.features.document.blocks import Block, Figure, Heading, Span, Table, Text, plain
 
 _COLORS = """\
 :root { color-scheme: light dark; --ink: #1d2430; --soft: #5b6675; --line: #d9dee5; --paper: #fff; --card: #f6f8fa;
@@ -40,6 +41,7 @@ td svg { border: 0; background: none; margin-top: .2rem }
 .drawn { display: flex; flex-wrap: wrap; justify-content: space-between; align-items: center; gap: 0 1rem }
 .drawn span { min-width: 6rem }
 summary { cursor: pointer; color: var(--soft) } a { color: inherit }
+nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: .6rem 0; overflow-wrap: anywhere }
 i.dot { display: inline-block; width: .7rem; height: .7rem; border-radius: 50%; background: var(--m) }
 .halves { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)); gap: .8rem }
 .halves .card { margin: 0 } .halves td:first-child { width: 40% }
@@ -56,8 +58,12 @@ i.dot { display: inline-block; width: .7rem; height: .7rem; border-radius: 50%; 
   .sides td::before { content: attr(data-of); color: var(--soft); font-family: system-ui, sans-serif }
   .sides tr + tr td:first-child { border-top: 1px solid var(--line) } }
 """
+_SAID = ("good", "bad")
+"""The styles of sentences in tables, in which backticks mark code."""
 _PHONE = 5
 """The columns that stand side by side on a phone; it shows the rows of a table with more as records."""
+_CONTENTS = 4
+"""From so many sections on, a page begins with links to them."""
 _SPANS: dict[blocks.Style, str] = {
     "good": '<span class="good">{}</span>',
     "bad": '<span class="bad">{}</span>',
@@ -70,13 +76,27 @@ _SPANS: dict[blocks.Style, str] = {
 
 def to_html(title: str, blocks: Iterable[Block], style: str = "") -> str:
     """The page of a document; `style` is CSS beyond that of every page."""
-    body = "\n".join(map(_block, blocks))
+    all_blocks = list(blocks)
+    headings = [block for block in all_blocks if isinstance(block, Heading) and block.level == 2]
+    links = " ".join(f'<a href="#{_slug(heading)}">{escape(plain(heading.text))}</a>' for heading in headings)
+    shown = [*map(_block, all_blocks)]
+    if len(headings) >= _CONTENTS:
+        shown.insert(1, f"<nav>{links}</nav>")
+    body = "\n".join(shown)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>\n{_COLORS}{_STYLE}{_DRAWING}{style}</style></head>\n"
         f"<body>\n{body}\n</body></html>\n"
     )
+
+
+def _slug(heading: Heading) -> str:
+    return re.sub(r"\W+", "-", plain(heading.text)).strip("-").lower()
+
+
+def _anchor(heading: Heading) -> str:
+    return f' id="{_slug(heading)}"' if heading.level == 2 else ""
 
 
 def image(figure: Figure, style: str = "") -> str:
@@ -89,21 +109,26 @@ def image(figure: Figure, style: str = "") -> str:
     return f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}"
 
 
+def _sentence(text: Text) -> str:
+    """A text in which backticks mark code, as in messages."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", _inline(text))
+
+
 def _block(block: Block) -> str:
     match block:
         case blocks.Heading(text, level):
-            return f"<h{level}>{_inline(text)}</h{level}>"
+            return f"<h{level}{_anchor(block)}>{_inline(text)}</h{level}>"
         case blocks.Paragraph(text):
-            return f"<p>{_inline(text)}</p>"
+            return f"<p>{_sentence(text)}</p>"
         case blocks.Bullets(items):
-            return f"<ul>{''.join(f'<li>{_inline(item)}</li>' for item in items)}</ul>"
+            return f"<ul>{''.join(f'<li>{_sentence(item)}</li>' for item in items)}</ul>"
         case blocks.Code(text, file):
             return f"<p>{escape(file)}</p><pre>{escape(text)}</pre>"
         case blocks.Fields(rows):
             return _table(Table(["", ""], rows))
         case blocks.Legend(entries):
             return "\n".join(
-                f'<p class="{color}"><i class="dot"></i> <b>{escape(name)}</b> {escape(about)}</p>'
+                f'<p class="{color}"><i class="dot"></i> <b>{escape(name)}</b> {_sentence(about)}</p>'
                 for color, name, about in entries
             )
         case Figure():
@@ -146,7 +171,8 @@ def _inline(text: Text) -> str:
         case str():
             return escape(text)
         case Span(words, style):
-            return _SPANS[style].format(escape(words))
+            shown = escape(words)
+            return _SPANS[style].format(re.sub("`([^`]+)`", r"<code>\1</code>", shown) if style in _SAID else shown)
         case Figure():
             return _svg(text, f'style="width: {text.width}px"')
     figures = [part for part in text if isinstance(part, Figure)]

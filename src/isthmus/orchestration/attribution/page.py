@@ -16,6 +16,7 @@ from isthmus.features.document.blocks import (
     bad,
     cell,
     code,
+    decimal,
     good,
     strong,
 )
@@ -27,16 +28,19 @@ MIXED = 1e-9
 """Parts whose least and most are farther apart interact with others."""
 _BETTER = {"auc": 1, "log_loss": -1, "rmse": -1, "mae": -1}
 """Whether more of a measure is better; a mean score is neither."""
-NUMBERS = ("part", "least", "most", "of the difference")
+NUMBERS = ("part", "lowest", "highest", "of the difference")
+_NONE = 1e-6
+"""A part that is smaller, beside what it is a part of, is rounding."""
 _READING = """\
 Ideal is what the teacher says of the features that could be known at the moment of a row. Each part is a Shapley
-value: what a stage changes, on average over all orders in which stages could be swapped."""
+value: what a stage changes, on average over all orders in which stages could be swapped. Lowest and highest are what
+it changes in one of these orders."""
 STYLE = """\
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft) } svg .grid { stroke: var(--line) }
 svg .better { fill: var(--good) } svg .worse { fill: var(--mark) } svg .moved { fill: var(--soft) }
-svg .end { fill: var(--base) } .plots figure { flex: 1 1 300px; max-width: 460px }
+svg .end { fill: var(--base) }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(460px, 100%), 1fr)) }
 svg .range { stroke: var(--soft); stroke-width: 1.5 }
-.plots { flex-wrap: wrap }
 """
 _ROW, _LEFT, _WIDTH, _RIGHT = 24, 86, 420, 78
 
@@ -98,7 +102,7 @@ def waterfall(name: str, measure: Measure, names: tuple[str, str] = ("ideal", "a
         if high - low > MIXED:
             middle = _ROW * n + _ROW / 2
             drawn += f'<line class="range" x1="{x(low):.1f}" x2="{x(high):.1f}" y1="{middle:.1f}" y2="{middle:.1f}"/>'
-        lines.append(_line(n, stage, drawn, f"{end - begin:+.4g}"))
+        lines.append(_line(n, stage, drawn, _change(end - begin, measure)))
     last = len(bars) + 1
     lines.append(_line(last, names[1], _bar(x, last, x.low, measure.answer, "end"), cell(measure.answer)))
     return Figure("".join(lines), f"waterfall of {measure_name(name)}", measure_name(name), _WIDTH, height)
@@ -118,13 +122,20 @@ def _bar(x: Axis, n: int, begin: float, end: float, kind: str) -> str:
     return f'<rect class="{kind}" x="{left:.1f}" y="{_ROW * n + 5}" width="{width:.1f}" height="{_ROW - 10}"/>'
 
 
+def _change(value: float, measure: Measure) -> str:
+    """A signed number; what rounding leaves is about zero."""
+    scale = max(abs(measure.ideal), abs(measure.answer))
+    return "~0" if 0 < abs(value) < _NONE * scale else decimal(value, sign="+") if value else "0"
+
+
 def measure_name(measure: str) -> str:
     """In words."""
     return "mean score" if measure == SCORE else measure.replace("_", " ")
 
 
 def _title(name: str, measure: Measure) -> str:
-    return f"{measure_name(name)}: {measure.ideal:.4g} to {measure.answer:.4g}, {measure.difference:+.4g}"
+    moved = f"{cell(measure.ideal)} to {cell(measure.answer)}"
+    return f"{measure_name(name)}: {moved}, {_change(measure.difference, measure)}"
 
 
 def parts_table(measure: Measure, kind: str = "stage") -> Table:
@@ -133,20 +144,28 @@ def parts_table(measure: Measure, kind: str = "stage") -> Table:
     for stage, part in measure.parts.items():
         mixed = part.high - part.low > MIXED
         share = f"{part.value / measure.difference:z.1%}" if abs(measure.difference) > MIXED else ""
-        ends = (f"{part.low:+.4g}", f"{part.high:+.4g}") if mixed else ("", "")
-        rows.append([stage, f"{part.value:+.4g}", *ends, share])
-    return Table([kind, *NUMBERS], rows, numbers=NUMBERS)
+        ends = (_change(part.low, measure), _change(part.high, measure)) if mixed else ("", "")
+        rows.append([stage, _change(part.value, measure), *ends, share])
+    return Table([kind, *NUMBERS], rows, numbers=NUMBERS, layout="records")
 
 
 def _each(result: Attribution) -> Table:
-    rows = [[stage, f"{value:.4g}"] for stage, value in result.each.items()]
+    rows = [[stage, _near(value)] for stage, value in result.each.items()]
     column = "moves the score of a row by"
     return Table(["stage", column], rows, numbers=[column])
 
 
 def _largest(result: Attribution) -> Table:
     columns = list(result.largest[0]) if result.largest else []
-    return Table(columns, [[cell(value) for value in row.values()] for row in result.largest])
+    rows = [
+        [_near(value) if isinstance(value, float) else cell(value) for value in row.values()] for row in result.largest
+    ]
+    return Table(columns, rows, layout="records")
+
+
+def _near(value: float) -> str:
+    """A score, or a part of one."""
+    return "~0" if 0 < abs(value) < _NONE else cell(value)
 
 
 def _bounds(result: Attribution) -> Iterator[Block]:

@@ -53,7 +53,8 @@ def site(project: Project, name: str | None, out: Path) -> Path:
 
     def write(folder: Path) -> None:
         write_files(folder, package, manifest, own)
-        note = {**_expected(project, package), **_on_device(project, manifest, folder)}
+        label = project.definitions.distillations[distillation].spine.label.name
+        note = {**_expected(project, package), "label": label, **_on_device(project, manifest, folder)}
         write_note(folder, note)
 
     publish(out, write)

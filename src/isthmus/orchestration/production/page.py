@@ -8,6 +8,7 @@ from isthmus.distill.reports.plots import axis
 from isthmus.features import clock
 from isthmus.features.document.blocks import (
     Block,
+    Code,
     Figure,
     Group,
     Heading,
@@ -31,7 +32,8 @@ _STYLE = """\
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft) } svg .grid { stroke: var(--line) }
 svg .range { stroke: var(--base); stroke-width: 1.5 } svg .newest { stroke: var(--good); fill: var(--good) }
 svg .earlier { stroke: var(--base); fill: var(--base) } svg circle { fill-opacity: 1 }
-svg .limit { stroke: var(--bad); stroke-dasharray: 4 3 } .plots figure { flex: 1 1 300px; max-width: 460px }
+svg .limit { stroke: var(--bad); stroke-dasharray: 4 3 }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(460px, 100%), 1fr)) }
 """
 _READING = """\
 Each figure has its 95 % interval, which takes rows as independent. A label is that of the moment that the answer was
@@ -149,9 +151,9 @@ def _plot(result: Production, name: str) -> Figure:
 
 def _blocks(result: Production, *, narrow: bool = False) -> Iterator[Block]:
     if not result.packages:
-        yield Paragraph(
-            "No answer of this model is in the table of recorded answers. `isthmus recorded` collects them."
-        )
+        yield Paragraph("No answer of this model is in the table of recorded answers. To record answers, add")
+        yield Code("[server.record]", "isthmus.toml")
+        yield Paragraph("and restart the server; later `isthmus recorded` collects what it has recorded.")
     else:
         named: list[tuple[Text, Quality]] = [
             ((code(package.package[:12]), f" {package.precision}"), package) for package in result.packages
@@ -202,7 +204,7 @@ def _parts(found: Measure | None, interval: bool) -> tuple[Text, ...]:
         return (cell(None),)
     if not interval or found.low is None or found.high is None:
         return (cell(found.value),)
-    return (cell(found.value), aside(f"{found.low:.4g} to {found.high:.4g}"))
+    return (cell(found.value), aside(f"{cell(found.low)} to {cell(found.high)}"))
 
 
 def _drift(package: PackageQuality) -> Iterator[Block]:

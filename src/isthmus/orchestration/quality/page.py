@@ -16,6 +16,7 @@ from isthmus.features.document.blocks import (
     bad,
     bars,
     cell,
+    decimal,
     good,
     strong,
 )
@@ -93,7 +94,9 @@ def _drift(drift: ViewDrift) -> Iterator[Block]:
     rows: list[list[Text]] = []
     for name, feature in drift.features.items():
         unseen = f" unseen: {', '.join(feature.unseen)}" if feature.unseen else ""
-        figures = ("-" if value is None else f"{value:.3g}" for value in (feature.psi, feature.ks, feature.wasserstein))
+        figures = (
+            "-" if value is None else decimal(value, 3) for value in (feature.psi, feature.ks, feature.wasserstein)
+        )
         rows.append([name, *figures, (bad(", ".join(feature.exceeded)), unseen)])
     yield Table(["feature", *_MEASURES, "drift"], rows, numbers=_MEASURES)
 

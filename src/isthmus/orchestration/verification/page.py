@@ -20,6 +20,7 @@ from isthmus.features.document.blocks import (
     bad,
     bars,
     code,
+    decimal,
     good,
     plain,
     strong,
@@ -36,8 +37,13 @@ _SIDE, _EDGE = 200, 8
 _BARS = 25
 _SHOWN = 160
 """Characters of a value on the terminal; where a server refused, the value is the refusal."""
-RUNTIME_NUMBERS = ("files", "rows", "differing", "worst", "ms")
-_NUMBERS = ("compared", "equal", "differing", "worst", "tolerance")
+RUNTIME_NUMBERS = ("files", "rows", "differing", "largest difference", "ms")
+_NUMBERS = ("compared", "equal", "differing", "largest difference", "tolerance")
+_READING = """\
+A row is a view, a request transform, or a part of the package. `snapshot` is
+what devices keep, `API` what the server answers, `package, inputs` what
+the model is fed, `package, outputs` what its files answer for many rows at once, and `package, one row at a time` what
+they answer for each row alone."""
 
 
 def page(verdict: Verdict, project: str) -> str:
@@ -54,7 +60,7 @@ def page(verdict: Verdict, project: str) -> str:
         blocks.append(Paragraph(("package ", code(verdict.package[:12]))))
     if not verdict.compared:
         blocks.append(Paragraph("Nothing was compared: that is no verdict that passes."))
-    blocks += [*_limits(verdict), _overview(verdict)]
+    blocks += [*_limits(verdict), Paragraph(_READING), _overview(verdict)]
     if verdict.runtimes:
         blocks += [Heading("Runtimes"), runtimes(verdict)]
     if differing:
@@ -107,6 +113,9 @@ def _overview(verdict: Verdict) -> Table:
         shares = f'<rect class="equal" width="100" height="8"/><rect width="{width:.2f}" height="8"/>'
         share = Figure(shares, f"{width:.2f} % differ", width=100, height=8)
         rows.append([name, f"{len(features)}", *_figures(total), share])
+    if not verdict.differing:
+        # Full bars say nothing.
+        return Table(["", "features", *_NUMBERS], [row[:-1] for row in rows], numbers=("features", *_NUMBERS))
     numbers = ("features", *_NUMBERS)
     return Table(["", *numbers, "share"], rows, numbers=numbers)
 
@@ -127,7 +136,7 @@ def runtimes(verdict: Verdict) -> Table:
 def _groups(verdict: Verdict) -> dict[str, Mapping[str, FeatureVerdict]]:
     groups: dict[str, Mapping[str, FeatureVerdict]] = dict(verdict.views)
     groups |= {"package, inputs": verdict.inputs, "package, inputs on a device": verdict.device}
-    groups |= {"package, outputs": verdict.files, "asked singly": verdict.singly}
+    groups |= {"package, outputs": verdict.files, "package, one row at a time": verdict.singly}
     return {name: features for name, features in groups.items() if features}
 
 
@@ -153,7 +162,7 @@ def images(verdict: Verdict) -> dict[str, str]:
 
 def _card(name: str, feature: FeatureVerdict) -> Group:
     compared, equal, differing, worst, tolerance = map(plain, _figures(feature))
-    numbers = f"{differing} of {compared} differ, {equal} are equal; worst {worst}, tolerance {tolerance}"
+    numbers = f"{differing} of {compared} differ, {equal} are equal; largest difference {worst}, tolerance {tolerance}"
     columns = ["key", "event time", "offline", "online", "online - offline"]
     rows = [
         [each.key, each.event_timestamp or "-", _value(each.offline), _value(each.online), _difference(each)]
@@ -214,7 +223,7 @@ def _figures(feature: FeatureVerdict) -> list[Text]:
 
 
 def _number(value: float) -> str:
-    return "no number" if math.isinf(value) else f"{value:.6g}"
+    return "no number" if math.isinf(value) else decimal(value, 6)
 
 
 def _value(value: object) -> Text:

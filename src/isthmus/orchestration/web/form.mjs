@@ -20,7 +20,7 @@ begin(async ({ ort, opened, instead, note }) => {
   for (const of of [...new Set(asked.map(view))].sort((one, other) => Number(one !== "") - Number(other !== ""))) {
     const group = document.createElement("details");
     group.open = of === "" || asked.length < 12;
-    group.appendChild(document.createElement("summary")).textContent = of.replaceAll("_", " ") || "asked";
+    group.appendChild(document.createElement("summary")).textContent = of.replaceAll("_", " ") || "request";
     for (const one of asked.filter((each) => view(each) === of)) group.append(label(one));
     document.querySelector("#inputs").append(group);
   }
@@ -63,10 +63,16 @@ begin(async ({ ort, opened, instead, note }) => {
       answer.firstChild.textContent = none ? "no answer" : typeof value === "number" ? value.toFixed(4) : value;
       const said = probabilities
         ? Object.entries(probabilities).map(([name, share]) => `${name} ${share.toFixed(4)}`).join(", ")
-        : manifest.outputs[0].name;
+        : `${manifest.outputs[0].name} of ${(note.label ?? manifest.name).replaceAll("_", " ")}`;
+      const unknown = by === "model" && kept ? kept.unknown(row) : [];
       answer.lastChild.textContent = none
         ? "A request feature is not defined for these values."
         : `${said}, in ${spent.toFixed(2)} ms in this browser${BY[by] ?? ""}${why ? `: ${why}` : ""}`;
+      if (unknown.length) {
+        const warning = answer.appendChild(document.createElement("p"));
+        warning.className = "bad";
+        warning.textContent = `This device has no row for ${unknown.join(", ")}: the features of it are null.`;
+      }
     } catch (error) {
       answer.textContent = error.message;
       delete answer.dataset.by;
@@ -177,6 +183,11 @@ async function keep(device, { url, key, files, now }) {
         ready.catch(() => (whose = null));
       }
       return ready;
+    },
+    /** The keys without a row, each once: a mistyped one has no features. */
+    unknown(row) {
+      const without = device.views.filter(({ name }) => snapshots.row(name, row).status === "not_found");
+      return [...new Set(without.map(({ keys }) => keys.map(([name]) => `${name} ${row[name]}`).join(" and ")))];
     },
     /** The rows behind an answer, each with its age. */
     show(keys) {

@@ -34,13 +34,15 @@ def page(status: StatusAnswer) -> str:
     return to_html(f"Status of {status.name}", blocks, _STYLE)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Text]], empty: str, numbers: Sequence[str] = ()) -> Block:
+def _table(
+    columns: Sequence[str], rows: Sequence[Sequence[Text]], empty: str, numbers: Sequence[str] = (), layout: str = ""
+) -> Block:
     """The table, without columns in which no row says anything, or a sentence where it would be empty."""
     if not rows:
         return Paragraph(empty)
     told = [n for n in range(len(columns)) if any(row[n] not in ("", "-") for row in rows)]
     names, shown = [columns[n] for n in told], [[row[n] for n in told] for row in rows]
-    return Table(names, shown, [name for name in numbers if name in names], code=_HASHES)
+    return Table(names, shown, [name for name in numbers if name in names], code=_HASHES, layout=layout)
 
 
 def _deployed(models: Sequence[ModelState]) -> Block:
@@ -59,7 +61,7 @@ def _deployed(models: Sequence[ModelState]) -> Block:
 
 
 def _served(model: ModelState) -> Text:
-    state: Text = good("answers") if model.current else bad(model.outdated or "is outdated")
+    state: Text = good("live") if model.current else bad(model.outdated or "is outdated")
     if model.undone:
         state = (state, "; ", bad(model.undone.why))
     if model.probation:
@@ -73,7 +75,7 @@ def _served(model: ModelState) -> Text:
 
 
 def _online(views: Mapping[str, PublishedState]) -> Block:
-    columns = ["view", "materialized", "rows known until", "age", "objective", "holds for", "state"]
+    columns = ["view", "materialized", "complete until", "age", "objective", "TTL", "state"]
     rows: list[list[Text]] = []
     for name, view in views.items():
         # A view without event times is valid from the beginning of the clock: its age would raise false alarms.
@@ -86,7 +88,7 @@ def _online(views: Mapping[str, PublishedState]) -> Block:
             "no times" if timeless else minute(view.known_until),
             "-" if timeless else _duration(view.age_seconds),
             _duration(view.freshness_objective_seconds),
-            "ever" if view.ttl_seconds is None else _duration(view.ttl_seconds),
+            "no limit" if view.ttl_seconds is None else _duration(view.ttl_seconds),
             (state, ", being written" if view.pending else ""),
         ])  # fmt: skip
     return _table(columns, rows, "Nothing is known of it.")
@@ -95,7 +97,7 @@ def _online(views: Mapping[str, PublishedState]) -> Block:
 def _freshness(view: PublishedState) -> Text:
     age, objective = view.freshness_seconds, view.freshness_objective_seconds
     if age is None or objective is None or age <= objective:
-        return good("readable")
+        return good("OK")
     return bad(f"stale: {_duration(age)}, and the objective is {_duration(objective)}")
 
 
@@ -114,7 +116,7 @@ def _history(events: Sequence[HistoryState]) -> Block:
         [minute(event.at), event.action, event.model, short(event.digest), short(event.contract), event.why]
         for event in events
     ]
-    return _table(columns, rows, "Nothing was ever deployed.")
+    return _table(columns, rows, "Nothing was ever deployed.", layout="records")
 
 
 def _project(status: Status | None) -> Iterator[Block]:

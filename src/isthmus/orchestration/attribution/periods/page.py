@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from isthmus.features.document.blocks import Block, Bullets, Group, Heading, Paragraph, Table, code, strong
+from isthmus.features.document.blocks import Block, Bullets, Group, Heading, Paragraph, Table, code, decimal, strong
 from isthmus.features.document.html import to_html
 from isthmus.orchestration.attribution.page import STYLE, measure_name, parts_table, waterfall
 from isthmus.orchestration.attribution.periods.coalitions import MEANINGS
@@ -126,13 +126,14 @@ def change_blocks(result: Change) -> Iterator[Block]:
 
 def _tables(result: Change) -> Iterator[Block]:
     for name, change in result.measures.items():
-        moved = f"{change.before:.4g} to {change.after:.4g}, {change.difference:+.4g}"
+        moved = f"{decimal(change.before)} to {decimal(change.after)}, {decimal(change.difference, sign='+')}"
         yield Heading(f"{measure_name(name)}: {moved}", 2)
         yield parts_table(change.measure, "what changed")
     yield Heading("Segments that moved the mean most", 2)
     rows = [
         [*(value or "" for value in segment.values.values()), f"{segment.rows_before:,}", f"{segment.rows:,}",
-         *("" if mean is None else f"{mean:.4g}" for mean in (segment.before, segment.after)), f"{segment.moved:+.4g}"]
+         *("" if mean is None else decimal(mean) for mean in (segment.before, segment.after)),
+         decimal(segment.moved, sign="+")]
         for segment in result.largest
     ]  # fmt: skip
     yield Table([*result.by, *_NUMBERS], rows, numbers=_NUMBERS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from isthmus.features.document.blocks import Block, Group, Heading, Paragraph, Table, cell, code, strong
+from isthmus.features.document.blocks import Block, Group, Heading, Paragraph, Table, cell, code, decimal, strong
 from isthmus.features.document.html import to_html
 from isthmus.orchestration.attribution.page import STYLE, parts_table, waterfall
 from isthmus.orchestration.attribution.report import Measure
@@ -106,7 +106,7 @@ def _further(result: Explanation, shown: int) -> Iterator[Block]:
 def _row(number: int, row: ExplainedRow, result: Explanation) -> Iterator[Block]:
     keys = ", ".join(f"{name} {value}" for name, value in row.keys.items())
     score = row.score
-    moved = f"{score.ideal:.4g} to {score.answer:.4g}, {score.difference:+.4g}"
+    moved = f"{cell(score.ideal)} to {cell(score.answer)}, {decimal(score.difference, sign='+')}"
     yield Heading(f"Row {number + 1}{f', {keys}' if keys else ''}: {moved}", 2)
     yield parts_table(score)
     if row.differing:

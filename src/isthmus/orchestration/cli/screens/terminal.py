@@ -65,7 +65,13 @@ def progress() -> Iterator[Callable[[str, float], None]]:
     if not console.is_terminal:
         yield lambda text, done: say(f"{done:4.0%} {text}")
         return
-    columns = (BarColumn(20), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    # Red, the default, is the color of failures.
+    columns = (
+        BarColumn(20, complete_style="green"),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=1.0)
         yield lambda text, done: bar.update(task, description=text, completed=done)

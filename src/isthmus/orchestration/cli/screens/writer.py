@@ -1,9 +1,12 @@
 """A document on the terminal, by rich."""
 
+import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
@@ -15,31 +18,57 @@ from isthmus.features.errors import harmless
 _STYLES = {"good": "green", "bad": "red", "strong": "bold", "aside": "dim"}
 _NUMBER = 32
 """Characters of a number: the bytes of a token may have no end."""
-_NAME = 40
-"""Characters of a row's name that narrow terminals show."""
+_NAME, _FIRST = 40, 56
+"""The greatest widths that columns insist on, and the first of them, which has the names of rows."""
 _FIELD = 16
+_GAP = 2
+"""What a column takes beside its width."""
+_WIDE = 110
+"""The width where there is no terminal."""
 
 
 def show(blocks: Iterable[Block]) -> None:
-    """Prints a document to stdout.
+    """Print a document to stdout.
 
-    It is as wide as the terminal; elsewhere it is wide enough for every table, and has no colors.
+    It is as wide as the terminal, or as `COLUMNS` says; else it is wide enough for most tables, and has no colors.
     """
     console = Console()
-    console = console if console.is_terminal else Console(width=110)
-    for part in chain.from_iterable(map(_parts, blocks)):
-        console.print(part, highlight=False, soft_wrap=isinstance(part, RichText))
+    wraps = console.is_terminal or "COLUMNS" in os.environ
+    console = console if wraps else Console(width=_WIDE)
+    for part in chain.from_iterable(_parts(block, console.width) for block in blocks):
+        if not isinstance(part, RichText):
+            console.print(part, highlight=False)
+            continue
+        for line in _lines(part, console.width) if wraps else [part]:
+            console.print(line, highlight=False, soft_wrap=True)
 
 
-def _parts(block: Block) -> Iterator[RichText | RichTable]:
+def _lines(text: RichText, width: int) -> Iterator[RichText]:
+    """The lines of a text, below the first word of its first. Words that are longer than a line stay whole: paths."""
+    for line in text.split("\n", allow_blank=True):
+        indent = next(iter(re.findall(r"^(?: *\S.*?  | *\* ?)?", line.plain)))
+        begins, length = list[int](), 0
+        for word in re.finditer(r"\s*\S+", line.plain):
+            if length > len(indent) and length + len(word.group()) > width:
+                begins.append(word.end() - len(word.group().lstrip()))
+                length = len(indent) + len(word.group().lstrip())
+            else:
+                length += len(word.group())
+        first, *rest = line.divide(begins) or [line]
+        for part in (first, *(RichText(" " * len(indent)).append_text(part) for part in rest)):
+            part.rstrip()
+            yield part
+
+
+def _parts(block: Block, width: int) -> Iterator[RichText | RichTable]:
     """The lines and tables of a block. Figures are left out."""
     match block:
         case Table():
-            yield _table(block)
+            yield from _tables(block, width)
         case blocks.Group(_, parts, title):
             if title:
                 yield _styled(title)
-            yield from chain.from_iterable(map(_parts, parts))
+            yield from chain.from_iterable(_parts(part, width) for part in parts)
         case blocks.Heading(text):
             yield RichText()
             yield _styled(text, "bold")
@@ -53,35 +82,73 @@ def _parts(block: Block) -> Iterator[RichText | RichTable]:
             yield from (_styled(f"{name}: {about}" if about else name) for _, name, about in entries)
         case blocks.Fields(all_rows):
             rows = [(name, value) for name, value in all_rows if not _empty(value)]
-            width = max([_FIELD, *(len(name) for name, _ in rows)])
-            indent = f"\n{'':>{width + 2}}"
+            longest = max([_FIELD, *(len(name) for name, _ in rows)])
+            indent = f"\n{'':>{longest + 2}}"
             for name, value in rows:
-                line = RichText(f"{name:>{width}}", "dim").append("  ", "not dim")
+                line = RichText(f"{name:>{longest}}", "dim").append("  ", "not dim")
                 yield line.append_text(RichText(indent).join(_styled(value).split("\n", allow_blank=True)))
 
 
-def _table(table: Table) -> RichTable:
-    """A table in which names and numbers do not wrap. Columns of figures are left out, and those without a value."""
+def _tables(table: Table, width: int) -> Iterator[RichTable]:
+    """A table in which names and numbers do not wrap, in parts that fit.
+
+    Columns of figures are left out, and those without a value.
+    """
     columns = [[row[n] for row in table.rows] for n in range(len(table.columns))]
     shown = [
         n for n, cells in enumerate(columns) if not _drawn(cells) and not (n and cells and all(map(_empty, cells)))
     ]
-    rich = RichTable(box=box.SIMPLE, pad_edge=False)
-    for n in shown:
-        name = table.columns[n]
-        number = name in table.numbers
-        longest = max((len(blocks.plain(row[0])) for row in table.rows), default=0) if n == 0 else 0
+    for is_narrow in (False, True):
+        made = [_Column(table, n, [_cell(each, table, n, is_narrow) for each in columns[n]]) for n in shown]
+        if _least(made) <= width:
+            break
+    parts = [made[:1]]
+    for column in made[1:]:
+        if len(parts[-1]) > 1 and _least([*parts[-1], column]) > width:
+            parts.append(made[:1])
+        parts[-1].append(column)
+    yield from (_drawn_table(part, width) for part in parts)
+
+
+class _Column:
+    """A column: its cells, the width that it needs, and the width at which nothing in it wraps."""
+
+    def __init__(self, table: Table, n: int, cells: Sequence[RichText]) -> None:
+        self.name, self.cells = harmless(table.columns[n]), cells
+        self.is_number = table.columns[n] in table.numbers
+        lines = [line for cell in cells for line in cell.plain.splitlines()]
+        is_whole = n == 0 or self.is_number or table.columns[n] in table.code
+        words = [*self.name.split(), *(lines if is_whole else (word for line in lines for word in line.split()))]
+        self.full = max(map(cell_len, [self.name, *lines]))
+        self.least = min(max(map(cell_len, words), default=0), _NAME if n else _FIRST)
+
+
+def _least(columns: Sequence[_Column]) -> int:
+    return sum(column.least + _GAP for column in columns)
+
+
+def _drawn_table(columns: Sequence[_Column], width: int) -> RichTable:
+    rich, room = RichTable(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0)), max(width - _least(columns), 0)
+    for column in columns:
+        more = min(max(column.full - column.least, 0), room)
+        room -= more
         rich.add_column(
-            RichText(harmless(name)), justify="right" if number else "left", min_width=min(longest, _NAME) or None,
-            no_wrap=number or n == 0 or name in table.code, overflow="ellipsis" if number or n == 0 else "fold",
+            RichText(column.name), justify="right" if column.is_number else "left", overflow="fold",
+            width=max(column.least + more, 1),
         )  # fmt: skip
-    for row in table.rows:
-        cells = [_styled(row[n]) for n in shown]
-        for n, text in zip(shown, cells, strict=True):
-            if table.columns[n] in table.numbers:
-                text.truncate(_NUMBER, overflow="ellipsis")
-        rich.add_row(*cells)
+    for row in zip(*(column.cells for column in columns), strict=True):
+        rich.add_row(*row)
     return rich
+
+
+def _cell(cell: Text, table: Table, n: int, is_narrow: bool) -> RichText:
+    """A cell; on narrow terminals the interval of a number stands below it."""
+    if is_narrow and isinstance(cell, tuple) and cell and isinstance(cell[-1], Span) and cell[-1].style == "aside":
+        return RichText("\n").join([_cell(cell[:-1], table, n, False), RichText(harmless(cell[-1].text), "dim")])
+    text = _styled(cell)
+    if table.columns[n] in table.numbers:
+        text.truncate(_NUMBER, overflow="ellipsis")
+    return text
 
 
 def _empty(text: Text) -> bool:

@@ -1,0 +1,191 @@
+"""The predictions of a README: run in Node, compiled for Android, and in the oldest ONNX Runtime that it names."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pyspark
+import pytest
+from onnx import helper
+
+from isthmus.distill.onnx.runtime import oldest_runtime, ort_format, predict, session
+from isthmus.features.clients import CLIENTS
+from isthmus.features.package.golden import read_golden
+from isthmus.features.package.manifest import open_package
+from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.artifacts import Artifacts
+from isthmus.orchestration.build.build import build
+from isthmus.orchestration.build.materialize import materialize
+from isthmus.orchestration.device.snapshot import snapshot
+from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.training.set import training_set
+from tests.distill.decoding.support import packaged
+from tests.end_to_end.compilers import compiler
+from tests.end_to_end.test_labels import KINDS, shop_of
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
+
+NODE = "onnxruntime-node@1.30.0"
+JSON = Path(pyspark.__file__).parent / "jars" / "json-1.8.jar"
+"""org.json for Java: on Android it is there."""
+ELEMENTS = {"bool": np.bool_, "uint8": np.uint8, "int32": np.int32, "int64": np.int64}
+
+
+def blocks(package: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (package / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package of a label of each kind, with stored features on the device."""
+    project = Project(shop_of(tmp_path_factory.mktemp(request.param) / "shop", request.param).root)
+    for step in (apply, build, materialize, snapshot, training_set, distill, export):
+        step(project)
+    return Artifacts.of(project, None).last_package()
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("node")
+    command = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder), NODE]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def test_python_and_node_predict_the_golden_rows(package: Path, node: Path, tmp_path: Path) -> None:
+    (node / "predictor.mjs").write_text(blocks(package, "javascript")[0], encoding="utf-8")
+    (tmp_path / "predictor.py").write_text(blocks(package, "python")[0], encoding="utf-8")
+    said = []
+    for command, folder in (
+        ([sys.executable, "-W", "error", "predictor.py"], tmp_path),
+        (["node", "predictor.mjs"], node),
+    ):
+        done = subprocess.run([*command, package], cwd=folder, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        said.append(done.stdout)
+    if open_package(package).manifest.classes:
+        assert all("early" in each and "on time" in each for each in said)
+
+
+def test_kotlin_predicts_the_golden_rows(package: Path, tmp_path: Path) -> None:
+    opened = open_package(package)
+    code, example, *_, device = blocks(package, "kotlin")
+    (tmp_path / "Predictor.kt").write_text(code, encoding="utf-8")
+    # The examples stand alone, each in a file of its own.
+    for name, text in {"Example.kt": example, "OnDevice.kt": device}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    sources = [*tmp_path.glob("*.kt"), Path(__file__).with_name("onnxruntime.kt")]
+    sources += [package / name for name in CLIENTS if name.endswith(".kt")]
+    jar = tmp_path / "predict.jar"
+    options = ["-include-runtime", "-cp", str(JSON), "-d", str(jar)]
+    subprocess.run(["bash", str(compiler()), *options, *sources], check=True)
+    smallest = min((each for each in opened.manifest.variants if each.format == "ort"), key=lambda each: each.bytes)
+    runtime = session(opened.files.read(smallest.file), 1)
+    command = ["java", "-cp", f"{jar}:{JSON}", "isthmus.PredictorKt", str(package)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line.rstrip())
+            if line.startswith("feeds "):
+                fed = {name: array(**tensor) for name, tensor in json.loads(line.removeprefix("feeds ")).items()}
+                numbers = predict(runtime, fed).ravel().tolist()
+                process.stdin.write(" ".join(str(number).replace("nan", "NaN") for number in numbers) + "\n")
+                process.stdin.flush()
+    assert process.returncode == 0, lines
+    rows = sum(len(case.rows) for case in read_golden(opened).cases)
+    assert re.fullmatch(rf"{rows} golden rows, largest difference \S+", lines[-1])
+
+
+def array(element: str, values: list[Any], shape: list[int]) -> "np.ndarray[Any, Any]":
+    """A tensor of the stand-in for the runtime: floats are whole numbers with their bits."""
+    if element == "string":
+        return np.array(values, object).reshape(shape)
+    if element in ("float", "double"):
+        whole = np.array([int(value) for value in values], np.int32 if element == "float" else np.int64)
+        return whole.view(np.float32 if element == "float" else np.float64).reshape(shape)
+    return np.array([int(value) for value in values], ELEMENTS[element]).reshape(shape)
+
+
+OPEN = """
+import sys
+import numpy, onnxruntime
+onnxruntime.set_default_logger_severity(4)
+print(onnxruntime.__version__)
+for file in sys.argv[1:]:
+    try:
+        onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    except Exception:
+        print("refused", file)
+"""
+
+
+@pytest.fixture(scope="module", params=["1.19.2", "1.22.1"])
+def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A release of ONNX Runtime and the folder that it is installed in, with the NumPy of its time."""
+    folder = tmp_path_factory.mktemp("runtime")
+    wanted = [f"onnxruntime=={request.param}", "numpy<3"]
+    command = [sys.executable, "-m", "pip", "install", "-q", "--only-binary=:all:", "--target", str(folder), *wanted]
+    subprocess.run(command, check=True, capture_output=True)
+    return str(request.param), folder
+
+
+def test_the_oldest_runtime_of_a_readme_opens_and_predicts(
+    package: Path, release: tuple[str, Path], tmp_path: Path
+) -> None:
+    version, folder = release
+    table = re.findall(r"^\| (model\.\S+) \| (\d+\.\d+) \|$", (package / "README.md").read_text(), re.MULTILINE)
+    models = [variant.file for variant in open_package(package).manifest.variants]
+    assert table == [(file, "1.19") for file in models]
+    assert refused(folder, version, [package / file for file in models]) == []
+    (tmp_path / "predictor.py").write_text(blocks(package, "python")[0], encoding="utf-8")
+    command = [sys.executable, "-S", "predictor.py", str(package)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "golden rows, largest difference" in done.stdout
+
+
+def test_what_an_older_runtime_refuses_names_a_newer_one(release: tuple[str, Path], tmp_path: Path) -> None:
+    """The weights of a causal model need operators that came later; convolutions are fused in ORT format."""
+    version, folder = release
+    files = [*packaged(tmp_path / "causal").path.glob("model.*.o*")]
+    conv = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]), helper.make_node("Relu", ["c"], ["r"]),
+            helper.make_node("Gelu", ["r"], ["y"]),
+        ],
+        "conv", [helper.make_tensor_value_info("x", 1, ["n", 3, 8, 8])],
+        [helper.make_tensor_value_info("y", 1, ["n", 4, 8, 8])],
+        [helper.make_tensor("w", 1, [4, 3, 3, 3], [0.1] * 108)],
+    )  # fmt: skip
+    for opset, ir in ((20, 9), (23, 11)):
+        model = helper.make_model(conv, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir)
+        onnx.save(model, tmp_path / f"conv{opset}.onnx")
+        (tmp_path / f"conv{opset}.ort").write_bytes(ort_format(model.SerializeToString()))
+        files += [tmp_path / f"conv{opset}.onnx", tmp_path / f"conv{opset}.ort"]
+    minor = int(version.split(".")[1])
+    promised = [file for file in files if int(oldest_runtime(file.read_bytes()).split(".")[1]) <= minor]
+    assert {"model.fp32.onnx", "model.fp32.ort", "conv20.onnx", "conv20.ort"} <= {file.name for file in promised}
+    assert refused(folder, version, promised) == []
+    others = [file for file in files if file not in promised]
+    assert "model.int4.ort" in refused(folder, version, others)
+
+
+def refused(folder: Path, version: str, files: list[Path]) -> list[str]:
+    """The names of the files that a release does not open."""
+    command = [sys.executable, "-S", "-c", OPEN, *map(str, files)]
+    done = subprocess.run(command, env={"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{shlex.join(command)}: {done.stderr}"
+    first, *lines = done.stdout.splitlines()
+    assert first == version
+    return [Path(line.removeprefix("refused ")).name for line in lines]
