@@ -47,7 +47,7 @@ DELAYS = FeatureView(
     "delays", [CARRIER], [Field("late_rate", Float32), Field("flights", Int64, "device")], [FLIGHTS],
     ttl=timedelta(days=7), function=punctuality,
 )  # fmt: skip
-SKY = FeatureView("sky", [AIRPORT], [Field("wind", Float64)], [FLIGHTS, WEATHER], function=with_weather)
+SKY = FeatureView("sky", [AIRPORT], [Field("wind", Float64)], [FLIGHTS, WEATHER], ttl=None, function=with_weather)
 REQUEST = RequestSource("request", [Field("distance", Float32), Field("seats", Int32)])
 SERVICE = FeatureService("late", [SKY, DELAYS[["flights", "late_rate"]], REQUEST])
 SPINE = Spine("departures", [CARRIER, AIRPORT], Field("late", Int64), [FLIGHTS], REQUEST, punctuality)
@@ -149,7 +149,7 @@ def test_the_contract_covers_spines_and_sources(change: Declaration, said: str) 
 
 
 def test_a_service_stands_on_its_own_views_only() -> None:
-    extra = FeatureView("extra", [CARRIER], [Field("x", Int64)], [FLIGHTS], function=other_code)
+    extra = FeatureView("extra", [CARRIER], [Field("x", Int64)], [FLIGHTS], ttl=None, function=other_code)
     more = compile_contract("prod", [*ALL, extra])
     assert more.hash != BASE.hash
     assert more.services["late"].hash == BASE.services["late"].hash
@@ -266,7 +266,7 @@ def test_every_problem_is_reported_at_once() -> None:
         DELAYS, schema=[Field("x", Int64), Field("x", Int64), Field("carrier", Int64), Field("known_at", Int64)]
     )
     service = FeatureService("late", [DELAYS[["nothing"]], REQUEST, REQUEST])
-    empty = FeatureView("empty", [keyless], [], [Source("nowhere", path="")], delay=timedelta(seconds=-1))
+    empty = FeatureView("empty", [keyless], [], [Source("nowhere", path="")], ttl=None, delay=timedelta(seconds=-1))
     odd, alone = Entity("odd", join_keys={"k": Float64}), replace(SKY, name="alone", entities=[])
     found = _problems(weather_view, double, service, empty, odd, alone, project="Prod!")
     for sentence in (
@@ -287,7 +287,7 @@ FIELD = Field("x", Int64)
 
 def _view(**parts: Any) -> FeatureView:
     full: Mapping[str, Any] = {"name": "v", "entities": [CARRIER], "schema": [FIELD], "sources": [FLIGHTS],
-                               "function": punctuality, **parts}  # fmt: skip
+                               "ttl": None, "function": punctuality, **parts}  # fmt: skip
     return FeatureView(**full)
 
 

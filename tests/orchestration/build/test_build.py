@@ -138,6 +138,7 @@ def test_a_lookback_is_long_enough_where_only_the_rounding_of_arrays_differs(rea
     entities=[customer],
     sources=[orders],
     schema=[Field("prices", Array(Float64)), Field("counts", Array(Int64)), Field("words", Array(String))],
+    ttl=None,
     lookback=timedelta(days=7),
 )
 def arrays(orders: DataFrame) -> DataFrame:

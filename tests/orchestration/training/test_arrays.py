@@ -32,6 +32,7 @@ TASTE = '''
     entities=[customer],
     sources=[customers],
     schema=[Field("embedding", Array(Float32), size=4), Field("words", Array(String), size=2)],
+    ttl=None,
 )
 def taste(customers: DataFrame) -> DataFrame:
     """What a customer likes; of some nothing is known."""
