@@ -260,7 +260,7 @@ def _bounded(gates: Sequence[Gate]) -> bool:
 
 
 def _is_finite(bound: object) -> bool:
-    return isinstance(bound, Real) and abs(bound) < math.inf
+    return isinstance(bound, Real) and abs(bound) < math.inf  # type: ignore[operator, no-any-return, unused-ignore]
 
 
 def _is_in_json(number: object) -> bool:

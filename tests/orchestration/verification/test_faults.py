@@ -158,7 +158,7 @@ def test_what_was_not_measured_is_not_deployed(
 
 def test_a_student_below_a_gate_of_today_is_not_deployed(exported: Shop, project: Open) -> None:
     exported.replace("gates=[]", 'gates=[Gate("lift_kept", at_least=2.0)]')
-    with pytest.raises(GateFailed, match=r"student of late_order: lift_kept is [\d.]+; expected lift_kept at least 2"):
+    with pytest.raises(GateFailed, match=r"student of late_order: gate lift_kept failed: [\d.]+ < 2\. Train"):
         deploy(project(exported))
 
 
