@@ -208,9 +208,20 @@ def test_a_student_that_uses_what_only_the_server_has(shop: Shop) -> None:
     assert problems(shop) == [
         (
             "distillation late_order, student: uses customer_orders__orders_7d, customer_orders__mean_amount_7d, "
-            'customer_orders__late_rate_7d; expected fields with available="device" and request fields, computed or not'
+            'customer_orders__late_rate_7d; expected fields that devices have: add available="device" to the Field of '
+            "customer_orders.orders_7d, customer_orders.mean_amount_7d, customer_orders.late_rate_7d, or remove them "
+            "from service late_order_device"
         )
     ]
+
+
+def test_a_spine_without_the_request_fields_of_its_models_is_refused(shop: Shop) -> None:
+    shop.replace("request=basket, label", "label")
+    (problem,) = problems(shop)
+    assert problem == (
+        "distillation late_order, spine placed: has no column hour, weight, which its models read from the request; "
+        "expected the line: @spine(..., request=basket), and the columns in what the function returns"
+    )
 
 
 def test_what_asks_for_a_session_before_there_is_one_is_told_how_not_to(shop: Shop) -> None:

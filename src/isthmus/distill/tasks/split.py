@@ -54,8 +54,8 @@ def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Spl
         if len(late) and not len(getattr(parts, name)):
             raise DataError(
                 f"training set: {name} part",
-                f"labels take {np.median(late) / DAY:.3g} days to become known, and the part spans "
-                f"{(end - begin) / DAY:.3g}: none was known by its end",
+                f"no rows: labels take {np.median(late) / DAY:.3g} days to become known, the part spans "
+                f"{(end - begin) / DAY:.3g}",
                 remedy="widen its share in `split`, take a longer period, or shorten the delay of the labels",
             )
     return _filled(
