@@ -305,9 +305,9 @@ def _view(**parts: Any) -> FeatureView:
         (_view(entities=[Entity("ids", {"event_timestamp": Int64})]), "'event_timestamp' is a reserved name"),
         # What a Feast user writes by habit.
         (Entity("carrier", join_keys=["carrier"]), "entity carrier, join_keys: ['carrier']"),  # type: ignore[arg-type]
-        (_view(entities=["carrier"]), "view v, entities: 'carrier'"),
-        (_view(schema=["x"]), "view v, schema: 'x'"),
-        (_view(sources=["flights"]), "view v, sources: 'flights'"),
+        (_view(entities=["carrier"]), "view v, entities: ['carrier']; expected a list, each item an Entity"),
+        (_view(schema=["x"]), "view v, schema: ['x']; expected a list, each item a Field"),
+        (_view(sources=["flights"]), "view v, sources: ['flights']; expected a list, each item a Source"),
         (_view(ttl=7), "view v, ttl: 7"),
         (_view(delay=None), "view v, delay: None"),
         (_view(schema=[Field("x", "Int64")]), "view v, field 'x': type 'Int64'"),  # type: ignore[arg-type]
@@ -318,8 +318,8 @@ def _view(**parts: Any) -> FeatureView:
         (replace(SPINE, label=Field("late", Bytes)), "spine departures, label 'late': type Bytes"),
         (RequestSource("r", [Field("x", Array(Int64))]), "request source r, field 'x': type Array(Int64)"),
         (_view(function=len), "view v"),
-        (_view(name=None), "None is not a usable name"),
-        (FeatureService("s", ["v"]), "service s, features: 'v'"),  # type: ignore[list-item]
+        (_view(name=None), "view None, name: None; expected a text"),
+        (FeatureService("s", ["v"]), "service s, features: ['v']; expected a list"),  # type: ignore[list-item]
         (FeatureService("s", []), "service s: has no feature"),
         (FeatureService("s", [_view()[[0]]]), "service s, v: no feature 0"),  # type: ignore[list-item]
         (RequestSource("r", [FIELD], defaults={0: 1}), "request source r, default of 0: there is no such field"),  # type: ignore[dict-item]

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable
-from types import FunctionType
+from types import FunctionType, NoneType
 from typing import Any
 
 from isthmus.features.clock import MICROSECOND
@@ -70,6 +70,10 @@ class Declarations:
             self._wrong(where, f"is of type {type(declaration).__name__}", one_of(_TITLES.values()))
             return False
         wrong = mistyped(declaration, f"{title} {declaration.name}, ", ("description",))
+        function = getattr(declaration, "function", None)
+        if not isinstance(function, FunctionType | NoneType):
+            found = f"its function is a {type(function).__name__}"
+            wrong.append(Problem(f"{title} {declaration.name}", found, "a def that calls it"))
         values = [getattr(declaration, field.name) for field in dataclasses.fields(declaration)]
         items = [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
         nested = [item for item in items if isinstance(item, Field)]
@@ -199,9 +203,6 @@ class Declarations:
     def _parameters(self, where: str, declaration: FeatureView | Spine | RequestTransform) -> list[str]:
         if declaration.function is None:
             self._wrong(where, "has no function", "a PySpark function: use the decorator")
-            return []
-        if not isinstance(declaration.function, FunctionType):
-            self._wrong(where, f"its function is a {type(declaration.function).__name__}", "a def that calls it")
             return []
         return codehash.parameters(declaration.function)
 
