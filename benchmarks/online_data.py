@@ -77,12 +77,12 @@ stats_table = Source("stats_table", path="{tables}/stats.parquet", timestamp="ev
 wide_table = Source("wide_table", path="{tables}/wide.parquet", timestamp="event_timestamp")
 
 
-@transform(entities=[user], sources=[stats_table], schema=[Field(f"f{{n}}", Float32) for n in range(20)])
+@transform(entities=[user], sources=[stats_table], schema=[Field(f"f{{n}}", Float32) for n in range(20)], ttl=None)
 def stats(stats_table: DataFrame) -> DataFrame:
     return stats_table
 
 
-@transform(entities=[user], sources=[wide_table], schema=[Field(f"f{{n}}", Float32) for n in range(200)])
+@transform(entities=[user], sources=[wide_table], schema=[Field(f"f{{n}}", Float32) for n in range(200)], ttl=None)
 def wide(wide_table: DataFrame) -> DataFrame:
     return wide_table
 """

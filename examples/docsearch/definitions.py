@@ -40,6 +40,7 @@ def always() -> Column:
     entities=[passage],
     sources=[docstrings],
     schema=[Field("package", String, "device"), Field("text", String, "device")],
+    ttl=None,
     expectations=[Expect.present("text"), Expect.present("package")],
 )
 def passages(docstrings: DataFrame) -> DataFrame:

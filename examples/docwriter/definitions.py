@@ -37,6 +37,7 @@ def always() -> Column:
     entities=[subject],
     sources=[texts],
     schema=[Field("text", String, "device")],
+    ttl=None,
     expectations=[Expect.present("text")],
 )
 def said(texts: DataFrame) -> DataFrame:

@@ -41,6 +41,7 @@ def always() -> Column:
     entities=[frame],
     sources=[cuts],
     schema=[Field("pixels", String, "device", description="SHA-256 of what the frame shows")],
+    ttl=None,
     expectations=[Expect.present("pixels")],
 )
 def frames(cuts: DataFrame) -> DataFrame:

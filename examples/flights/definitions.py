@@ -238,6 +238,7 @@ def origin_weather(hourly: DataFrame) -> DataFrame:
         Field("manufacturer", String, description="Who built it"),
         Field("model", String, description="Type of airplane"),
     ],
+    ttl=None,
     expectations=[Expect.one_of("engines", [1, 2, 3, 4]), Expect.present("model"), Expect.between("built", 1903, 2013)],
 )
 def aircraft_facts(planes: DataFrame) -> DataFrame:

@@ -3,6 +3,8 @@
 Everything a `definitions.py` needs is here; importing it loads no third-party library.
 """
 
+from dataclasses import is_dataclass
+
 from isthmus import _moved
 from isthmus.distill.declaration import Distillation, Gate, Search, Tabular
 from isthmus.distill.labels import Binary, Classes, Isotonic, Monitor, Number, Rank, Temperature
@@ -11,6 +13,7 @@ from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.language.lora import Lora
 from isthmus.distill.settings import Settings
 from isthmus.features.definition.expectations import Expect
+from isthmus.features.definition.failure import declared
 from isthmus.features.definition.spec import (
     Entity,
     FeatureService,
@@ -97,3 +100,7 @@ __all__ = [
     "training_data",
     "transform",
 ]
+
+for _name, _kind in {**vars(Expect), **{_name: globals()[_name] for _name in __all__}}.items():
+    if isinstance(_kind, type) and is_dataclass(_kind):
+        _kind.__init__ = declared(_kind.__init__, _name)  # type: ignore[method-assign]

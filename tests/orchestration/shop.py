@@ -126,6 +126,7 @@ def shelf_demand(orders: DataFrame) -> DataFrame:
         Field("trips", Array(Float64)),
         Field("words", Array(String)),
     ],
+    ttl=None,
 )
 def customer_facts(customers: DataFrame) -> DataFrame:
     """Who a customer is."""

@@ -81,7 +81,6 @@ def last_line(path: Path) -> int:
         ("Gate.at_leest\n", "AttributeError: type object 'Gate' has no attribute 'at_leest' (did you mean at_least?)"),
         ("def f(:\n", "SyntaxError: invalid syntax"),
         ("import sys; sys.exit(3)\n", "SystemExit: 3"),
-        ("transform(entities=customer, sources=[orders], schema=[])(print)\n", "TypeError: 'Entity' object is not"),
     ],
 )
 def test_definitions_that_fail(shop: Shop, text: str, found: str) -> None:
@@ -94,12 +93,16 @@ def test_definitions_that_fail(shop: Shop, text: str, found: str) -> None:
     ("text", "found"),
     [
         (
-            "transform(entites=[customer], sources=[orders], schema=[])",
+            "transform(entites=[customer], sources=[orders], schema=[], ttl=None)",
             "transform takes no argument 'entites' (did you mean entities?); expected one of delay, entities,",
         ),
         (
             "FeatureService('s', feature=[customer_orders])",
             "FeatureService takes no argument 'feature' (did you mean features?); expected one of description,",
+        ),
+        (
+            "import isthmus\nisthmus.Settings(epoch=3)",
+            "Settings takes no argument 'epoch' (did you mean epochs?); expected one of",
         ),
         ("Tabular(hiden=(16,))", "Tabular takes no argument 'hiden' (did you mean hidden?); expected one of"),
         ("Distillation('d', teachr=on_server)", "Distillation takes no argument 'teachr' (did you mean teacher?)"),
@@ -121,7 +124,10 @@ def test_a_misspelled_argument_is_named_with_the_nearest(shop: Shop, text: str, 
     [
         (
             "transform(sources=[orders], schema=[])",
-            "transform is called without 'entities'; expected entities, schema, sources at least",
+            (
+                "transform is called without 'entities' and 'ttl'; expected entities, schema, sources, ttl at least. "
+                "Write ttl=timedelta(days=30), for example, or ttl=None for values that never expire"
+            ),
         ),
         ("Source(path='orders.csv')", "Source is called without 'name'; expected name at least"),
         ("Field('total')", "Field is called without 'dtype'; expected dtype, name at least"),
@@ -170,7 +176,11 @@ def test_all_problems_of_the_definitions_at_once(shop: Shop) -> None:
 
 def test_a_part_that_must_be_a_list_is_named(shop: Shop) -> None:
     shop.append("phone = FeatureService('phone', features=shelf_demand)")
-    assert problems(shop) == ["service phone, features: is a FeatureView; expected a list"]
+    (problem,) = problems(shop)
+    assert problem.startswith(
+        "service phone, features: FeatureView 'shelf_demand'; expected a list, each item a FeatureView"
+    )
+    assert problem.endswith(": features=[shelf_demand]")
 
 
 def test_two_functions_with_one_name(shop: Shop) -> None:
@@ -198,9 +208,20 @@ def test_a_student_that_uses_what_only_the_server_has(shop: Shop) -> None:
     assert problems(shop) == [
         (
             "distillation late_order, student: uses customer_orders__orders_7d, customer_orders__mean_amount_7d, "
-            'customer_orders__late_rate_7d; expected fields with available="device" and request fields, computed or not'
+            'customer_orders__late_rate_7d; expected fields that devices have: add available="device" to the Field of '
+            "customer_orders.orders_7d, customer_orders.mean_amount_7d, customer_orders.late_rate_7d, or remove them "
+            "from service late_order_device"
         )
     ]
+
+
+def test_a_spine_without_the_request_fields_of_its_models_is_refused(shop: Shop) -> None:
+    shop.replace("request=basket, label", "label")
+    (problem,) = problems(shop)
+    assert problem == (
+        "distillation late_order, spine placed: has no column hour, weight, which its models read from the request; "
+        "expected the line: @spine(..., request=basket), and the columns in what the function returns"
+    )
 
 
 def test_what_asks_for_a_session_before_there_is_one_is_told_how_not_to(shop: Shop) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from isthmus.distill.labels import Binary, Calibration, Classes, Label, Monitor, Number
 from isthmus.distill.language.causal import GAIN, REGRESSION, UNSHAPED, Causal
-from isthmus.distill.settings import TrainingSettings, failed_checks, mistyped
+from isthmus.distill.settings import TrainingSettings, failed_checks
+from isthmus.features.definition.failure import mistyped
 from isthmus.features.definition.spec import OWNER, FeatureService, Spine, is_owner
 from isthmus.features.errors import Problem, one_of
 from isthmus.features.types import DataType, String
@@ -137,7 +138,7 @@ class Tabular:
 
     def problems(self, where: str) -> list[Problem]:
         """The invalid values, each with what would be valid."""
-        if wrong := mistyped(self, where, ("label", "calibration", "preparation")):
+        if wrong := mistyped(self, f"{where}: ", ("label", "calibration", "preparation")):
             return wrong
         checks = [
             ("hidden", all(width >= 1 for width in self.hidden), "widths of at least 1"),
@@ -213,7 +214,7 @@ class Search:
 
     def problems(self, where: str, task: "Tabular | Causal | str") -> list[Problem]:
         """The invalid values, each with what would be valid."""
-        if wrong := mistyped(self, where):
+        if wrong := mistyped(self, f"{where}: "):
             return wrong
         checks = [
             ("shape", bool(self.shape), "at least one name with values"),
@@ -259,7 +260,7 @@ def _bounded(gates: Sequence[Gate]) -> bool:
 
 
 def _is_finite(bound: object) -> bool:
-    return isinstance(bound, Real) and math.isfinite(bound)
+    return isinstance(bound, Real) and abs(bound) < math.inf  # type: ignore[operator, no-any-return, unused-ignore]
 
 
 def _is_in_json(number: object) -> bool:
@@ -363,7 +364,10 @@ class Distillation:
     def problems(self) -> list[Problem]:
         """The invalid values, each with what would be valid."""
         # A task of another type has a check below.
-        if wrong := mistyped(self, self.where, ("task", "stale", "owner")):
+        wrong = mistyped(self, f"{self.where}: ", ("task", "stale", "owner"))
+        for gate in () if wrong else (*self.required, *self.bounds):
+            wrong += mistyped(gate, f"{self.where}: gate, ", ("at_least", "at_most"))
+        if wrong:
             return wrong
         tabular, three_shares = isinstance(self.task, Tabular), len(self.split) == 3 and min(self.split) > 0
         built_in = isinstance(self.task, Tabular | Causal)
@@ -452,8 +456,8 @@ class Distillation:
         return wrong
 
     def _misset(self, settings: TrainingSettings | None, where: str) -> list[Problem]:
-        if settings is None:
-            return []
+        if not isinstance(settings, TrainingSettings):
+            return []  # none, or one of another type, which is named already
         wrong = replace(self._timed(settings, 1), gate="the task's").problems(where)
         if settings.gate is not None:
             wrong.append(Problem(f"{where}: gate", repr(settings.gate), "None: the task's metric decides"))

@@ -26,6 +26,15 @@ class GateResult:
         return f"{self.gate.metric} {value}"
 
     @property
+    def failure(self) -> str:
+        """The broken bound, in words."""
+        if self.value is None:
+            return f"gate {self.gate.metric} failed: it has no value"
+        least = self.gate.at_least is not None and self.value < self.gate.at_least
+        bound = f"< {self.gate.at_least:g}" if least else f"> {self.gate.at_most:g}"
+        return f"gate {self.gate.metric} failed: {self.value:.4g} {bound}"
+
+    @property
     def expected(self) -> str:
         """The bounds, in words."""
         least = [] if self.gate.at_least is None else [f"at least {self.gate.at_least:g}"]

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.language.causal import Causal
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.contract import SEPARATOR, Contract, optional
+from isthmus.features.definition.spec import FeatureProjection, RequestSource, RequestTransform
 from isthmus.features.errors import Problem, nearest, one_of
 from isthmus.features.types import INPUTS
 
@@ -14,6 +15,7 @@ def input_problems(
 ) -> list[Problem]:
     """Each input that a model cannot read, or a device not have; `distillations` are all of the project."""
     problems = _unreadable(distillation, contract) + _beyond_the_device(distillation, contract)
+    problems += _not_in_the_spine(distillation, contract)
     if isinstance(distillation.task, Causal):
         problems += distillation.task.unknown(distillation.where, contract, distillation.student.name)
     return problems + _unfit_instead(distillation, distillations, contract)
@@ -64,5 +66,36 @@ def _beyond_the_device(distillation: Distillation, contract: Contract) -> list[P
         # The results of a transform exist only where all of its inputs do.
         if inputs := [c.name for c in contract.transform_inputs(transform) if c.available == "server"]:
             uses += f", where request transform {transform.name} takes {', '.join(inputs)}"
-    expected = 'fields with available="device" and request fields, computed or not'
+    stored = {name for view in contract.views.values() for name in map(view.full_name, (c.name for c in view.fields))}
+    named = [name.replace(SEPARATOR, ".", 1) for name in beyond if name in stored]
+    expected = (
+        f'fields that devices have: add available="device" to the Field of {", ".join(named)}, or remove them from '
+        f"service {distillation.student.name}"
+        if named
+        else 'fields with available="device" and request fields, computed or not'
+    )
     return [Problem(f"distillation {distillation.name}, student", uses, expected)]
+
+
+def _not_in_the_spine(distillation: Distillation, contract: Contract) -> list[Problem]:
+    """Request fields of teacher and student that no row of the spine has."""
+    spine, services = distillation.spine, (distillation.teacher, distillation.student)
+    there = {key for entity in spine.entities for key in entity.join_keys}
+    there |= {field.name for field in spine.request.schema} if spine.request else set()
+    used = [transform for service in services for transform in contract.used(service.name)]
+    needed = {c.name for service in services for c in contract.raw_inputs(service.name) if c.available == "request"}
+    missing = sorted(needed - there - (optional(used) if used else set()))
+    parts: list[object] = [part for each in services for part in each.features]
+    for part in parts:
+        part = part.view if isinstance(part, FeatureProjection) else part
+        parts += part.inputs if isinstance(part, RequestTransform) else ()
+    requests = [part for part in parts if isinstance(part, RequestSource)]
+    sources = {part.name for part in requests if {field.name for field in part.schema} & {*missing}}
+    return [
+        Problem(
+            f"distillation {distillation.name}, spine {spine.name}",
+            f"has no column {', '.join(missing)}, which its models read from the request",
+            f"the line: @spine(..., request={name}), and the columns in what the function returns",
+        )
+        for name in sorted(sources)[:1]
+    ]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, Literal, get_args
 
-from isthmus.distill.settings import failed_checks, mistyped
+from isthmus.distill.settings import failed_checks
+from isthmus.features.definition.failure import mistyped
 from isthmus.features.definition.spec import Spine
 from isthmus.features.errors import Problem, one_of
 from isthmus.features.types import Bool, DataType, Float32, Float64, Int32, Int64, String
@@ -180,7 +181,7 @@ class Monitor:
 
     def problems(self, where: str, spine: Spine) -> list[Problem]:
         """The invalid values, each with what would be valid."""
-        if wrong := mistyped(self, where):
+        if wrong := mistyped(self, f"{where}: "):
             return wrong
         problems = failed_checks(self, where, [("within", self.within >= timedelta(0), "at least 0")])
         known = _matchable(spine)

@@ -1,12 +1,11 @@
 """The settings of a training run: how long, how fast, and what decides."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from numbers import Integral, Real
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
+from isthmus.features.definition.failure import mistyped
 from isthmus.features.errors import Problem
 
 
@@ -53,7 +52,7 @@ class TrainingSettings:
 
     def problems(self, where: str) -> list[Problem]:
         """The invalid values, each with what would be valid."""
-        if wrong := mistyped(self, where):
+        if wrong := mistyped(self, f"{where}: "):
             return wrong
         counts = ("batch", "accumulation")
         maybe = ("epochs", "steps", "patience", "evaluate_every", "checkpoint_steps")
@@ -100,36 +99,3 @@ def failed_checks(declared: object, where: str, checks: Iterable[tuple[str, bool
     return [
         Problem(f"{where}: {key}", repr(getattr(declared, key)), expected) for key, good, expected in checks if not good
     ]
-
-
-_PLAIN = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", NoneType: "None"}
-
-
-def mistyped(declared: object, where: str, but: Sequence[str] = ()) -> list[Problem]:
-    """A problem for each field of a dataclass, `but` these, whose value is of another type than it is declared with."""
-    return [
-        Problem(f"{where}: {name}", repr(value), _named(kind))
-        for name, kind in get_type_hints(type(declared)).items()
-        if name not in but and not _is_a(value := getattr(declared, name), kind)
-    ]
-
-
-def _is_a(value: object, kind: Any) -> bool:
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return any(_is_a(value, each) for each in arguments)
-    if origin in (Sequence, tuple):
-        return isinstance(value, Sequence) and not isinstance(value, str) and all(_is_a(v, arguments[0]) for v in value)
-    if kind in (int, float):
-        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-    kind = origin or kind
-    return not isinstance(kind, type) or isinstance(value, kind)
-
-
-def _named(kind: Any) -> str:
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return " or ".join(map(_named, arguments))
-    if origin in (Sequence, tuple):
-        return f"a list, each item {_named(arguments[0])}"
-    return _PLAIN.get(kind) or ("a dict" if origin is Mapping else f"a {getattr(kind, '__name__', kind)}")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,10 @@ import msgspec
 import pyarrow as pa
 
 from isthmus.distill.declaration import Distillation
+from isthmus.distill.gates import check_gates
 from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.diff import service_differences
-from isthmus.features.errors import DataError
+from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.files import read_pointer
 from isthmus.features.package.manifest import open_package, read_contract, read_package
 from isthmus.features.profiles import FASTEST, ServingProfile
@@ -243,11 +245,22 @@ class Artifacts:
         package = self.last_package() if self.package_pointer.exists() else None
         return package if package and not outdated(package, contract) else None
 
+    def blocked(self) -> str:
+        """Why the last student is not exported; empty if its gates hold, or there is no student."""
+        with suppress(IsthmusError):
+            results = check_gates(self.last_report(), self.declared.required, self.declared.where)
+            if failed := [result.failure for result in results if not result.holds]:
+                return f"export is blocked: {'; '.join(failed)}"
+        return ""
+
     def _last(self, pointer: Path, what: str, verb: str) -> Path:
         where, remedy = f"{what} of {self.declared.name}", f"run `isthmus {verb}`"
         try:
             return read_pointer(pointer)
         except FileNotFoundError as error:
+            if verb == "export" and (blocked := self.blocked()):
+                remedy = "train longer or on more data, or change the gates in the definitions"
+                raise DataError(where, blocked, remedy=remedy) from error
             raise DataError(where, f"there is none in {pointer.parent}", remedy=remedy) from error
         except ValueError as error:
             raise DataError(where, f"{pointer.parent} is damaged ({error})", remedy=remedy) from error

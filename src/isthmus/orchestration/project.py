@@ -392,7 +392,10 @@ class Project:
                 if "SESSION" in found and "PySpark" in found:
                     expected = _WITHOUT_SESSION
                 problem = Problem(place, found, expected)
-                raise ConfigurationError(where, [problem], remedy="correct that line") from error
+                if isinstance(error, ConfigurationError):
+                    known = error.problems[0]
+                    problem = Problem(place, f"{known.where} {known.found}", known.expected, known.remedy)
+                raise ConfigurationError(where, [problem], remedy=problem.remedy or "correct that line") from error
             else:
                 yield module
             finally:

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from isthmus.features.definition.expectations import Expectation
+from isthmus.features.definition.failure import declared
 from isthmus.features.definition.spec import (
     Entity,
     FeatureProjection,
@@ -14,17 +15,19 @@ from isthmus.features.definition.spec import (
     RequestTransform,
     Source,
     Spine,
+    listed,
 )
 
 Function = Callable[..., Any]
 
 
+@declared
 def transform(  # noqa: PLR0913 - the declaration of a view, by name
     *,
     entities: Sequence[Entity],
     sources: Sequence[Source],
     schema: Sequence[Field],
-    ttl: timedelta | None = None,
+    ttl: timedelta | None,
     delay: timedelta = timedelta(0),
     expectations: Sequence[Expectation] = (),
     lookback: timedelta | None = None,
@@ -40,11 +43,12 @@ def transform(  # noqa: PLR0913 - the declaration of a view, by name
     A build whose rows break an expectation writes nothing.
     """
     return lambda function: FeatureView(
-        function.__name__, tuple(entities), tuple(schema), tuple(sources), ttl, delay, function, _about(function),
-        tuple(expectations), lookback, lateness, version, owner,
+        _name(function), listed(entities), listed(schema), listed(sources), ttl, delay, function, _about(function),
+        listed(expectations), lookback, lateness, version, owner,
     )  # fmt: skip
 
 
+@declared
 def spine(
     *, entities: Sequence[Entity], sources: Sequence[Source], label: Field, request: RequestSource | None = None
 ) -> Callable[[Function], Spine]:
@@ -54,10 +58,11 @@ def spine(
     fields and the label.
     """
     return lambda function: Spine(
-        function.__name__, tuple(entities), label, tuple(sources), request, function, _about(function)
+        _name(function), listed(entities), label, listed(sources), request, function, _about(function)
     )
 
 
+@declared
 def request_transform(
     *, inputs: Sequence[FeatureView | FeatureProjection | RequestSource], schema: Sequence[Field]
 ) -> Callable[[Function], RequestTransform]:
@@ -68,8 +73,12 @@ def request_transform(
     in docs/row-functions.md; any other is refused when the definitions are applied.
     """
     return lambda function: RequestTransform(
-        function.__name__, tuple(inputs), tuple(schema), function, _about(function)
+        _name(function), listed(inputs), listed(schema), function, _about(function)
     )
+
+
+def _name(function: Function) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _about(function: Function) -> str:

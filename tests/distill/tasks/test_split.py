@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from isthmus.distill.tasks.split import binary_labels, split, split_table
 from isthmus.distill.types import Index
+from isthmus.features.days import DAY
 from isthmus.features.errors import DataError
 from tests.distill.support import training_set
 
@@ -47,6 +48,14 @@ def test_the_split_is_the_naive_one(rows: list[tuple[int, int]], shares: tuple[f
     assert (parts.train.tolist(), parts.validation.tolist(), parts.test.tolist()) == expected
     assert known[parts.train].max() <= event[parts.validation].min()
     assert event[parts.validation].max() < event[parts.test].min()
+
+
+def test_labels_that_are_known_too_late_are_the_cause() -> None:
+    event = np.arange(84, dtype=np.int64) * DAY
+    with pytest.raises(DataError, match=r"validation part: no rows: labels take 14 days .* spans 9\..*`split`"):
+        split(event, event + 14 * DAY, SHARES)
+    with pytest.raises(DataError, match=r"train part: no rows: labels take 60 days .* spans 58"):
+        split(event, event + 60 * DAY, SHARES)
 
 
 def test_no_rows() -> None:

@@ -47,7 +47,7 @@ DELAYS = FeatureView(
     "delays", [CARRIER], [Field("late_rate", Float32), Field("flights", Int64, "device")], [FLIGHTS],
     ttl=timedelta(days=7), function=punctuality,
 )  # fmt: skip
-SKY = FeatureView("sky", [AIRPORT], [Field("wind", Float64)], [FLIGHTS, WEATHER], function=with_weather)
+SKY = FeatureView("sky", [AIRPORT], [Field("wind", Float64)], [FLIGHTS, WEATHER], ttl=None, function=with_weather)
 REQUEST = RequestSource("request", [Field("distance", Float32), Field("seats", Int32)])
 SERVICE = FeatureService("late", [SKY, DELAYS[["flights", "late_rate"]], REQUEST])
 SPINE = Spine("departures", [CARRIER, AIRPORT], Field("late", Int64), [FLIGHTS], REQUEST, punctuality)
@@ -151,7 +151,7 @@ def test_the_contract_covers_spines_and_sources(change: Declaration, said: str) 
 
 
 def test_a_service_stands_on_its_own_views_only() -> None:
-    extra = FeatureView("extra", [CARRIER], [Field("x", Int64)], [FLIGHTS], function=other_code)
+    extra = FeatureView("extra", [CARRIER], [Field("x", Int64)], [FLIGHTS], ttl=None, function=other_code)
     more = compile_contract("prod", [*ALL, extra])
     assert more.hash != BASE.hash
     assert more.services["late"].hash == BASE.services["late"].hash
@@ -268,7 +268,7 @@ def test_every_problem_is_reported_at_once() -> None:
         DELAYS, schema=[Field("x", Int64), Field("x", Int64), Field("carrier", Int64), Field("known_at", Int64)]
     )
     service = FeatureService("late", [DELAYS[["nothing"]], REQUEST, REQUEST])
-    empty = FeatureView("empty", [keyless], [], [Source("nowhere", path="")], delay=timedelta(seconds=-1))
+    empty = FeatureView("empty", [keyless], [], [Source("nowhere", path="")], ttl=None, delay=timedelta(seconds=-1))
     odd, alone = Entity("odd", join_keys={"k": Float64}), replace(SKY, name="alone", entities=[])
     found = _problems(weather_view, double, service, empty, odd, alone, project="Prod!")
     for sentence in (
@@ -289,7 +289,7 @@ FIELD = Field("x", Int64)
 
 def _view(**parts: Any) -> FeatureView:
     full: Mapping[str, Any] = {"name": "v", "entities": [CARRIER], "schema": [FIELD], "sources": [FLIGHTS],
-                               "function": punctuality, **parts}  # fmt: skip
+                               "ttl": None, "function": punctuality, **parts}  # fmt: skip
     return FeatureView(**full)
 
 
@@ -307,9 +307,9 @@ def _view(**parts: Any) -> FeatureView:
         (_view(entities=[Entity("ids", {"event_timestamp": Int64})]), "'event_timestamp' is a reserved name"),
         # What a Feast user writes by habit.
         (Entity("carrier", join_keys=["carrier"]), "entity carrier, join_keys: ['carrier']"),  # type: ignore[arg-type]
-        (_view(entities=["carrier"]), "view v, entities: 'carrier'"),
-        (_view(schema=["x"]), "view v, schema: 'x'"),
-        (_view(sources=["flights"]), "view v, sources: 'flights'"),
+        (_view(entities=["carrier"]), "view v, entities: ['carrier']; expected a list, each item an Entity"),
+        (_view(schema=["x"]), "view v, schema: ['x']; expected a list, each item a Field"),
+        (_view(sources=["flights"]), "view v, sources: ['flights']; expected a list, each item a Source"),
         (_view(ttl=7), "view v, ttl: 7"),
         (_view(delay=None), "view v, delay: None"),
         (_view(schema=[Field("x", "Int64")]), "view v, field 'x': type 'Int64'"),  # type: ignore[arg-type]
@@ -320,8 +320,8 @@ def _view(**parts: Any) -> FeatureView:
         (replace(SPINE, label=Field("late", Bytes)), "spine departures, label 'late': type Bytes"),
         (RequestSource("r", [Field("x", Array(Int64))]), "request source r, field 'x': type Array(Int64)"),
         (_view(function=len), "view v"),
-        (_view(name=None), "None is not a usable name"),
-        (FeatureService("s", ["v"]), "service s, features: 'v'"),  # type: ignore[list-item]
+        (_view(name=None), "view None, name: None; expected a text"),
+        (FeatureService("s", ["v"]), "service s, features: ['v']; expected a list"),  # type: ignore[list-item]
         (FeatureService("s", []), "service s: has no feature"),
         (FeatureService("s", [_view()[[0]]]), "service s, v: no feature 0"),  # type: ignore[list-item]
         (RequestSource("r", [FIELD], defaults={0: 1}), "request source r, default of 0: there is no such field"),  # type: ignore[dict-item]

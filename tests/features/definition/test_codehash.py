@@ -1,15 +1,19 @@
-import functools
+import compileall
 import importlib.util
 import itertools
+import os
+import shutil
 import subprocess
 import sys
 import textwrap
 import types
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies
 
 from isthmus.features.definition.codehash import digest, location
 
@@ -402,7 +406,7 @@ def test_decorators_of_the_function_itself_are_not_its_code(load: Load) -> None:
 def test_a_function_without_source_is_an_os_error() -> None:
     namespace: dict[str, Any] = {}
     exec("def f(x):\n    return x\n", namespace)  # noqa: S102
-    for function in (namespace["f"], len, functools.partial(len)):
+    for function in (namespace["f"], len):
         with pytest.raises(OSError, match=r"."):
             digest(function)
 
@@ -420,3 +424,292 @@ def test_a_compiled_module_counts_by_its_name(load: Load, tmp_path: Path, monkey
 def test_location_names_file_and_line(load: Load) -> None:
     assert location(load(BASE).late) == "definitions.py:19"
     assert location(len) == "len"
+
+
+PARTS = {
+    "a partial of a library's function": ('partial(int, base=2)', "base=2", "base=3"),
+    "the function of a partial": ("partial(math.pow, 2)", "math.pow", "math.fmod"),
+    "a partial of a partial": ("partial(partial(scaled, n=2), m=3)", "m=3", "m=4"),
+    "a partial with an object": ("partial(scaled, n=Decimal(2))", "Decimal(2)", "Decimal(3)"),
+    "a lambda": ("lambda x: x + 1", "x + 1", "x + 2"),
+    "a bound method": ("Rule(2).apply", "Rule(2)", "Rule(3)"),
+    "an object that is called": ("Rule(2)", "x * self", "x - self"),
+    "its state": ("Rule(re.compile('a'))", "'a'", "'b'"),
+    "a closure": ("made(2)", "made(2)", "made(3)"),
+    "an object in a closure": ("made(re.compile('a'))", "'a'", "'b'"),
+    "a library's function in a closure": ("made(math.sin)", "math.sin", "math.cos"),
+    "a function that wraps another": ("wrapping(scaled, 2)", "scaled, 2", "scaled, 3"),
+    "what is wrapped": ("wrapping(scaled, 2)", "x * n", "x - n"),
+    "the code that wraps": ("wrapping(scaled, 2)", "+ factor", "- factor"),
+    "an item of an enum": ("Mode.FAST", "FAST = 1", "FAST = 3"),
+    "an instance of a dataclass": ("Point(2, [math.sin])", "math.sin", "math.cos"),
+    "a named tuple with a method": ("Pair(1, 2)", "self.a +", "self.a -"),
+    "functions in a dict": ("{'a': scaled, 'b': math.sin}", "math.sin", "math.cos"),
+    "objects in a list": ("[re.compile('a'), Decimal(1)]", "Decimal(1)", "Decimal(2)"),
+    "the default of a dict": ("defaultdict(lambda: 1)", "lambda: 1", "lambda: 2"),
+    "methods in a tuple": ("(Rule(2).apply, str.upper)", "str.upper", "str.lower"),
+    "functions in a set": ("{scaled, made, wrapping, math.sin}", "math.sin", "math.cos"),
+    "an object with slots in a list": ("[Slotted(2)]", "Slotted(2)", "Slotted(3)"),
+    "arrays in a list": ("[np.array([1, 2])]", "[1, 2]", "[1, 3]"),
+}  # fmt: skip
+
+OBJECTS = """\
+import functools
+import math
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import Enum
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+
+def scaled(x, n, m=1):
+    return x * n * m
+
+
+def made(n):
+    def inner(x):
+        return (x, n)
+
+    return inner
+
+
+def wrapping(function, factor):
+    @functools.wraps(function)
+    def call(x):
+        return function(x, 1) + factor
+
+    return call
+
+
+class Rule:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, x):
+        return x * self.factor
+
+    def apply(self, x):
+        return self(x)
+
+
+class Slotted:
+    __slots__ = ("factor",)
+
+    def __init__(self, factor):
+        self.factor = factor
+
+
+class Mode(Enum):
+    FAST = 1
+    SLOW = 2
+
+
+@dataclass
+class Point:
+    x: int
+    y: list
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+    def total(self):
+        return self.a + self.b
+
+
+PART = {part}
+
+
+def f(x):
+    return PART, x
+"""
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_objects_of_a_module_are_part_of_the_digest(load: Load, name: str) -> None:
+    part, old, new = PARTS[name]
+    text = OBJECTS.replace("{part}", part)
+    assert text.count(old) == 1, name
+    _differ(load, text, old, new)
+
+
+def test_the_order_of_the_keywords_of_a_partial_does_not_matter(load: Load) -> None:
+    first, second = (OBJECTS.replace("{part}", f"partial(scaled, {text})") for text in ("n=2, m=3", "m=3, n=2"))
+    assert digest(load(first).f) == digest(load(second).f)
+
+
+@pytest.mark.parametrize(
+    "cycle",
+    [
+        "week = functools.partial(math.pow, 2)\ndef f(x): return week(x)\n",
+        "RULES = {}\nRULES['all'] = [RULES, 1]\ndef f(x): return RULES\n",
+        "RULES = {}\ndef f(x): return RULES['f'](x, 1)\nRULES['f'] = f\n",
+        "RULES = [1]\nRULES.append(functools.partial(max, RULES))\ndef f(x): return RULES\n",
+        """
+class Rule: pass
+RULE, OTHER = Rule(), Rule()
+RULE.other, OTHER.other = [OTHER], [RULE, 1]
+def f(x): return RULE
+""",
+    ],
+)
+def test_a_cycle_of_objects_has_an_end(load: Load, cycle: str) -> None:
+    text = f"import functools, math\n{cycle}"
+    _differ(load, text, "1" if "1" in cycle else "2", "7")
+
+
+def test_a_wrapper_of_the_function_itself_is_its_code_without_the_declaration(load: Load) -> None:
+    text = """
+        import functools
+        def declared(ttl):
+            return lambda function: function
+        def scaled(factor):
+            def decorate(function):
+                @functools.wraps(function)
+                def call(x):
+                    return function(x) * factor
+                return call
+            return decorate
+        @declared(ttl=1)
+        @scaled(2)
+        def f(x):
+            return x + 1
+        """
+    _differ(load, text, "@scaled(2)", "@scaled(3)")
+    _differ(load, text, "x + 1", "x + 2")
+    assert digest(load(text).f) == digest(load(text.replace("ttl=1", "ttl=2")).f)
+
+
+def test_an_object_without_a_state_is_refused_by_its_name(load: Load) -> None:
+    text = "import threading\ndef made(guard):\n    def f(x):\n        return x, guard\n    return f\n"
+    with pytest.raises(OSError, match=r"^guard: a lock has no state.*make it inside the function"):
+        digest(load(text + "f = made(threading.Lock())\n").f)
+    deep = "DEEP = []\nfor _ in range(9999):\n    DEEP = [DEEP]\ndef f(x): return DEEP\n"
+    with pytest.raises(OSError, match=r"nested too deeply"):
+        digest(load(deep).f)
+
+
+_SERVE = """
+import sys
+from isthmus.features.definition.codehash import digest
+import importlib.util
+for line in sys.stdin:
+    spec = importlib.util.spec_from_file_location("definitions", line.strip())
+    module = sys.modules["definitions"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    print(digest(module.f), flush=True)
+"""
+_EXPRESSIONS = strategies.recursive(
+    strategies.sampled_from([part for part, _, _ in PARTS.values()]) | strategies.text("abc", max_size=2).map(repr),
+    lambda inner: (
+        strategies.lists(inner, min_size=1, max_size=3).map(lambda parts: f"[{', '.join(parts)}]")
+        | strategies.lists(inner, min_size=1, max_size=3).map(lambda parts: f"dict(enumerate(({', '.join(parts)},)))")
+        | inner.map(lambda part: f"made({part})")
+        | inner.map(lambda part: f"Rule({part})")
+        | inner.map(lambda part: f"partial(scaled, n={part}, m=frozenset({{'p', 'q', scaled, made, Rule}}))")
+    ),
+    max_leaves=4,
+)
+
+
+def test_two_processes_have_the_same_digest(tmp_path: Path) -> None:
+    count = itertools.count()
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", _SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                 env={**os.environ, "PYTHONHASHSEED": seed}, text=True)
+            )
+            for seed in ("1", "2")
+        ]  # fmt: skip
+
+        @given(_EXPRESSIONS)
+        def agree(expression: str) -> None:
+            file = tmp_path / f"{next(count)}.py"
+            file.write_text(OBJECTS.replace("{part}", f"({expression})"))
+            found = set()
+            for server in servers:
+                assert server.stdin
+                assert server.stdout
+                server.stdin.write(f"{file}\n")
+                server.stdin.flush()
+                found.add(server.stdout.readline())
+            assert len(found) == 1
+            assert found != {""}
+
+        agree()
+
+
+_LIBRARY = """\
+VERSION = {version}
+class Table:
+    def __call__(self, x): return x
+read = Table()
+def endless(x):
+    return x + {version}
+"""
+_DEFINITIONS = """\
+import parts.table
+from parts.table import Table, endless, read
+TABLE = [Table, endless]
+def f(x):
+    import parts.other
+    return endless(read(x)), TABLE, parts.table.VERSION, parts.other
+"""
+
+
+def _install(folder: Path, version: int, *, record: bool = True) -> Path:
+    """Puts a distribution into a folder as `pip install --target` does."""
+    (folder / "parts").mkdir(parents=True)
+    for name in ("__init__", "table", "other"):
+        (folder / "parts" / f"{name}.py").write_text(_LIBRARY.format(version=version) if name == "table" else "")
+    about = folder / "parts-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: parts\nVersion: 1.0\n")
+    lines = [f"parts/{name}.py,sha256=x,1\n" for name in ("__init__", "table", "other")]
+    (about / "RECORD").write_text("".join(lines) if record else "parts.pth,,\n")
+    return folder
+
+
+def _elsewhere(tmp_path: Path, *paths: Path) -> str:
+    (tmp_path / "definitions.py").write_text(_DEFINITIONS)
+    program = (
+        "import definitions; from isthmus.features.definition.codehash import digest; print(digest(definitions.f))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [tmp_path, *paths]))}
+    return subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True,
+                          capture_output=True, text=True).stdout  # fmt: skip
+
+
+def test_the_place_of_a_library_does_not_matter(tmp_path: Path) -> None:
+    """As `pip install --target` leaves it, linked, in an archive, compiled, in a layer, and beside the user's code."""
+    target = _install(tmp_path / "target", 1)
+    linked, cached, layer = tmp_path / "linked", tmp_path / "cached", tmp_path / "opt" / "site-packages"
+    shutil.copytree(target, linked)
+    (linked / "parts").rename(cached)
+    (linked / "parts").symlink_to(cached)
+    archive = Path(shutil.make_archive(str(tmp_path / "libraries"), "zip", target))
+    shutil.copytree(target / "parts", layer / "parts")  # a layer often has no metadata
+    compiled = shutil.copytree(target, tmp_path / "compiled")
+    compileall.compile_dir(compiled, legacy=True, quiet=1)
+    for source in compiled.rglob("*.py"):
+        source.unlink()
+    shutil.rmtree(compiled / "parts" / "__pycache__", ignore_errors=True)
+    found = {place: _elsewhere(tmp_path, place) for place in (target, linked, archive, layer, compiled)}
+    assert len({*found.values()}) == 1, found
+    changed = _install(tmp_path / "changed", 2)
+    assert _elsewhere(tmp_path, changed) == found[target]
+    _install(tmp_path / "beside", 1)
+    shutil.copytree(tmp_path / "beside", tmp_path, dirs_exist_ok=True)
+    assert _elsewhere(tmp_path) == found[target]
+
+
+def test_a_distribution_that_is_installed_to_be_edited_is_the_users(tmp_path: Path) -> None:
+    first, second = (_install(tmp_path / f"edited_{n}", n, record=False) for n in (1, 2))
+    assert _elsewhere(tmp_path, first) != _elsewhere(tmp_path, second)

@@ -745,7 +745,7 @@ def registered(tmp_path: Path) -> tuple[feast.FeatureStore, Contract, OfflineSto
     stats = FeatureView(
         "stats", [driver], [Field("rate", Float32), Field("trips", Int64)], [raw], 2 * HOUR, function=_same
     )
-    pairs = FeatureView("pairs", [pair], [Field("share", Float32)], [raw], function=_same)
+    pairs = FeatureView("pairs", [pair], [Field("share", Float32)], [raw], ttl=None, function=_same)
     contract = compile_contract("my-shop", [stats, pairs])
     tables = OfflineStore(tmp_path / "offline")
     for name, keys in (
@@ -817,7 +817,7 @@ def test_a_registered_table_is_pushed_to_through_our_redis_alone(
 def test_a_view_may_have_the_name_of_anothers_table(tmp_path: Path) -> None:
     raw, driver = Source("raw", "raw.parquet", "event_timestamp"), Entity("driver", {"driver": Int64})
     views = {
-        name: FeatureView(name, [driver], [Field("rate", Float32)], [raw], function=_same)
+        name: FeatureView(name, [driver], [Field("rate", Float32)], [raw], ttl=None, function=_same)
         for name in ("stats", "Stats_Table")
     }
     contract = compile_contract("shop", list(views.values()))

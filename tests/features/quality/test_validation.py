@@ -33,8 +33,8 @@ def view_of(source: Any) -> Any:
 
 def compiled(*expectations: Expectation) -> Any:
     fields = [Field(name, dtype) for name, dtype in SCHEMA.items()]
-    view = FeatureView("v", [Entity("e", {"k": Int64})], fields, [Source("source", "a.parquet")], function=view_of,
-                       expectations=expectations)  # fmt: skip
+    view = FeatureView("v", [Entity("e", {"k": Int64})], fields, [Source("source", "a.parquet")], None,
+                       function=view_of, expectations=expectations)  # fmt: skip
     return compile_contract("p", [view])
 
 
@@ -101,7 +101,7 @@ def test_all_problems_come_at_once() -> None:
 
 
 def test_what_is_no_expectation() -> None:
-    with pytest.raises(ConfigurationError, match="view v, expectations: 'x > 0'; expected Expectation"):
+    with pytest.raises(ConfigurationError, match=r"view v, expectations: \['x > 0'\]; expected a list, each item an E"):
         compiled("x > 0")  # type: ignore[arg-type]
 
 

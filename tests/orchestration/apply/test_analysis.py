@@ -14,18 +14,18 @@ MORE = """
 returns = Source("returns", path="data/orders.parquet", timestamp="orderd_at")
 
 
-@transform(entities=[customer], sources=[returns], schema=[Field("cents", Int64)])
+@transform(entities=[customer], sources=[returns], schema=[Field("cents", Int64)], ttl=None)
 def returned(returns: DataFrame) -> DataFrame:
     return returns
 
 
-@transform(entities=[customer], sources=[orders], schema=[Field("cents", Int64)])
+@transform(entities=[customer], sources=[orders], schema=[Field("cents", Int64)], ttl=None)
 def spent(orders: DataFrame) -> DataFrame:
     return orders.where(1 / 0)
 """
 COUNTED = """
 
-@transform(entities=[customer], sources=[orders], schema=[Field("cents", Int64)])
+@transform(entities=[customer], sources=[orders], schema=[Field("cents", Int64)], ttl=None)
 def spent(orders: DataFrame) -> DataFrame:
     try:
         count = orders.count()

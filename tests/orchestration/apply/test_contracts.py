@@ -24,7 +24,7 @@ from tests.orchestration.shop import Open, Shop, files, with_moment
 
 ELSEWHERE = """
 
-@transform(entities=[customer], sources=[orders], schema=[Field("cents", Int64)])
+@transform(entities=[customer], sources=[orders], schema=[Field("cents", Int64)], ttl=None)
 def spent(orders: DataFrame) -> DataFrame:
     return orders.select("customer", "ordered_at", F.col("delivered_at").alias("known_at"), "cents")
 

@@ -71,7 +71,12 @@ asked = Source("asked", path="data/asked.parquet", timestamp="asked_at", known="
 machine = Entity("machine", join_keys={"machine": Int64})
 
 
-@transform(entities=[machine], sources=[readings], schema=[Field("load", Float64, "device"), Field("heat", Float64)])
+@transform(
+    entities=[machine],
+    sources=[readings],
+    schema=[Field("load", Float64, "device"), Field("heat", Float64)],
+    ttl=None,
+)
 def machine_load(readings: DataFrame) -> DataFrame:
     """What a machine reads at midnight."""
     return readings.select("machine", "read_at", "load", "heat")

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from isthmus import ConfigurationError, ContractMismatch, DataError, RequestError
+from isthmus import ConfigurationError, ContractMismatch, DataError, GateFailed, RequestError
 from isthmus.features import clock
 from isthmus.features.days import Days
 from isthmus.features.offline.store import OfflineStore
@@ -138,6 +138,7 @@ def test_a_lookback_is_long_enough_where_only_the_rounding_of_arrays_differs(rea
     entities=[customer],
     sources=[orders],
     schema=[Field("prices", Array(Float64)), Field("counts", Array(Int64)), Field("words", Array(String))],
+    ttl=None,
     lookback=timedelta(days=7),
 )
 def arrays(orders: DataFrame) -> DataFrame:
@@ -480,6 +481,44 @@ def test_a_difference_is_told_before_anything_is_touched(built: Shop, project: O
     assert 59 < written["shelf_demand"] < 2 * 59, "only days with other rows are written"
     assert written["customer_facts"] == 2 * 12
     assert {change.action for change in apply_diff(project(built)).tables.values()} == {"keep"}
+
+
+def test_what_only_reads_rows_otherwise_computes_none_again(built: Shop, project: Open) -> None:
+    built.replace('Field("orders_7d", Int64)', 'Field("orders_7d", Int64, "device")')
+    apply(project(built))
+    before = {name: text for name, text in files(built.state / "offline").items() if name.endswith(".parquet")}
+    change = apply_diff(project(built)).tables["customer_orders"]
+    assert (change.action, change.why, change.rows) == ("record", ["fields"], 2400)
+    with pytest.raises(ContractMismatch, match=r"built under \w+: its definition has changed since.*isthmus build"):
+        stored(built, project, "customer_orders")
+    notes: list[str] = []
+    done = build(project(built), ["customer_orders"], progress=lambda text, _: notes.append(text))
+    assert (done["customer_orders"].changed, done["customer_orders"].rows, notes) == (
+        True,
+        2400,
+        ["all tables are written"],
+    )
+    after = {name: text for name, text in files(built.state / "offline").items() if name.endswith(".parquet")}
+    assert after == before
+    assert outdated_views(project(built)) == []
+    assert len(stored(built, project, "customer_orders")[0]) == 2400
+    # Other rows in the source, or an expectation that they break: nothing is taken as it is.
+    built.replace("    Entity,\n", "    Entity,\n    Expect,\n")
+    built.replace("ttl=timedelta(days=7)", "ttl=timedelta(days=8), expectations=[Expect.rows(at_most=9)]")
+    apply(project(built))
+    with pytest.raises(GateFailed, match="rows from 0 to 9"):
+        build(project(built), ["customer_orders"])
+    built.replace("Expect.rows(at_most=9)", "")
+    pq.write_table(pq.read_table(built.orders).slice(1), built.orders)
+    apply(project(built))
+    build(project(built), ["customer_orders"], progress=lambda text, _: notes.append(text))
+    assert "computing customer_orders" in notes
+
+
+def test_a_difference_is_checked_as_apply_checks_it(built: Shop, project: Open) -> None:
+    built.orders.unlink()
+    with pytest.raises(ConfigurationError, match=r"source orders.*orders\.parquet"):
+        apply_diff(project(built))
 
 
 def test_another_type_needs_another_version(built: Shop, project: Open) -> None:

@@ -165,7 +165,7 @@ def test_a_filter_that_matches_nothing_writes_nothing(shop: Shop) -> None:
         ("keys={}, keep=3", 'keys={"store": ["s1"]}, owner="store"',
          "owner: 'store' is among `keys`, too; expected the rows of these values on every device, or those of its own"),
         ("features=[shelf_demand, basket]", "features=[basket]", "the service has no stored feature"),
-        ("device=Snapshot(", "device=dict(", "device: .*expected Snapshot or None"),
+        ("device=Snapshot(", "device=dict(", "device: .*expected a Snapshot or None"),
     ],
 )  # fmt: skip
 def test_a_wrong_declaration_is_named(shop: Shop, old: str, new: str, expected: str) -> None:

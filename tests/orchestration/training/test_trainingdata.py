@@ -280,6 +280,7 @@ def test_a_bad_spine_is_one_clear_error_and_writes_nothing(
     ("features", "message"),
     [
         ("nobody", "features, 'nobody': is not in the contract; expected one of late_order_device"),
+        (["late_order_device"], "'late_order_device': is a service; expected features='late_order_device', without a"),
         ("customer_facts:height", "view customer_facts has no such feature; expected one of born, city"),
         (["customer_facts", "customer_facts:city"], "customer_facts:city: is named twice"),
         ([], "features: none are named"),

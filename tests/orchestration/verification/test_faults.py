@@ -3,6 +3,7 @@
 import hashlib
 import http.client
 import json
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -53,6 +54,7 @@ from isthmus.orchestration.runtimes.web import WebRuntime
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.client import Client, private_api
 from isthmus.orchestration.verification.modelinputs import compare_package
+from isthmus.orchestration.verification.page import screen
 from isthmus.orchestration.verification.recomputation import recompute
 from isthmus.orchestration.verification.sides import SINGLES, OnlineSide
 from isthmus.orchestration.verification.verify import PREDICT, require_passed, verify
@@ -158,8 +160,23 @@ def test_what_was_not_measured_is_not_deployed(
 
 def test_a_student_below_a_gate_of_today_is_not_deployed(exported: Shop, project: Open) -> None:
     exported.replace("gates=[]", 'gates=[Gate("lift_kept", at_least=2.0)]')
-    with pytest.raises(GateFailed, match=r"student of late_order: lift_kept is [\d.]+; expected lift_kept at least 2"):
+    with pytest.raises(GateFailed, match=r"student of late_order: gate lift_kept failed: [\d.]+ < 2\. Train"):
         deploy(project(exported))
+
+
+def test_a_failed_gate_is_why_there_is_no_package(exported: Shop, project: Open) -> None:
+    exported.replace("gates=[]", 'gates=[Gate("lift_kept", at_least=2.0)]')
+    (exported.state / "packages" / "late_order.latest").unlink()
+    blocked = r"xport is blocked: gate lift_kept failed: [\d.]+ < 2"
+    with pytest.raises(DataError, match=rf"package of late_order: e{blocked}\. Train longer"):
+        deploy(project(exported))
+    with pytest.raises(GateFailed, match=r"gate lift_kept failed: [\d.]+ < 2"):
+        export(project(exported))
+    verdict = verify(project(exported))
+    assert verdict.passed
+    shown = "\n".join(text for block in screen(verdict, exported.root) for text in [str(block)])
+    assert "passed, but for the package, which was not compared" in shown
+    assert re.search(f"not compared: the package, because e{blocked}", "\n".join(verdict.limits))
 
 
 def test_a_second_distill_trains_nothing_and_keeps_what_export_measured(exported: Shop, project: Open) -> None:

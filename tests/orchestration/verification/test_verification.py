@@ -55,7 +55,7 @@ _TICKETS = """
 ticket = Entity("ticket", join_keys={"opened": UnixTimestamp, "token": Bytes, "late_one": Bool})
 
 
-@transform(entities=[ticket], sources=[orders], schema=[Field("sums", Array(Int64))])
+@transform(entities=[ticket], sources=[orders], schema=[Field("sums", Array(Int64))], ttl=None)
 def tickets(orders: DataFrame) -> DataFrame:
     token = F.col("store").cast("binary").alias("token")
     late = (F.col("late") > 0).alias("late_one")

@@ -157,7 +157,7 @@ def asked(**changes: Any) -> RequestSource:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "another kind": ({"expectations": [Expect.unique("n")]}, "Unique.*expected Present or Between or OneOf or Length"),
+    "another kind": ({"expectations": [Expect.unique("n")]}, "Unique.*each item a Present or a Between"),
     "a share": ({"expectations": [Expect.present("n", share=0.5)]}, "share=0.5; expected none"),
     "no such field": ({"expectations": [Expect.present("m")]}, "there is no such feature; expected one of at, b, n"),
     "a fraction": ({"expectations": [Expect.between("n", 0.5)]}, "value 0.5; expected values of Int64"),

@@ -76,7 +76,7 @@ def view(
     delay: timedelta = timedelta(0),
 ) -> FeatureView:
     fields = [Field(name, dtype) for name, dtype in (schema or {"x": Int64}).items()]
-    return transform(entities=[THING], sources=[source], schema=fields, delay=delay)(function)
+    return transform(entities=[THING], sources=[source], schema=fields, ttl=None, delay=delay)(function)
 
 
 def compute(declared: FeatureView, events: "Mapping[str, DataFrame]") -> pa.Table:
@@ -180,7 +180,7 @@ def test_keys_of_every_type(events: "Mapping[str, DataFrame]") -> None:
         token = F.col("k").cast("string").cast("binary")
         return events.select("at", "x", (F.col("x") > 50).alias("b"), F.col("seen").alias("t"), token.alias("y"))
 
-    declared = transform(entities=[entity], sources=[PLAIN], schema=[Field("x", Int64)])(keyed)
+    declared = transform(entities=[entity], sources=[PLAIN], schema=[Field("x", Int64)], ttl=None)(keyed)
     table = compute(declared, events)
     assert [table.schema.field(name).type for name in "bty"] == [pa.bool_(), UTC_TIME, pa.binary()]
 

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.language.lora import Lora
-from isthmus.distill.settings import TrainingSettings, failed_checks, mistyped
+from isthmus.distill.settings import TrainingSettings, failed_checks
 from isthmus.features.contract.contract import Contract
+from isthmus.features.definition.failure import mistyped
 from isthmus.features.definition.spec import Spine
 from isthmus.features.errors import Problem
 from isthmus.features.types import Int64
@@ -111,7 +112,7 @@ class Causal:
 
     def problems(self, where: str, gates: tuple[str, ...]) -> list[Problem]:
         """The invalid values, each with what would be valid; `gates` are the figures that declared gates are about."""
-        if wrong := mistyped(self, where):
+        if wrong := mistyped(self, f"{where}: "):
             return wrong
         taught = self.teacher is not None
         only_taught = "0: there is no teacher"

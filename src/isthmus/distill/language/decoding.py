@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from isthmus.distill.settings import failed_checks, mistyped
+from isthmus.distill.settings import failed_checks
+from isthmus.features.definition.failure import mistyped
 from isthmus.features.errors import Problem
 
 Precision = Literal["fp32", "int8", "int4"]
@@ -52,7 +53,7 @@ class DecodingSettings:
 
     def problems(self, where: str) -> list[Problem]:
         """The invalid values, each with what would be valid."""
-        if wrong := mistyped(self, where):
+        if wrong := mistyped(self, f"{where}: "):
             return wrong
         shares = all(name in PRECISIONS and 0 <= share <= 1 for name, share in self.agreement.items())
         checks = [

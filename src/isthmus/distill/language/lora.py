@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from isthmus.distill.settings import failed_checks, mistyped
+from isthmus.distill.settings import failed_checks
+from isthmus.features.definition.failure import mistyped
 from isthmus.features.errors import Problem
 
 
@@ -27,7 +28,7 @@ class Lora:
 
     def problems(self, where: str) -> list[Problem]:
         """The invalid values, each with what would be valid."""
-        if wrong := mistyped(self, where):
+        if wrong := mistyped(self, f"{where}: "):
             return wrong
         checks = [
             ("rank", self.rank >= 1, "at least 1"),

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from isthmus.distill.outputs.identity import identities
 from isthmus.distill.types import Index
 from isthmus.features import clock
+from isthmus.features.days import DAY
 from isthmus.features.errors import DataError
 
 PARTS = ("train", "validation", "test")
@@ -48,6 +49,15 @@ def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Spl
         np.flatnonzero(event >= second),
         (first, second),
     )
+    for name, begin, end in (("train", int(ordered[0]), first), ("validation", first, second)):
+        late = known[(event >= begin) & (event < end)] - event[(event >= begin) & (event < end)]
+        if len(late) and not len(getattr(parts, name)):
+            raise DataError(
+                f"training set: {name} part",
+                f"no rows: labels take {np.median(late) / DAY:.3g} days to become known, the part spans "
+                f"{(end - begin) / DAY:.3g}",
+                remedy="widen its share in `split`, take a longer period, or shorten the delay of the labels",
+            )
     return _filled(
         parts,
         lambda: f"no rows with the boundaries {' and '.join(clock.moment(at).isoformat() for at in (first, second))}",

@@ -1,6 +1,6 @@
 """A digest of what a model computes: its code, settings and numbers, independent of memory and paths."""
 
-import copyreg
+import functools
 import hashlib
 import inspect
 import json
@@ -54,6 +54,8 @@ class _Walk:
         self._path: dict[int, int] = {}
 
     def of(self, value: Any, where: str) -> bytes:
+        if isinstance(value, Enum) and type(value.value) not in _PLAIN:  # whose text may hold a place in memory
+            return _hash(type(value).__qualname__, value.name.encode(), self.of(value.value, where))
         if isinstance(value, Enum) or type(value) in _PLAIN:
             return _hash(type(value).__qualname__, repr(value).encode())
         if id(value) in self._path:
@@ -67,7 +69,8 @@ class _Walk:
                 raise ConfigurationError(
                     "fingerprint",
                     [Problem(place, reason, "code in a file, numbers and settings")],
-                    remedy='give the teacher a version, version="1" for example, and change it with the answers',
+                    remedy='give the teacher a version, version="1" for example, and change it with the answers;'
+                    " or make it inside the function that uses it",
                 ) from error
             return _hash("named", _name(value if isinstance(value, type | types.FunctionType) else type(value)))
         finally:
@@ -140,11 +143,11 @@ class _Walk:
         if not codehash.of_user(function):
             return _hash("named", _name(function))
         try:
-            digest = codehash.digest(function).encode()
+            # Only its code: what is in its containers and closures is read below.
+            digest = codehash.digest(function, state=False).encode()
         except (OSError, SyntaxError) as error:
             raise _Unreadable(where, f"the code of {function.__qualname__} cannot be read: {error}") from error
         seen = inspect.getclosurevars(function)
-        # The digest of the code only names objects of libraries; here their content counts.
         return _hash("function", digest, *self._pairs({**seen.globals, **seen.nonlocals}, where),
                      self.of(function.__defaults__, where), self.of(function.__kwdefaults__, where))  # fmt: skip
 
@@ -161,14 +164,15 @@ class _Walk:
             options = {key: item for key, item in value.to_dict().items() if key not in _NAMES}
             return _hash("configuration", json.dumps(options, sort_keys=True, default=str).encode())
         try:
-            registered = copyreg.dispatch_table.get(type(value))
-            reduced = registered(value) if registered else value.__reduce_ex__(2)
-        except Exception as error:  # the `__reduce_ex__` of whatever class it is
-            raise _Unreadable(where, f"a {type(value).__name__} has no state: {error}") from error
-        if isinstance(reduced, str):
-            return _hash("named", f"{type(value).__module__}.{reduced}".encode())
-        create, arguments, *rest = reduced
+            create, *rest = codehash.reduced(value)
+        except OSError as error:
+            raise _Unreadable(where, str(error)) from error
+        if isinstance(create, str):
+            return _hash("named", f"{type(value).__module__}.{create}".encode())
+        arguments, *rest = rest
         state, items, pairs = (*rest, None, None, None)[:3]
+        if type(value) is functools.partial:  # the order of its keywords changes nothing
+            state = (*state[:2], dict(sorted(state[2].items())), state[3])
         if hasattr(value, "get_params") and isinstance(state, dict):
             state = {key: part for key, part in state.items() if key not in _IRRELEVANT}
         parts = [self.of(type(value), where), self.of(create, where), self.of(arguments, where)]

@@ -98,6 +98,13 @@ def changed_parts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[s
     return [part for part in dict.fromkeys((*after, *before)) if before.get(part) != after.get(part)]
 
 
+def stored_parts(before: ViewContract, after: ViewContract) -> list[str]:
+    """The changed parts of a view that decide what its rows are, not only how they are read."""
+    columns = [[(column.name, column.dtype, column.size) for column in view.fields] for view in (before, after)]
+    beside = {"ttl", "entities", "lookback", *(["fields"] if columns[0] == columns[1] else [])}
+    return [part for part in changed_parts(before.as_dict(), after.as_dict()) if part not in beside]
+
+
 def service_differences(old: Contract, new: Contract, service: str) -> list[str]:
     """What changed for the models of a service, a line for each declaration; empty if they go on as they are.
 

@@ -103,6 +103,10 @@ class Generations:
         if self.next is not None:
             yield self.next
 
+    def views(self) -> dict[str, ViewContract]:
+        """The definitions of views in all of these, by their hashes."""
+        return {view.hash: view for contract in self.every() for view in contract.views.values()}
+
     def of_model(self, exported: Contract, service: str) -> Contract | None:
         """The contract that a model runs under: the latest served one whose service is that of the model's export."""
         for contract in self.served():

@@ -1,9 +1,9 @@
 """Checks all declarations of a project together and reports every problem at once."""
 
+import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Iterable
 from types import FunctionType, NoneType
 from typing import Any
 
@@ -11,6 +11,7 @@ from isthmus.features.clock import MICROSECOND
 from isthmus.features.contract.contract import RESERVED, SEPARATOR, STATUS, Column
 from isthmus.features.definition import codehash, expectations
 from isthmus.features.definition.devices import snapshot_problems
+from isthmus.features.definition.failure import mistyped
 from isthmus.features.definition.spec import (
     OWNER,
     Entity,
@@ -20,7 +21,6 @@ from isthmus.features.definition.spec import (
     Field,
     RequestSource,
     RequestTransform,
-    Snapshot,
     Source,
     Spine,
     is_owner,
@@ -41,28 +41,9 @@ _TITLES: dict[type, str] = {
     Entity: "entity", Source: "source", FeatureView: "view", RequestSource: "request source",
     RequestTransform: "request transform", FeatureService: "service", Spine: "spine",
 }  # fmt: skip
-_FUNCTION = (FunctionType, NoneType)
-_PARTS: dict[type, dict[str, tuple[type, ...]]] = {
-    Entity: {"join_keys": (Mapping,)},
-    Source: {"path": (str,), "timestamp": (str, NoneType), "known": (str, NoneType), "null_values": (str,),
-             "types": (Mapping,),
-             "delta": (str,), "iceberg": (str,), "sql": (str,), "connection": (str,), "version_sql": (str,)},
-    FeatureView: {"entities": (Entity,), "schema": (Field,), "sources": (Source,), "ttl": (timedelta, NoneType),
-                  "delay": (timedelta,), "function": _FUNCTION, "lookback": (timedelta, NoneType),
-                  "lateness": (timedelta,), "version": (int,), "owner": (str,),
-                  "expectations": (expectations.Expectation,)},
-    RequestSource: {"schema": (Field,), "expectations": expectations.BY_ROW, "defaults": (Mapping,)},
-    RequestTransform: {"inputs": (FeatureView, FeatureProjection, RequestSource), "schema": (Field,),
-                       "function": _FUNCTION},
-    FeatureService: {"features": (FeatureView, FeatureProjection, RequestSource, RequestTransform),
-                     "device": (Snapshot, NoneType)},
-    Spine: {"entities": (Entity,), "label": (Field,), "sources": (Source,), "request": (RequestSource, NoneType),
-            "function": _FUNCTION},
-}  # fmt: skip
-"""The types of each part of a declaration, or of each item of a sequence."""
 
-_LISTS = ("entities", "expectations", "features", "inputs", "schema", "sources")
-"""The parts that are sequences."""
+_OF_FIELDS = ("dtype", "available", "description", "tolerance", "size")
+"""The parts of a field that have checks of their own."""
 
 
 class Declarations:
@@ -88,27 +69,24 @@ class Declarations:
             where = f"declaration {declaration!r}"
             self._wrong(where, f"is of type {type(declaration).__name__}", one_of(_TITLES.values()))
             return False
-        parts: list[Any] = []
-        sound = True
-        for name, kinds in _PARTS[type(declaration)].items():
-            value = getattr(declaration, name)
-            several = isinstance(value, Sequence) and not isinstance(value, str) and kinds != (Mapping,)
-            if name in _LISTS and not several:
-                self._wrong(f"{title} {declaration.name}, {name}", f"is a {type(value).__name__}", "a list")
-                sound = False
-                continue
-            for item in value if several else [value]:
-                if not isinstance(item, kinds):
-                    expected = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
-                    self._wrong(f"{title} {declaration.name}, {name}", repr(item), expected)
-                    sound = False
-                elif isinstance(item, FeatureProjection):
-                    parts.append(item.view)
-                elif type(item) in _TITLES:
-                    parts.append(item)
+        wrong = mistyped(declaration, f"{title} {declaration.name}, ", ("description",))
+        function = getattr(declaration, "function", None)
+        if not isinstance(function, FunctionType | NoneType):
+            found = f"its function is a {type(function).__name__}"
+            wrong.append(Problem(f"{title} {declaration.name}", found, "a def that calls it"))
+        values = [getattr(declaration, field.name) for field in dataclasses.fields(declaration)]
+        items = [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
+        nested = [item for item in items if isinstance(item, Field)]
+        wrong += [
+            problem
+            for field in nested
+            for problem in mistyped(field, f"{title} {declaration.name}, field ", _OF_FIELDS)
+        ]
+        self.problems += [problem for problem in wrong if problem not in self.problems]
+        parts = [item.view if isinstance(item, FeatureProjection) else item for item in items]
         # A list, not a generator: a part with a problem must not keep the next part from being checked.
-        added = [self.add(part) for part in parts]
-        if not all(added) or not sound:
+        added = [self.add(part) for part in parts if type(part) in _TITLES]
+        if not all(added) or wrong:
             return False
         self._put(self._by_type[type(declaration)], declaration)
         return True
@@ -126,9 +104,6 @@ class Declarations:
         self._key_types()
         for source in self.sources.values():
             self._place(source)
-            if isinstance(source.null_values, str):
-                # Each of its letters would be one.
-                self._wrong(f"source {source.name}, null_values", repr(source.null_values), "a list of texts")
         for view in self.views.values():
             self._unlike(f"view {view.name!r}", view.name, self.views)
             self._function(f"view {view.name}", view)
@@ -147,7 +122,7 @@ class Declarations:
                 self._wrong(f"view {view.name}, lookback", str(view.lookback), "zero or a positive time, or None")
             if view.lateness < MICROSECOND * 0:
                 self._wrong(f"view {view.name}, lateness", str(view.lateness), "zero or a positive time")
-            if isinstance(view.version, bool) or view.version < 1:
+            if view.version < 1:
                 self._wrong(f"view {view.name}, version", repr(view.version), "1 or a later number")
             if not is_owner(view.owner):
                 self._wrong(f"view {view.name}, owner", repr(view.owner), OWNER)

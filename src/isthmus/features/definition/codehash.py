@@ -2,48 +2,66 @@
 
 It covers the function's syntax tree, its default arguments, and all user code it refers to: helper functions in any
 user module, classes and their instances, constants, and for library objects (a PySpark column, a compiled pattern) the
-statement that assigns them. Code of the standard library and of installed packages counts by its name only.
+statement that assigns them; inside of partials, containers, instances and closures, their state as for a pickle. Code
+of the standard library and of installed packages counts by its name only, wherever the packages are installed.
 """
 
 import ast
+import copyreg
 import functools
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import json
+import linecache
+import os
 import sys
 import sysconfig
 import textwrap
 import types
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import date, datetime, timedelta
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-# A virtual environment may also use the site-packages of its base interpreter.
-_LIBRARIES = [
-    path
-    for path in sys.path
-    if Path(path).name in ("site-packages", "dist-packages") and Path(path).is_relative_to(sys.base_prefix)
-]
+from isthmus._moved import former
+
 _INSTALLED = tuple(
-    Path(path).resolve()
-    for path in (*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), *_LIBRARIES)
+    Path(path).resolve() for path in map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
 )
+_SITES = {"site-packages", "dist-packages"}
 _OWN = Path(__file__).resolve().parents[2]
 _NAMED = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
 _CONSTANTS = (str, int, float, bool, bytes, complex, type(None), date, datetime, timedelta)
 
 
-def digest(function: Callable[..., Any]) -> str:
+class _Seen(list[object]):
+    """The functions, classes and instances on the way to a value, which end recursion.
+
+    `state` says whether the state of library objects counts that no statement assigns.
+    """
+
+    def __init__(self, items: Iterable[object], *, state: bool) -> None:
+        super().__init__(items)
+        self.state = state
+
+
+def digest(function: Callable[..., Any], *, state: bool = True) -> str:
     """SHA-256 of what a function computes.
 
+    Without `state`, library objects in containers, instances and closures do not count: the caller reads them.
+
     Raises:
-        OSError: the function's source cannot be read, for example because it was typed at a prompt.
+        OSError: the function's source, or the state of an object that it uses, cannot be read.
         SyntaxError: the file at its place holds other code.
     """
-    described = _described(function, [])
+    try:
+        described = _described(function, _Seen([], state=state))
+    except RecursionError:
+        raise OSError(f"{location(function)} uses objects that are nested too deeply") from None
     if described is None:
         raise OSError(f"{location(function)} is not written in Python in a file of the project")
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
@@ -59,23 +77,51 @@ def location(function: Callable[..., Any]) -> str:
 
 def of_user(value: types.FunctionType | type) -> bool:
     """Whether a function or class is user code, so that its code counts; otherwise only its name does."""
-    return _is_users(value.__code__.co_filename if isinstance(value, types.FunctionType) else _file(value))
+    file = value.__code__.co_filename if isinstance(value, types.FunctionType) else None
+    # Compiled files that were moved without their source name places of another machine.
+    return _is_users(file if file and (Path(file).exists() or not _file(value)) else _file(value))
 
 
-def _described(value: Any, seen: list[object]) -> Any:
-    """A value as plain data; None for library code. `seen` are the objects on the way here, to end recursion."""
+def reduced(value: Any) -> tuple[Any, ...]:
+    """The state of an object as for a pickle, which is not written: how to create it, the arguments, and its parts.
+
+    Raises:
+        OSError: it has no state that can be read.
+    """
+    try:
+        registered = copyreg.dispatch_table.get(type(value))
+        state = registered(value) if registered else value.__reduce_ex__(2)
+    except Exception as error:  # the `__reduce_ex__` of whatever class it is
+        raise OSError(f"a {type(value).__name__} has no state: {error}") from error
+    return (state,) if isinstance(state, str) else state
+
+
+def _described(value: Any, seen: _Seen, within: tuple[object, ...] = ()) -> Any:
+    """A value as plain data; None for library code that stands alone.
+
+    `within` are the containers since the last of `seen`: both end recursion.
+    """
     if isinstance(value, _CONSTANTS):
         return repr(value)
+    if any(value is earlier for earlier in within):
+        return ["within", next(depth for depth, earlier in enumerate(reversed(within)) if value is earlier)]
+    inner = (*within, value)
     if isinstance(value, list | tuple):
-        return [type(value).__name__, *(_described(item, seen) for item in value)]
+        return [type(value).__name__, *(_described(item, seen, inner) for item in value), *_methods(value, seen)]
     if isinstance(value, set | frozenset):
-        return [type(value).__name__, *sorted(json.dumps(_described(item, seen)) for item in value)]
+        # In no order: each item is described as if it were the only one.
+        return [
+            type(value).__name__,
+            *sorted(json.dumps(_described(item, _Seen(seen, state=seen.state), inner)) for item in value),
+        ]
     if isinstance(value, dict):
-        return ["dict", *([_described(key, seen), _described(item, seen)] for key, item in value.items())]
+        pairs = ([_described(key, seen, inner), _described(item, seen, inner)] for key, item in value.items())
+        default = [_described(value.default_factory, seen, inner)] if isinstance(value, defaultdict) else []
+        return ["dict", *pairs, *default, *_methods(value, seen)]
     if isinstance(value, functools.partial):
-        described = _described(value.func, seen)
-        return described and ["partial", described, _described(value.args, seen), _described(value.keywords, seen)]
-    if callable(value):
+        keywords = dict(sorted(value.keywords.items()))
+        return ["partial", *(_described(part, seen, inner) for part in (value.func, value.args, keywords))]
+    if callable(value) and not _wraps(value, outermost=not seen):
         value = inspect.unwrap(value)
     for position, earlier in enumerate(seen):
         if value is earlier:
@@ -86,23 +132,63 @@ def _described(value: Any, seen: list[object]) -> Any:
     if hasattr(value, "__dict__") and _is_users(_file(type(value))):
         seen.append(value)
         return [_described(type(value), seen), _described(vars(value), seen)]
-    return None
+    return _state(value, seen, inner) if within else None
 
 
-def _function(function: types.FunctionType, seen: list[object]) -> list[Any]:
+def _state(value: Any, seen: _Seen, within: tuple[object, ...]) -> Any:
+    """An object that no statement of a module assigns: a part of a container, of an instance or of a closure."""
+    if not seen.state or type(value).__module__ == "isthmus.features.definition.spec":
+        return None  # a declaration is in the contract
+    if isinstance(value, types.MethodType):
+        return ["method", value.__name__, _described(value.__self__, seen, within)]
+    if isinstance(value, _NAMED):
+        if (owner := getattr(value, "__self__", None)) is None or isinstance(owner, types.ModuleType | type):
+            name = getattr(value, "__qualname__", value.__name__)
+            return ["named", former(getattr(value, "__module__", None) or "", name)]
+        return ["method", value.__name__, _described(owner, seen, within)]
+    if hasattr(value, "tolist") and hasattr(value, "dtype") and not hasattr(value, "index"):
+        # An array or a tensor: its state holds places in memory, or names of modules that NumPy has moved.
+        return ["array", repr(value.dtype), list(value.shape), _described(value.tolist(), seen, within)]
+    return ["object", *(_described(part, seen, within) for part in (type(value), *reduced(value)))]
+
+
+def _methods(value: Any, seen: _Seen) -> list[Any]:
+    """The class of a container if a user has given it methods: a named tuple with functions, for example."""
+    kind = type(value)
+    own = [part for part in vars(kind).values() if isinstance(part, types.FunctionType | property | classmethod)]
+    files = [getattr(getattr(part, "fget", getattr(part, "__func__", part)), "__code__", None) for part in own]
+    if kind.__module__ != "builtins" and any(code and Path(code.co_filename).exists() for code in files):
+        return [described] if (described := _described(kind, seen)) is not None else []
+    return []
+
+
+def _wraps(value: Any, *, outermost: bool) -> bool:
+    """Whether a user's function wraps another that does not name it as a decorator, which would be in its source."""
+    inner = inspect.unwrap(value)
+    if inner is value or not (isinstance(value, types.FunctionType) and of_user(value)):
+        return False
+    return outermost or not (isinstance(inner, types.FunctionType) and _decorators(inner))
+
+
+def _decorators(function: types.FunctionType) -> bool:
+    return of_user(function) and any(getattr(node, "decorator_list", ()) for node in _parsed(function).body)
+
+
+def _function(function: types.FunctionType, seen: _Seen) -> list[Any]:
     # The decorator of the feature function (entities, schema, ttl) is already in the contract.
-    tree = _normal(_parsed(function), decorated=len(seen) > 1)
-    names = dict(function.__globals__)
+    tree = _normal(_parsed(function), decorated=inspect.unwrap(seen[0]) is not function)  # type: ignore[arg-type]
+    names, cells = dict(function.__globals__), set[str]()
     for free, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             names[free] = cell.cell_contents
+            cells.add(free)
         except ValueError:  # not assigned yet
             continue
     defaults = _described([list(function.__defaults__ or ()), function.__kwdefaults__ or {}], seen)
-    return [ast.unparse(tree), defaults, _referred(tree, names, seen)]
+    return [ast.unparse(tree), defaults, _referred(tree, names, seen, cells)]
 
 
-def _class(value: type, seen: list[object]) -> list[Any]:
+def _class(value: type, seen: _Seen) -> list[Any]:
     try:
         tree = _normal(ast.parse(textwrap.dedent(inspect.getsource(value))), decorated=True)
     except OSError:
@@ -112,16 +198,19 @@ def _class(value: type, seen: list[object]) -> list[Any]:
 
 
 def _parsed(function: types.FunctionType) -> ast.Module:
+    # From the code: the source of a function that wraps another would be the other's.
     if function.__name__ != "<lambda>":
-        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+        return ast.parse(textwrap.dedent(inspect.getsource(function.__code__)))
     # The lines of a lambda may be no complete statement: take all lambdas of its line from the whole file.
-    file, line = ast.parse("".join(inspect.findsource(function)[0])), function.__code__.co_firstlineno
+    file, line = ast.parse("".join(inspect.findsource(function.__code__)[0])), function.__code__.co_firstlineno
     lambdas = (node for node in ast.walk(file) if isinstance(node, ast.Lambda) and node.lineno == line)
     return ast.Module([ast.Expr(node) for node in lambdas], [])
 
 
-def _referred(tree: ast.AST, names: Mapping[str, Any], seen: list[object]) -> list[tuple[str, Any]]:
-    """The names of user code that a tree reads, with what they stand for."""
+def _referred(
+    tree: ast.AST, names: Mapping[str, Any], seen: _Seen, cells: Collection[str] = ()
+) -> list[tuple[str, Any]]:
+    """The names of user code that a tree reads, with what they stand for. `cells` are the names of a closure."""
     references = []
     names = {**names, **_imported(tree, names.get("__package__"))}
     for reference in _references(tree):
@@ -129,8 +218,17 @@ def _referred(tree: ast.AST, names: Mapping[str, Any], seen: list[object]) -> li
         if head not in names:
             continue
         value = _resolve(names[head], attributes)
-        described = _described(value, seen)
-        if described is None and not isinstance(value, _NAMED) and not type(value).__module__.startswith("isthmus."):
+        known = len(seen)
+        try:
+            described = _described(value, seen, (cells,) if head in cells else ())
+        except OSError as error:
+            del seen[known:]
+            if isinstance(value, types.FunctionType | type) or not (
+                described := _assigned(value, names, reference, seen)
+            ):
+                raise OSError(f"{reference}: {error}; make it inside the function that uses it") from error
+        own = type(value).__module__.startswith("isthmus.")
+        if described is None and not isinstance(value, _NAMED) and not own and head not in cells:
             described = _assigned(value, names, reference, seen)
         if described is not None:
             references.append((reference, described))
@@ -173,7 +271,7 @@ def _loaded(name: str) -> types.ModuleType | None:
     return None
 
 
-def _assigned(value: Any, names: Mapping[str, Any], reference: str, seen: list[object]) -> Any:
+def _assigned(value: Any, names: Mapping[str, Any], reference: str, seen: _Seen) -> Any:
     """The top-level statements of a user module that assign a value, and what they refer to."""
     head, *attributes = reference.split(".")
     for attribute in attributes:
@@ -183,7 +281,9 @@ def _assigned(value: Any, names: Mapping[str, Any], reference: str, seen: list[o
     if not _is_users(names.get("__file__")) or not file.endswith(".py"):  # a compiled module has no statements
         return None
     assignments: list[Any] = []
-    for statement in ast.parse(Path(file).read_text()).body:
+    # Also from an archive on the path.
+    linecache.checkcache(file)
+    for statement in ast.parse("".join(linecache.getlines(file, dict(names)))).body:
         if isinstance(statement, ast.ImportFrom):
             module = sys.modules.get(_origin(statement, names.get("__package__")))
             for alias in statement.names:
@@ -207,7 +307,7 @@ def _resolve(value: Any, attributes: list[str]) -> Any:
     return value
 
 
-def _file(value: type) -> str | None:
+def _file(value: type | types.FunctionType) -> str | None:
     return getattr(sys.modules.get(value.__module__), "__file__", None)
 
 
@@ -218,11 +318,27 @@ def _is_users_module(value: Any) -> bool:
     return any(map(_is_users, [getattr(value, "__file__", None), *getattr(value, "__path__", ())]))
 
 
+@functools.cache
 def _is_users(file: str | None) -> bool:
     if not file or file.startswith("<frozen "):
         return False
     path = Path(file).resolve()
-    return not any(path.is_relative_to(installed) for installed in (*_INSTALLED, _OWN))
+    if not _SITES.isdisjoint(path.parts) or any(path.is_relative_to(place) for place in (*_INSTALLED, _OWN)):
+        return False
+    # As found on the path, without following links: that is what a distribution lists.
+    places = ((entry, os.path.relpath(file, entry)) for entry in map(os.path.abspath, sys.path))
+    return not any(name in _listed(entry) for entry, name in places if not name.startswith(os.pardir))
+
+
+@functools.cache
+def _listed(entry: str) -> frozenset[str]:
+    """The modules and packages in a folder or archive that its distributions list. Editable ones list no code."""
+    names = set()
+    for distribution in metadata.distributions(path=[entry]):
+        for line in (distribution.read_text("RECORD") or "").splitlines():
+            name = line.rpartition(",")[0].rpartition(",")[0].strip('"').removesuffix("/__init__.py")
+            names |= {name, f"{name}c", f"{name}/__init__.py", f"{name}/__init__.pyc"}
+    return frozenset(names)
 
 
 def _references(tree: ast.AST) -> list[str]:

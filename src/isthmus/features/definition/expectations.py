@@ -7,7 +7,7 @@ nothing. A request source's expectations decide values, see `transforms.request.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -74,7 +74,8 @@ class OneOf(Expectation):
 
     def __post_init__(self) -> None:
         """A list becomes a tuple: an expectation does not change, and has a hash."""
-        object.__setattr__(self, "values", tuple(self.values))
+        if isinstance(self.values, Iterable) and not isinstance(self.values, str):
+            object.__setattr__(self, "values", tuple(self.values))
 
     def __str__(self) -> str:
         shown = ", ".join(map(repr, self.values[:8]))
@@ -219,6 +220,8 @@ def _wrong(expectation: Expectation, dtype: DataType | None) -> tuple[str, str] 
             return _wrong_bounds(low, high, "a length")
         case OneOf() | Unique() if dtype is not None and dtype.element is not None:
             return f"the feature has type {name}", "a type that is no Array"
+        case OneOf(values=values) if not isinstance(values, tuple):
+            return f"values={values!r}", f"a list: [{values!r}]"
         case OneOf(values=values):
             return _wrong_values(values, name)
         case Rows(at_least=low, at_most=high):
@@ -238,7 +241,7 @@ def _wrong_bounds(low: Any, high: Any, name: str) -> tuple[str, str] | None:
         if name == "UnixTimestamp":
             if not isinstance(bound, datetime) or bound.utcoffset() is None:
                 return f"bound {bound!r}", "a datetime with a time zone"
-        elif not _number(bound) or math.isnan(bound):
+        elif not _number(bound) or (isinstance(bound, float) and math.isnan(bound)):
             return f"bound {bound!r}", "a number"
         elif name == "a length" and (not isinstance(bound, int) or bound < 0):
             return f"bound {bound!r}", "a whole number, 0 or more"

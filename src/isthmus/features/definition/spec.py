@@ -5,14 +5,14 @@ reported at once.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from isthmus.features.clock import MICROSECOND
-from isthmus.features.definition.expectations import Expectation
+from isthmus.features.definition.expectations import Between, Expectation, Length, OneOf, Present
 from isthmus.features.paths import is_url
 from isthmus.features.types import DataType, UnixTimestamp
 
@@ -28,7 +28,7 @@ A request field exists in both places: the contract calls it "request".
 
 def is_owner(owner: str) -> bool:
     """Whether Dagster takes it for the owner of an asset; empty for none."""
-    return not owner or _OWNER.fullmatch(owner) is not None
+    return not owner or (isinstance(owner, str) and _OWNER.fullmatch(owner) is not None)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class FeatureView:
         entities: their join keys, in order, identify a row.
         schema: the features.
         sources: the parameters of the transform.
-        ttl: how old a value may be and still be served; None for no limit.
+        ttl: how old a value may be and still be served; None for no limit, which has to be written.
         delay: how long after its event time a row becomes known, unless the transform returns `known_at`.
         function: the PySpark transform; its parameters are a DataFrame per source, named like the source.
         description: for people; not part of the contract.
@@ -156,7 +156,7 @@ class FeatureView:
     entities: Sequence[Entity]
     schema: Sequence[Field]
     sources: Sequence[Source]
-    ttl: timedelta | None = None
+    ttl: timedelta | None
     delay: timedelta = timedelta(0)
     function: Callable[..., Any] | None = field(default=None, repr=False)
     description: str = ""
@@ -190,7 +190,7 @@ class RequestSource:
     name: str
     schema: Sequence[Field]
     description: str = ""
-    expectations: Sequence[Expectation] = ()
+    expectations: Sequence[Present | Between | OneOf | Length] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -238,7 +238,13 @@ class FeatureProjection:
 
 
 def _projection(view: FeatureView | RequestTransform, features: Sequence[str]) -> FeatureProjection:
-    return FeatureProjection(view, (features,) if isinstance(features, str) else tuple(features))
+    names = listed(features)
+    return FeatureProjection(view, names if isinstance(names, tuple) else (features,))
+
+
+def listed(values: Any) -> Any:
+    """A tuple of the values; what is no list stays, for a check to name it."""
+    return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else values
 
 
 @dataclass(frozen=True, kw_only=True)

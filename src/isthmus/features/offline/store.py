@@ -197,6 +197,13 @@ class OfflineStore:
                 view, commit, before, table, differing, rewritten, ahead, (pushed, replaced), spools.pop_all()
             )
 
+    def under(self, view: ViewContract) -> Prepared:
+        """The rows of a view's table as they are, to be recorded under this contract of the view: no row is written."""
+        table = self._table(view.table)
+        assert table is not None  # noqa: S101 - the caller has its commit
+        before = self._commit(view.table, table)
+        return Prepared(view, replace(before, contract=view.hash), before, table, Spool(), [])
+
     def extendable(self, view: ViewContract) -> Commit | None:
         """The commit of a view's table, or None; a range of the days of that table can be replaced.
 
@@ -367,7 +374,8 @@ class OfflineStore:
                             remedy="run `isthmus build` first")  # fmt: skip
         commit = self._commit(view.table, table)
         if commit.contract != view.hash:
-            raise ContractMismatch(f"offline table of {view.table}", f"built under {commit.contract[:12]}",
+            raise ContractMismatch(f"offline table of {view.table}",
+                                   f"built under {commit.contract[:12]}: its definition has changed since",
                                    expected=view.hash[:12], remedy="run `isthmus build`")  # fmt: skip
         with self.reading(view.table):
             require_readable(table)

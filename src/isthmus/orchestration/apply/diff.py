@@ -1,19 +1,18 @@
 """`apply --diff`: what a change of definitions will cost, before anything is touched."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.features.contract.contract import Contract, ViewContract
-from isthmus.features.contract.diff import changed_parts, differences
-from isthmus.features.errors import ContractMismatch, DataError, IsthmusError
+from isthmus.features.contract.diff import changed_parts, differences, stored_parts
+from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, IsthmusError
 from isthmus.features.offline.store import OfflineStore
+from isthmus.orchestration.apply.analysis import unbuildable
 from isthmus.orchestration.artifacts import Artifacts, outdated
 from isthmus.orchestration.project import Project
 from isthmus.serving.deployment.deployment import Deployment
-
-_BESIDE_THE_ROWS = {"ttl", "entities", "lookback"}
-"""Parts of a view that decide how its rows are read or computed, but not what they are."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +58,19 @@ def apply_diff(project: Project) -> ApplyDiff:
     """Compares today's definitions with the contract in force and with everything built under it. Writes nothing.
 
     Raises:
-        ConfigurationError: with every problem of the definitions.
+        ConfigurationError: what `apply` would refuse, but for features of another type than in a table.
     """
     contract = project.definitions.contract
+    project.require_objectives_of(contract.views)
+    if problems := unbuildable(project)[0]:
+        raise ConfigurationError(f"{project.settings.project.definitions}.py", problems)
     before = in_force(project)
     store = project.offline_store()
     views_before = before.views if before else {}
-    tables = {view.table: _table_change(store, view, views_before.get(view.name)) for view in contract.views.values()}
+    known = project.generations().views() if before else {}
+    tables = {
+        view.table: _table_change(store, view, views_before.get(view.name), known) for view in contract.views.values()
+    }
     for view in views_before.values():
         with suppress(DataError):
             if view.table not in tables and (commit := store.commit(view)):
@@ -83,7 +88,9 @@ def in_force(project: Project) -> Contract | None:
         return None
 
 
-def _table_change(store: OfflineStore, view: ViewContract, before: ViewContract | None) -> TableChange:
+def _table_change(
+    store: OfflineStore, view: ViewContract, before: ViewContract | None, known: Mapping[str, ViewContract]
+) -> TableChange:
     try:
         commit = store.commit(view)
         retyped = store.retyped(view)
@@ -96,17 +103,10 @@ def _table_change(store: OfflineStore, view: ViewContract, before: ViewContract 
         return TableChange("refuse", [str(problem) for problem in retyped], *size)
     if commit.contract == view.hash:
         return TableChange("keep", [], *size)
-    if before is None or before.hash != commit.contract:
+    if (built := known.get(commit.contract)) is None:
         return TableChange("rebuild", [f"built under {commit.contract[:12]}"], *size)
-    parts = changed_parts(before.as_dict(), view.as_dict())
-    stored = [part for part in parts if part not in _BESIDE_THE_ROWS and not _same_columns(part, before, view)]
-    return TableChange("rebuild" if stored else "record", parts, *size)
-
-
-def _same_columns(part: str, before: ViewContract, after: ViewContract) -> bool:
-    """Whether features differ only in where they are available."""
-    columns = [[(column.name, column.dtype, column.size) for column in view.fields] for view in (before, after)]
-    return part == "fields" and columns[0] == columns[1]
+    parts = changed_parts(built.as_dict(), view.as_dict())
+    return TableChange("rebuild" if stored_parts(built, view) else "record", parts, *size)
 
 
 def _stale(project: Project, contract: Contract) -> dict[str, list[str]]:

@@ -3,14 +3,15 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 
 from isthmus.features.clock import MICROSECOND
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.contract import Contract, ViewContract
+from isthmus.features.contract.diff import stored_parts
 from isthmus.features.days import DAY, FIRST, LAST, Days, day_name, day_of
 from isthmus.features.definition.spec import FeatureView
 from isthmus.features.errors import DataError, RequestError
@@ -48,10 +49,15 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
     with landed_sources(project, selected) as landed, project.building(tables), ExitStack() as stack:
         contents = _contents(project, selected, landed)
         # Everything is computed and checked before the first table changes: a bad view leaves all of them as they were.
-        prepared: dict[str, Prepared] = {}
         findings: list[Finding] = []
-        with source_frames(project, selected, landed) as frames:
-            for n, view in enumerate(selected):
+        prepared: dict[str, Prepared] = {}
+        for name, before in _same_rows(project, selected, contents).items():
+            findings += gate.findings(project, name, store.history(before).data)
+            prepared[name] = stack.enter_context(store.under(contract.views[name]))
+        missing = [view for view in selected if view.name not in prepared]
+        nothing: AbstractContextManager[Frames] = nullcontext({})
+        with source_frames(project, missing, landed) if missing else nothing as frames:
+            for n, view in enumerate(missing):
                 progress(f"computing {view.name}", n / len(selected))
                 run = _Run(project, view, frames, contents, now)
                 with _spooled(run.compute()) as rows:
@@ -68,6 +74,22 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
     return built
 
 
+def _same_rows(
+    project: Project, views: Sequence[FeatureView], contents: Mapping[str, str | None]
+) -> dict[str, ViewContract]:
+    """The views whose tables have today's rows under an earlier definition, which read them otherwise, by name."""
+    contract, store, known = project.definitions.contract, project.offline_store(), project.generations().views()
+    same = {}
+    for view in views:
+        compiled, commit = contract.views[view.name], store.commit(contract.views[view.name])
+        before = known.get(commit.contract) if commit and commit.days is not None else None
+        if commit and before and before != compiled and not stored_parts(before, compiled):
+            content = _content(view, contents)
+            if content and _record(project, view.name) == _BuildRecord(commit.contract, commit.base, content):
+                same[view.name] = before
+    return same
+
+
 def outdated_views(project: Project, views: Sequence[str] | None = None) -> list[str]:
     """The views whose tables were not built, all days of them, from the sources and definitions of now.
 
@@ -78,13 +100,9 @@ def outdated_views(project: Project, views: Sequence[str] | None = None) -> list
     outdated = []
     for name in view_names(project, views):
         view, commit = project.definitions.views[name], store.commit(contract.views[name])
-        try:
-            record = msgspec.json.decode(_record_file(project, name).read_bytes(), type=_BuildRecord)
-        except (OSError, msgspec.MsgspecError):
-            record = None
         content = _content(view, _contents(project, [view]))
         current = commit and content and _BuildRecord(contract.views[name].hash, commit.base, content)
-        if not current or record != current:
+        if not current or _record(project, name) != current:
             outdated.append(name)
     return outdated
 
@@ -98,6 +116,13 @@ class _BuildRecord(msgspec.Struct, frozen=True):
     contract: str
     fingerprint: str
     content: str
+
+
+def _record(project: Project, view: str) -> _BuildRecord | None:
+    try:
+        return msgspec.json.decode(_record_file(project, view).read_bytes(), type=_BuildRecord)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def _record_file(project: Project, view: str) -> Path:

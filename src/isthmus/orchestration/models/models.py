@@ -311,8 +311,7 @@ def _require_gates(declared: Distillation, report: Mapping[str, Any]) -> dict[st
     if failed := [result for result in results if not result.holds]:
         raise GateFailed(
             f"student of {declared.name}",
-            "; ".join(map(str, failed)),
-            expected="; ".join(result.expected for result in failed),
+            "; ".join(result.failure for result in failed),
             remedy="train longer or on more data, or change the gates in the definitions",
         )
     return {result.gate.metric: result.value for result in results}

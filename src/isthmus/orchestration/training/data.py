@@ -285,7 +285,9 @@ def select_features(contract: Contract, features: str | Sequence[str]) -> Featur
         if declared is None:
             named = one_of([*contract.views, *contract.transforms])
             expected = f"{one_of(contract.services)} for a service, or view:feature with {named}"
-            near = nearest(owner, [*contract.views, *contract.transforms, *contract.services])
+            if name in contract.services:
+                raise RequestError(f"features, {name!r}", "is a service", expected=f"features={name!r}, without a list")
+            near = nearest(owner, [*contract.views, *contract.transforms])
             raise RequestError(f"features, {name!r}", f"is not in the contract{near}", expected=expected)
         kind = "view" if owner in contract.views else "request transform"
         known = [column.name for column in declared.fields]

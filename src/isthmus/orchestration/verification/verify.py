@@ -156,7 +156,8 @@ class _Verification:
         )
         samples |= {} if rows is None else {"rows of request transforms": rows}
         if self.declared and not self.package:
-            no_package = "none is exported that can run under this contract: run `isthmus export`"
+            blocked = Artifacts(self.project, self.declared).blocked()
+            no_package = blocked or "none is exported that can run under this contract: run `isthmus export`"
             skipped = {"the package": no_package} | skipped
         skipped = {**skipped, **({"the snapshot": snapshot.skipped} if snapshot.skipped else {})}
         parts = self._package(histories, device)

@@ -1,6 +1,7 @@
 """Decoding the columns of a request by the types of the contract, with no Python work per value."""
 
 import math
+import re
 from collections.abc import Mapping, Set
 from types import GenericAlias
 from typing import Annotated, Any, Literal
@@ -19,6 +20,7 @@ _Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Float = float | Literal["NaN", "Infinity", "-Infinity"]
 _NUMBERS = 'numbers, "NaN", "Infinity" and "-Infinity"'
+_ROW = re.compile(r"`\$\[(\d+)\]")
 _SCALARS: dict[str, tuple[Any, str]] = {
     "Bool": (bool, "true or false"),
     "Int32": (_Int32, "whole numbers of 32 bits"),
@@ -132,9 +134,12 @@ def _decode(where: str, raw: msgspec.Raw, column: Column, decoders: Mapping[str,
         decoded: list[Any] = decoders[column.dtype.name].decode(raw)
     except msgspec.ValidationError as error:
         expected = f"a list of {_WORDS[column.dtype.name]} ({column.dtype.name})"
-        # For msgspec the texts "NaN" and "Infinity" are an enumeration.
-        message = str(error).replace("$", "list").replace("Invalid enum value", "Expected a number, got")
+        message = str(error)
         remedy = "put each of them in quotes" if column.dtype.name == "String" and "got `int`" in message else ""
+        if place := _ROW.search(message):
+            wrong = msgspec.json.decode(raw)[int(place[1])]
+            shown = "null" if wrong is None else f"{wrong!r:.60}"
+            message, expected = f"row {place[1]} is {shown}", expected.removeprefix("a list of ")
         raise RequestError(where, message, expected=expected, remedy=remedy) from error
     except FAILURES as error:
         raise unreadable(where, bytes(raw), error) from error

@@ -147,7 +147,7 @@ def schema_with(schema: pa.Schema, transforms: Iterable[TransformContract]) -> p
         available = optional([transform]).union(schema.names)
         if missing := [name for name in transform.inputs if name not in available]:
             raise DataError(where, f"the rows have no column {', '.join(missing)}", expected="what its function takes",
-                            remedy="give the spine such a column")  # fmt: skip
+                            remedy="give the rows such a column: of a spine, by @spine(request=...)")  # fmt: skip
         for field in transform.fields:
             name = transform.full_name(field.name)
             if name in schema.names:
