@@ -19,10 +19,11 @@ import torch
 
 from isthmus.distill.declaration import Search
 from isthmus.distill.export.acceptance import allowed_precisions
+from isthmus.distill.identity import origins, whole
 from isthmus.distill.onnx.host import host
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.preflight import rehearse, require_measured
-from isthmus.distill.restore import create_task, origins, require_shape
+from isthmus.distill.restore import create_task, require_shape
 from isthmus.distill.search.bench import Bench
 from isthmus.distill.search.sampler import Known, propose
 from isthmus.distill.search.trials import FORMAT, Budget, Trial, Trials, front, nearest, recommended, values_at
@@ -172,7 +173,7 @@ def _dependencies(task: Task, declared: Search, outputs: TeacherOutputs, profile
     return {
         "format": FORMAT,
         "contract": material.contract,
-        "made_of": origins(task),
+        "made_of": whole(origins(task)),
         "seed": [material.declaration.seed, declared.seed],
         "shape": {name: list(values) for name, values in declared.shape.items()},
         "most_bytes": declared.most_bytes,

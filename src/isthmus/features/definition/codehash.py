@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import textwrap
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,12 @@ def digest(function: Callable[..., Any]) -> str:
     if described is None:
         raise OSError(f"{location(function)} is not written in Python in a file of the project")
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+
+def described(tree: ast.stmt, module: str, seen: Sequence[object]) -> list[Any]:
+    """A statement of a user module, and the user code it refers to, as plain data; `seen` count by their place."""
+    normal = _normal(ast.Module([tree], []), decorated=True)
+    return [ast.unparse(normal), _referred(normal, vars(sys.modules[module]), [*seen])]
 
 
 def location(function: Callable[..., Any]) -> str:
