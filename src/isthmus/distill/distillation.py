@@ -19,16 +19,16 @@ from isthmus.distill.device import resolve
 from isthmus.distill.formats.conversions import require_runtimes
 from isthmus.distill.identity import student_identity, training_identity
 from isthmus.distill.outputs.cache import TeacherOutputs
-from isthmus.distill.preflight import rehearse, require_measured
+from isthmus.distill.preflight import STEADY, rehearse, require_measured
 from isthmus.distill.reports.build import PUPILS, Trained, report
 from isthmus.distill.reports.report import FORMAT
 from isthmus.distill.restore import create_task, require_readable
 from isthmus.distill.settings import TrainingSettings
-from isthmus.distill.tasks.answers import student_answers
+from isthmus.distill.tasks.answers import require_steady, student_answers
 from isthmus.distill.tasks.task import Material, Task
 from isthmus.distill.teachers.teacher import Teacher
-from isthmus.distill.training.checkpoint import discard
-from isthmus.distill.training.studentrun import train_student
+from isthmus.distill.training.checkpoint import RunState, discard
+from isthmus.distill.training.studentrun import StudentRun, train_student
 from isthmus.distill.training.teacheroutputs import TeacherCost, complete_outputs, open_outputs
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from isthmus.features.files import publish, write_atomically
@@ -176,10 +176,16 @@ def _train(
                 if not objective.asks_teacher:  # then the student is its own control
                     trained[name, seed] = trained["student", seed]
                     continue
-                objective = objective.alone(declaration.where)
+                if (alone := objective.alone()) is None:  # then it learns nothing
+                    untrained = task.finished(student.eval())
+                    best = task.score(student_answers(task, untrained, rows, cpu), rows, theirs)
+                    trained[name, seed] = Trained(untrained, StudentRun(RunState(over=True), best))
+                    continue
+                objective = alone
             seeded, report_progress = replace(settings, seed=seed), stages.within(place, share)
             run = train_student(task, student, objective, outputs, seeded, trainings.folder / place, report_progress)
             student = task.finished(student)
+            require_steady(task, student, rows[:STEADY], place)
             if trainings.judged_anew:
                 run = replace(run, best=task.score(student_answers(task, student, rows, cpu), rows, theirs))
             trained[name, seed] = Trained(student, run)

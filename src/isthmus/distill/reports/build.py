@@ -86,6 +86,8 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
     ages = _ages(task, {seed: trained["student", seed].model for seed in seeds})
     pupils = _pupils(task, {name: trained[name, shipped].model for name in PUPILS}, means)
     about = {**_ABOUT, **task.about}
+    if not any(pupil.run.state.step for (name, _), pupil in trained.items() if name == "control"):
+        about["control"] = "the student before its training: no term of its objective is without the teacher"
     return RunReport(
         id=identity,
         contract=task.material.contract,

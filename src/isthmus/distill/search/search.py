@@ -81,7 +81,7 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     outputs, cost = _teacher_outputs(task, cache, progress)
     budget = Budget(
         profile.latency_objective_ms, profile.memory_mb, profile.load_ms, profile.package_kb, declared.most_bytes,
-        cost.bytes,
+        cost.parameters,
     )  # fmt: skip
     machine, digest = host(), sha256(_dependencies(task, declared, outputs, profile))
     own = folder / sha256({"search": digest, "host": machine})[:12]
@@ -136,8 +136,9 @@ def _teacher_outputs(task: Task, cache: Path, progress: Progress) -> tuple[Teach
     material, teacher, report = task.material, task.teacher(), _within(progress, "teacher", 0.0, 0.2)
     rows, settings = np.arange(task.material.table.num_rows), material.declaration.search_settings(material.profile)
     outputs = open_outputs(task, teacher, rows, cache, report)
-    rehearse(task, teacher, outputs, settings, lambda text: progress(text, 0.0))
-    outputs, cost = complete_outputs(task, teacher, rows, cache, report, outputs)
+    with outputs:  # keeps what the teacher has answered, whatever ends this
+        rehearse(task, teacher, outputs, settings, lambda text: progress(text, 0.0))
+        outputs, cost = complete_outputs(task, teacher, rows, cache, report, outputs)
     require_measured(task, outputs, cost, task.references())
     return outputs, cost
 
