@@ -11,6 +11,7 @@ import re
 import textwrap
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
@@ -121,7 +122,8 @@ def trained_alike(before: dict[str, Any], task: Task, part: str = "training") ->
     )
 
 
-def code(kind: type, without: Collection[str]) -> Any:
+@lru_cache
+def code(kind: type, without: frozenset[str]) -> Any:
     """Describe the code of a class and its bases but for some members, and for helpers that only these members use.
 
     A member that the rest of the code mentions is part of it, whatever its name.
@@ -155,7 +157,7 @@ def _described(kinds: Sequence[type], without: Collection[str]) -> str:
 
 
 def _mentioned(names: Collection[str], text: str) -> set[str]:
-    if re.search(r"getattr\(self, [^']", text):  # any name
+    if re.search(r"getattr\(self, (?!'\w+'[,)])", text):  # any name
         return {*names}
     return {*names} & {found for pair in re.findall(r"\.(\w+)|'(\w+)'", text) for found in pair}
 

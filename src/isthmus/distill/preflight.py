@@ -35,8 +35,8 @@ def rehearse(
     """Computes the loss of the first batch and runs the graph of a new student, before the teacher computes the rest.
 
     Raises:
-        ConfigurationError: a gate is about a figure that no report has, the student has more parameters than its teacher, a
-            step has no loss, a batch would part a group of rows, or student, teacher and objective do not fit each
+        ConfigurationError: a gate is about a figure that no report has, the student is larger than its teacher, a step
+            has no loss, a batch would part a group of rows, or student, teacher and objective do not fit each
             other: outputs, labels, tokenizers, shared parameters.
         DataError: an input leaks the label.
         GateFailed: the loss of the first batch is not finite.
@@ -69,7 +69,7 @@ def rehearse(
     _first_step(task, student, objective, outputs, settings)
     _require_compatible(task, teacher, student, outputs)
     if outputs.missing and objective.asks_teacher and (size := teacher.size()) is not None:
-        _require_smaller(student, size[0], where, note)
+        note(_require_smaller(student, size[0], where))
     rows = task.material.parts.validation[:1]
     require_steady(task, student.eval(), task.material.parts.validation[:STEADY])
     model = task.model(student)
@@ -95,8 +95,8 @@ def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, ref
     """Measures a new student on the validation part.
 
     Raises:
-        ConfigurationError: the student has more parameters than its teacher, there is no such metric, or a gate is about a
-            figure that no model has.
+        ConfigurationError: the student is larger than its teacher, there is no such metric, or a gate is about a figure
+            that no model has.
     """
     where, rows = task.material.declaration.where, task.material.parts.validation
     with torch.random.fork_rng(devices=[]):
@@ -161,10 +161,8 @@ def _first_step(
             raise ConfigurationError(place, [problem], remedy=remedy) from error
 
 
-def _require_smaller(
-    student: nn.Module, teacher: int, where: str, note: Callable[[str], None] = lambda _: None
-) -> None:
-    """Refuses a student that has more parameters than the teacher that it asks; bytes depend on the precision."""
+def _require_smaller(student: nn.Module, teacher: int, where: str) -> str:
+    """Refuses a student with more parameters than the teacher that it asks; their bytes depend on the precision."""
     size = sum(weights.numel() for weights in student.parameters())
     if size > teacher:
         raise ConfigurationError(
@@ -172,7 +170,4 @@ def _require_smaller(
             [Problem("its parameters", f"{size:,}", f"at most the teacher's {teacher:,}")],
             remedy="make the student smaller: nothing would be gained by it",
         )
-    if size == teacher:
-        note(
-            f"the student has as many parameters as its teacher, {size:,}: no answer will be faster than the teacher's"
-        )
+    return f"the student has {'as many' if size == teacher else 'fewer'} parameters ({size:,} of {teacher:,})"

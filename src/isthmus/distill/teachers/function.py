@@ -53,9 +53,7 @@ class FunctionTeacher(Teacher):
         names = np.asarray(answer)
         if key not in BY_CLASS or self.labels is None:
             found = f"names of classes, such as {str(first)!r}"
-            remedy = (
-                'for names of classes write keys=("logits",), labels=CLASSES, in the order of the student\'s logits'
-            )
+            remedy = 'for names of classes write FunctionTeacher(..., ("logits",), labels=CLASSES)'
             raise ConfigurationError(self.where, [Problem(f"output {key}", found, "numbers", remedy)])
         places = {label: place for place, label in enumerate(self.labels)}
         if unknown := [name for name in names.tolist() if name not in places]:

@@ -257,7 +257,7 @@ class _Run:
         """
         pairs = zip(self.trainable.values(), before, self._versions(), strict=True)
         if unused := [(weights, was is None) for weights, was, now in pairs if was == now]:
-            torch.stack([weights.sum() * 0.0 for weights, _ in unused]).sum().backward()
+            torch.autograd.backward([weights.sum() * 0.0 for weights, _ in unused])
             for weights, new in unused:
                 if new and weights.grad is not None and not weights.grad.any():
                     weights.grad = None
