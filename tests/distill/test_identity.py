@@ -17,7 +17,7 @@ from isthmus.distill.export.export import export
 from isthmus.distill.identity import EXPORTING, JUDGING, code
 from isthmus.features.errors import ContractMismatch
 from tests.distill.conftest import SERVING
-from tests.distill.support import material, run
+from tests.distill.support import PROFILE, material, run
 
 SOURCE = """
 import torch
@@ -87,42 +87,45 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return write
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "trains", "reports"),
-    [
-        ('"int8": 0.5}', '"int8": 0.6}', False, False),
-        ("self.golden = 4", "self.golden = 5", False, False),
-        ("** 2).mean()", "** 2).mean() + 0", False, True),
-        ('answers["value"]', 'answers["value"] + 0', False, True),
-        ('["hour"]', '["weekend"]', False, True),
-        ("take(rows)", "take(rows + 0)", False, True),
-        ("self._fed(torch.from_numpy(rows))", "self._fed(torch.from_numpy(rows + 0))", False, True),
-        ("SHARE = 0.9", "SHARE = 0.8", True, True),
-        ("0.1, input", "0.2, input", True, True),
-        ("return numbers\n", "return numbers + 0\n", True, True),
-        ("* self.scale", "* 2", True, True),
-        ("self.scale = 1.0", "self.scale = 2.0", True, True),
-        ("class Judged(Shaped):", "class Judged(Shaped):\n    metric = 'scaled'\n", True, True),
-        ("return self.numbers[rows] *", "return getattr(self, 'numbers')[rows] *", True, True),
-        ("return batch._replace", "self.feeds(rows.numpy())\n        return batch._replace", True, True),
-    ],
-)
-def test_code_counts_where_it_is_used(written: Any, old: str, new: str, trains: bool, reports: bool) -> None:
-    kinds = [importlib.import_module(written(*changes)).Judged for changes in ([], [(old, new)])]
-    assert (code(kinds[0], JUDGING) != code(kinds[1], JUDGING)) is trains
-    assert (code(kinds[0], EXPORTING) != code(kinds[1], EXPORTING)) is reports
+CHANGES = [
+    ('"int8": 0.5}', '"int8": 0.6}', ""),
+    ("self.golden = 4", "self.golden = 5", ""),
+    ("** 2).mean()", "** 2).mean() + 0", "reports"),
+    ('answers["value"]', 'answers["value"] + 0', "reports"),
+    ('["hour"]', '["weekend"]', "reports"),
+    ("take(rows)", "take(rows + 0)", "reports"),
+    ("self._fed(torch.from_numpy(rows))", "self._fed(torch.from_numpy(rows + 0))", "reports"),
+    ("SHARE = 0.9", "SHARE = 0.8", "trains"),
+    ("0.1, input", "0.2, input", "trains"),
+    ("return numbers\n", "return numbers + 0\n", "trains"),
+    ("* self.scale", "* 2", "trains"),
+    ("self.scale = 1.0", "self.scale = 2.0", "trains"),
+    ("class Judged(Shaped):", "class Judged(Shaped):\n    metric = 'scaled'\n", "trains"),
+    ("return batch._replace", "self.feeds(rows.numpy())\n        return batch._replace", "trains"),
+]
+ALONE = ("from tests.distill.sampletasks import Shaped", "from isthmus.distill.tasks.task import Task as Shaped")
+
+
+def test_code_counts_where_it_is_used(written: Any) -> None:
+    def digests(*changes: tuple[str, str]) -> tuple[Any, Any]:
+        kind = importlib.import_module(written(ALONE, *changes)).Judged
+        return code(kind, JUDGING), code(kind, EXPORTING)
+
+    before = digests()
+    for old, new, counts in CHANGES:
+        after = digests((old, new))
+        found = [part for part, one, other in zip(("trains", "reports"), before, after, strict=True) if one != other]
+        assert found == {"": [], "reports": ["reports"], "trains": ["trains", "reports"]}[counts], (old, new)
 
 
 def test_what_training_reaches_by_any_way_is_part_of_it(written: Any) -> None:
     """`batch` calls `feeds`, or a member whose name is not known."""
-    for way in (
-        "self.feeds(rows.numpy())",
-        "getattr(self, 'feeds')(rows.numpy())",
-        "getattr(self, 'fe' + 'eds')(rows)",
-    ):
+    changed = ('{"numbers": self._fed', '{"numbers": 0 + self._fed')
+    for way in ("self.feeds(rows)", "getattr(self, 'feeds')(rows)", "getattr(self, 'fe' + 'eds')(rows)"):
         reached = ("return batch._replace", f"{way}\n        return batch._replace")
-        changed = ('{"numbers": self._fed', '{"numbers": 0 + self._fed')
-        kinds = [importlib.import_module(written(*changes)).Judged for changes in ([reached], [reached, changed])]
+        kinds = [
+            importlib.import_module(written(ALONE, *changes)).Judged for changes in ([reached], [reached, changed])
+        ]
         assert code(kinds[0], JUDGING) != code(kinds[1], JUDGING)
 
 
@@ -135,62 +138,68 @@ def steps() -> Iterator[list[int]]:
     handle.remove()
 
 
-def test_a_correction_of_the_judging_trains_nothing(
-    written: Any, table: pa.Table, tmp_path: Path, steps: list[int]
-) -> None:
-    notes: list[str] = []
+@pytest.fixture
+def distilled(written: Any, table: pa.Table, tmp_path: Path, steps: list[int]) -> Any:
+    """Returns a function from changes of the source to the report and the number of steps that it took."""
 
-    def distilled(*changes: tuple[str, str], **more: Any) -> tuple[DistillationReport, int]:
-        notes.clear()
+    def distill(*changes: tuple[str, str], **more: Any) -> tuple[DistillationReport, int]:
         steps.clear()
         task = f"{written(*changes)}:Judged"
-        return run(tmp_path, table, task=task, seeds=2, epochs=1, notes=notes, **more), len(steps)
+        return run(tmp_path, table, PROFILE, task=task, epochs=1, **{"seeds": 1, **more}), len(steps)
 
-    def packed(report: DistillationReport, *changes: tuple[str, str]) -> Any:
-        return export(
-            material(table, task=f"{written(*changes)}:Judged", seeds=2, epochs=1), report.path, tmp_path / "packages",
-            contract={"views": {}}, profile=SERVING, cache=tmp_path / "cache",
-        )  # fmt: skip
+    return distill
 
-    # A metric that raises loses nothing, and another call goes on with what was trained.
-    broken = ('"scaled": self.scale}', '"scaled": 1 / (len(rows) - len(self.material.parts.test))}')
+
+BROKEN = ('"scaled": self.scale}', '"scaled": 1 / (len(rows) - len(self.material.parts.test))}')
+SCALED = ('"scaled": self.scale}', '"scaled": 2.0}')
+
+
+def test_a_metric_that_raises_after_the_training_loses_nothing(distilled: Any, steps: list[int]) -> None:
     with pytest.raises(ZeroDivisionError):
-        distilled(broken)
-    assert len(steps) == 4 * 22
-    first, taken = distilled()
-    assert taken == 0
+        distilled(BROKEN)
+    assert len(steps) == 2 * 22
+    notes: list[str] = []
+    report, taken = distilled(notes=notes)
+    assert (report.trained, taken) == (True, 0)
     assert JUDGED_ANEW in " ".join(notes)
-    assert distilled()[0].trained is False
-    weights = {name: (first.path / f"{name}.safetensors").read_bytes() for name in ("student", "control")}
+    assert sum("is trained already" in note for note in notes) == 2
 
-    # Corrections of what is measured.
-    for change in (('["hour"]', '["weekend"]'), ('"scaled": self.scale}', '"scaled": 2.0}')):
+
+@pytest.mark.accept
+def test_a_correction_of_the_judging_trains_nothing(
+    distilled: Any, written: Any, table: pa.Table, tmp_path: Path, steps: list[int]
+) -> None:
+    def packed(*changes: tuple[str, str]) -> Path:
+        return export(
+            material(table, task=f"{written(*changes)}:Judged", seeds=1, epochs=1), first.path, tmp_path / "packages",
+            contract={"views": {}}, profile=SERVING, cache=tmp_path / "cache",
+        ).path  # fmt: skip
+
+    first, taken = distilled()
+    assert taken == 2 * 22
+    weights = {name: (first.path / f"{name}.safetensors").read_bytes() for name in ("student", "control")}
+    for change in (('["hour"]', '["weekend"]'), SCALED):
         other, taken = distilled(change)
         assert (taken, other.id != first.id) == (0, True)
         assert {name: (other.path / f"{name}.safetensors").read_bytes() for name in weights} == weights
     assert other.data["models"]["student"]["quality"]["scaled"] == 2.0
-
     # Of an export setting the package alone; of figures, after they were measured again.
-    assert packed(first).path.exists()
-    assert packed(first, ('"int8": 0.5}', '"int8": 0.6}')).path.exists()
-    with pytest.raises(
-        ContractMismatch, match=r"judges a student has changed.*Run `isthmus distill`: it measures them"
-    ):
-        packed(first, ('"scaled": self.scale}', '"scaled": 2.0}'))
+    assert packed().exists()
+    assert packed(('"int8": 0.5}', '"int8": 0.6}')).exists()
+    with pytest.raises(ContractMismatch, match=r"judges a student has changed.*Run `isthmus distill`: it measures"):
+        packed(SCALED)
     assert len(steps) == 0
-
     # What the weights depend on, and what is asked for.
-    assert distilled(("SHARE = 0.9", "SHARE = 0.8"))[1] == 4 * 22
-    assert distilled(("SHARE = 0.9", "SHARE = 0.8"), again=True)[1] == 4 * 22
+    learning = ("SHARE = 0.9", "SHARE = 0.8")
+    assert distilled(learning)[1] == distilled(learning, again=True)[1] == 2 * 22
 
 
-def test_the_best_seed_is_that_of_the_metric_of_today(written: Any, table: pa.Table, tmp_path: Path) -> None:
-    turned = ("return told(", "return -told(")
-    by_error = run(tmp_path, table, task=f"{written()}:Judged", seeds=3, epochs=1)
-    anew = run(tmp_path, table, task=f"{written(turned)}:Judged", seeds=3, epochs=1)
-    last = {one["seed"]: one["quality"]["error"] for one in by_error.data["runs"] if one["model"] == "student"}
-    assert {one["seed"]: -one["quality"]["error"] for one in anew.data["runs"] if one["model"] == "student"} == last
-    assert anew.data["shipped"] != by_error.data["shipped"]
+@pytest.mark.accept
+def test_the_best_seed_is_that_of_the_metric_of_today(distilled: Any) -> None:
+    first, _ = distilled(seeds=3)
+    other, taken = distilled(("return told(", "return -told("), seeds=3)
+    assert taken == 0
+    assert other.data["shipped"] != first.data["shipped"]
 
 
 KILLED = """

@@ -55,9 +55,10 @@ def require_steady(task: Task, module: nn.Module, rows: Index, whose: str = "stu
         if not problems and by_row and all(len(value) == len(rows) for value in first.values()):
             again = {key: value.flip(0) for key, value in ask(turned).items()}
             problems = _apart(first, again, "answers to the same rows in another order", _ALONE, _BY_NEIGHBORS)
-            alone = {key: value[:1] for key, value in first.items()}
+            # A batch norm takes no single row.
+            beside = {key: value[:2].flip(0) for key, value in first.items()}
             problems = problems or _apart(
-                alone, ask(turned[-1:]), "answers to a row beside others and alone", _ALONE, _BY_NEIGHBORS
+                beside, ask(turned[-2:]), "answers to two rows beside others and alone", _ALONE, _BY_NEIGHBORS
             )
         for name, buffer in module.named_buffers():
             buffer.copy_(state[name])
