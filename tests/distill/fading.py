@@ -29,8 +29,8 @@ class Fading(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
             self.student, self.adapter, self.unused = nn.Linear(4, 1), nn.Linear(1, 1), nn.Linear(2, 2)
-        self.unused.requires_grad_(requires_grad=mode != "frozen")
-        self.student.bias.requires_grad_(requires_grad=mode != "frozen")
+        self.unused.requires_grad_(mode != "frozen")
+        self.student.bias.requires_grad_(mode != "frozen")
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.student(numbers)[:, 0]

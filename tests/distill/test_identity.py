@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from isthmus.distill.declaration import EXPORTING, JUDGING
 from isthmus.distill.distillation import JUDGED_ANEW, DistillationReport
 from isthmus.distill.export.export import export
-from isthmus.distill.identity import EXPORTING, JUDGING, code
+from isthmus.distill.identity import code
 from isthmus.features.errors import ContractMismatch
 from tests.distill.conftest import SERVING
 from tests.distill.support import PROFILE, material, run
@@ -162,7 +163,7 @@ def test_a_metric_that_raises_after_the_training_loses_nothing(distilled: Any, s
     report, taken = distilled(notes=notes)
     assert (report.trained, taken) == (True, 0)
     assert JUDGED_ANEW in " ".join(notes)
-    assert sum("is trained already" in note for note in notes) == 2
+    assert sum("is trained already, to step" in note for note in notes) == 2
 
 
 @pytest.mark.accept

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from isthmus.distill.causal.models import function_of
-from isthmus.distill.declaration import Tabular
+from isthmus.distill.declaration import EXPORTING, JUDGING, Tabular
 from isthmus.distill.labels import Binary
 from isthmus.distill.language.causal import Causal
 from isthmus.distill.settings import TrainingSettings
@@ -27,19 +27,6 @@ from isthmus.distill.teachers.fingerprint import fingerprint
 from isthmus.features.contract.contract import sha256
 from isthmus.features.definition import codehash
 from isthmus.transforms.preparation.steps import described
-
-EXPORTING = frozenset({
-    "tolerance", "tolerances", "rounding", "quantized", "golden", "compared", "max_sizes", "padded", "graph_rows",
-    "graph_batches", "network", "writer", "figures", "core", "core_feeds", "expected", "case", "edges", "cases",
-    "replies", "shipped",
-})  # fmt: skip
-"""Members of a `Task` that only its package depends on."""
-
-JUDGING = EXPORTING | {
-    "quality", "score", "agreement", "measures", "measured", "sliced", "about", "pipeline", "references", "leaks",
-    "line", "model", "feeds", "files",
-}  # fmt: skip
-"""Members of a `Task` that only its report and its package depend on. Everything else may change the weights."""
 
 
 def training_identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
@@ -78,8 +65,13 @@ def origins(task: Task) -> dict[str, str]:
         The training set; the digest of everything (`kind`), of what training depends on, and of what training and
         report depend on. Reports of earlier versions have the first two.
     """
-    material, declared = task.material, task.material.declaration
-    kinds: dict[str, Any] = {"kind": fingerprint(type(task))}
+    return origins_of(type(task), task.material)
+
+
+def origins_of(kind: type, material: Any) -> dict[str, str]:
+    """The `origins` of a task of this class; of the material only what they are about."""
+    declared = material.declaration
+    kinds: dict[str, Any] = {"kind": fingerprint(kind)}
     if isinstance(declared.task, Tabular):
         plan = declared.task.plan(material.student_inputs)
         numbers = {name: [described(step) for step in chain] for name, chain in plan.numbers.items()}
@@ -91,7 +83,7 @@ def origins(task: Task) -> dict[str, str]:
         digest = None if new is None else fingerprint(function_of(new))
         kinds = {"kind": {"causal": declared.task.identity(), "student": digest}}
     else:
-        kinds |= {"training": code(type(task), JUDGING), "report": code(type(task), EXPORTING)}
+        kinds |= {"training": code(kind, JUDGING), "report": code(kind, EXPORTING)}
     device = declared.student.device
     about = {
         # Only where a device keeps rows: other students keep their identity.
@@ -178,8 +170,12 @@ def _names(node: ast.stmt) -> set[str]:
 
 
 def _set(node: ast.Assign) -> set[str]:
-    """The attributes that an assignment sets; none if it does more than that."""
-    names = {target.attr for target in node.targets if isinstance(target, ast.Attribute)}
+    """The attributes of `self` that an assignment sets; none if it does more than that."""
+    names = {
+        target.attr
+        for target in node.targets
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
+    }
     return names if len(names) == len(node.targets) else set()
 
 
@@ -188,6 +184,9 @@ class _Unset(ast.NodeTransformer):
 
     def __init__(self, names: Collection[str]) -> None:
         self.names = {*names}
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        return node  # whose `self` is not the task
 
     def visit_Assign(self, node: ast.Assign) -> ast.stmt:
         return ast.Pass() if _set(node) and _set(node) <= self.names else node

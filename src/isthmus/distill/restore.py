@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from isthmus.distill.causal.task import CausalTask
-from isthmus.distill.declaration import Tabular
+from isthmus.distill.declaration import Distillation, Tabular
 from isthmus.distill.identity import trained_alike
 from isthmus.distill.language.causal import Causal
 from isthmus.distill.tabular.student import read_record, unreadable
@@ -42,8 +42,13 @@ def create_task(material: Material) -> Task:
         ConfigurationError: there is no such task, or it lacks a name of the declared shape.
         DataError: the table lacks what the task needs.
     """
-    declared = material.declaration
-    task_class: type[Task] = CausalTask if isinstance(declared.task, Causal) else TabularTask
+    kind = task_class(material.declaration)
+    require_shape(kind, material.declaration.shape, material.declaration.where)
+    return kind(material)
+
+
+def task_class(declared: Distillation) -> type[Task]:
+    """The class of the task that a declaration names; a ConfigurationError if there is none."""
     if isinstance(declared.task, str):
         module, _, name = declared.task.partition(":")
         where = f"{declared.where}: task"
@@ -54,9 +59,8 @@ def create_task(material: Material) -> Task:
         if not (isinstance(named, type) and issubclass(named, Task)):
             problem = Problem(declared.task, f"is {named!r}", "a subclass of isthmus.distill.tasks.task.Task")
             raise ConfigurationError(where, [problem])
-        task_class = named
-    require_shape(task_class, declared.shape, declared.where)
-    return task_class(material)
+        return named
+    return CausalTask if isinstance(declared.task, Causal) else TabularTask
 
 
 def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> None:

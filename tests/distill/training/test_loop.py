@@ -499,5 +499,6 @@ def test_two_processes_are_one_though_a_loss_comes_and_goes(tmp_path: Path, mode
 
 def test_a_loss_that_comes_and_goes_is_read_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU is read every eight steps, in which the names may change."""
-    (_, wanted), _ = fading.run("from 0 to 0"), monkeypatch.setitem(loop.LOOK, "cpu", 8)
+    _, wanted = fading.run("from 0 to 0")
+    monkeypatch.setitem(loop.LOOK, "cpu", 8)
     assert fading.run("from 0 to 0")[1] == wanted
