@@ -112,9 +112,85 @@ class Obedient(Lines):
 
 
 class Large(Lines):
+    """Its student is larger than the teacher."""
+
+    units = 65
+
+
+class Equal(Lines):
     """Its student has the teacher's size."""
 
     units = 64
+
+
+class Half(Equal):
+    """So it has beside a teacher in half precision, of half the bytes."""
+
+    def teacher(self) -> Teacher:
+        network = Line(64).to(torch.bfloat16)
+        return NetworkTeacher(network, ["value"], name="half", version="1")
+
+    def asked(self, rows: Index) -> Any:
+        return super().asked(rows).to(torch.bfloat16)
+
+
+class Dropping(Lines):
+    """Its student drops units in eval mode, too."""
+
+    def student(self) -> nn.Module:
+        return _Answering(lambda values: nn.functional.dropout(values, 0.3))
+
+
+class Crowded(Lines):
+    """Its student measures the batch in eval mode, too."""
+
+    def student(self) -> nn.Module:
+        return _Answering(lambda values: nn.functional.batch_norm(values[:, None], None, None, training=True)[:, 0])
+
+
+class Queued(Lines):
+    """Its student adds up the rows before."""
+
+    def student(self) -> nn.Module:
+        return _Answering(lambda values: values.cumsum(0))
+
+
+class _Answering(Line):
+    def __init__(self, changed: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(3)
+        self.changed = changed
+
+    def forward(self, numbers: Tensor) -> dict[str, Tensor]:
+        return {"value": self.changed(super().forward(numbers)["value"] + numbers[:, 0])}
+
+
+class Nameless(Lines):
+    """Its teacher says names."""
+
+    def teacher(self) -> Teacher:
+        return FunctionTeacher(lambda numbers: np.array(["long"] * len(numbers)), ["value"], name="nameless")
+
+
+CALLS: list[int] = []
+REMOTE = {"fails_at": -1}
+
+
+class Remote(Lines):
+    """Its teacher is paid by the call."""
+
+    def teacher(self) -> Teacher:
+        def ask(numbers: Tensor) -> Tensor:
+            if len(CALLS) == REMOTE["fails_at"]:
+                raise ConnectionError("429 Too Many Requests")
+            CALLS.append(len(numbers))
+            return numbers.sum(1)
+
+        return _Served(ask, ["value"], version="1", name="remote")
+
+
+class _Served(FunctionTeacher):
+    def _identity(self) -> Any:
+        return ["served"]
 
 
 class Bare(Lines):

@@ -40,6 +40,19 @@ ATTRIBUTED: Mapping[type[Label], Sequence[str]] = {
 }
 """The measures that are attributed, by the kind of label; of other kinds teacher and student have no common score."""
 
+EXPORTING = frozenset({
+    "tolerance", "tolerances", "rounding", "quantized", "golden", "compared", "max_sizes", "padded", "graph_rows",
+    "graph_batches", "network", "writer", "figures", "core", "core_feeds", "expected", "case", "edges", "cases",
+    "replies", "shipped",
+})  # fmt: skip
+"""Members of a `Task` that only its package depends on."""
+
+JUDGING = EXPORTING | {
+    "quality", "score", "agreement", "measures", "measured", "sliced", "about", "pipeline", "references", "leaks",
+    "line", "model", "feeds", "files",
+}  # fmt: skip
+"""Members of a `Task` that only its report and its package depend on. Everything else may change the weights."""
+
 PRODUCTION = "production"
 """The beginning of a bound on what `isthmus monitor` measures."""
 SLICES = "slices."

@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,28 @@ from torch import nn
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.device import resolve
 from isthmus.distill.formats.conversions import require_runtimes
+from isthmus.distill.identity import student_identity, training_identity
 from isthmus.distill.outputs.cache import TeacherOutputs
-from isthmus.distill.preflight import rehearse, require_measured
+from isthmus.distill.preflight import STEADY, rehearse, require_measured
 from isthmus.distill.reports.build import PUPILS, Trained, report
 from isthmus.distill.reports.report import FORMAT
-from isthmus.distill.restore import create_task, origins, require_readable
+from isthmus.distill.restore import create_task, require_readable
 from isthmus.distill.settings import TrainingSettings
+from isthmus.distill.tasks.answers import require_steady, student_answers
 from isthmus.distill.tasks.task import Material, Task
 from isthmus.distill.teachers.teacher import Teacher
-from isthmus.distill.training.checkpoint import discard
-from isthmus.distill.training.studentrun import train_student
+from isthmus.distill.training.checkpoint import RunState, discard
+from isthmus.distill.training.studentrun import StudentRun, train_student
 from isthmus.distill.training.teacheroutputs import TeacherCost, complete_outputs, open_outputs
-from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
-from isthmus.features.files import publish
+from isthmus.features.files import publish, write_atomically
 from isthmus.features.progress import Progress, silent
 
 UNCHANGED = "training set, settings, task and code are the same as in its training, so nothing was trained"
+JUDGED_ANEW = (
+    "only how the student is judged has changed: what is trained already is not trained again, and its weights stay "
+    "those that the metric selected as it was then; `isthmus distill --again` selects them anew"
+)
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,9 @@ def distill(
 ) -> DistillationReport:
     """Trains students and controls, measures all models, and writes the best student to `folder/<id>`.
 
-    A student of the same training set, settings, task, teacher and code is not trained again, unless `again`. `runs`
-    has event files of each training for TensorBoard, in `<id>/<model>-<seed>`, and checkpoints until all is done.
+    A student of the same training set, settings, task, teacher and code is not trained again, unless `again`. Where
+    only that code has changed by which it is judged, it is judged again. `runs` has event files of each training for
+    TensorBoard, in `<training_identity>/<model>-<seed>`, and checkpoints; the weights of the last training stay there.
 
     Raises:
         ConfigurationError: the declaration is wrong, or models do not fit each other.
@@ -77,16 +82,19 @@ def distill(
     stages.done("prepare", 0.1)
     teacher, rows = task.teacher(), np.arange(task.material.table.num_rows)
     opened = open_outputs(task, teacher, rows, cache, stages.within("teacher", 0.1))
-    identity = _identity(task, settings, opened.path.name)
+    identity = student_identity(task, settings, opened.path.name)
     if not again and (existing := _existing(task, folder / identity, progress)) is not None:
         return existing
+    trainings = _Trainings(runs / training_identity(task, settings, opened.path.name), identity)
     # Says what this machine lacks before a teacher runs, perhaps for hours.
     resolve(material.profile)
-    rehearse(task, teacher, opened, settings, stages.note)
-    outputs, costs = _complete(task, teacher, opened, cache, stages)
+    with opened:  # keeps what the teacher has answered, whatever ends this
+        rehearse(task, teacher, opened, settings, stages.note)
+        outputs, costs = _complete(task, teacher, opened, cache, stages)
     require_measured(task, outputs["teacher"], costs["teacher"], outputs.keys() - {"teacher"})
     settings = replace(settings, gate=f"validation_{task.metric}", best="max" if task.more else "min")
-    trained = _train(task, outputs["teacher"], settings, runs / identity, stages)
+    trainings.begin(again=again)
+    trained = _train(task, outputs["teacher"], settings, trainings, stages)
     data = report(task, identity, trained, outputs, costs, stages.seconds, stages.paused).as_dict()
     students = {name: trained[name, data["shipped"]].model for name in PUPILS}
     try:
@@ -97,9 +105,7 @@ def distill(
             f"student {identity} cannot be written: {error}",
             remedy="make room there; the same command goes on from where training ended",
         ) from error
-    # Also those of earlier settings: they are large, and no training continues from them.
-    for checkpoints in runs.glob("*/*"):
-        discard(checkpoints)
+    trainings.end()
     reached = data["models"]["student"]["quality"][task.metric]
     progress(f"student {identity}: test {task.metric} {'not known' if reached is None else f'{reached:.4f}'}", 1.0)
     return DistillationReport(folder / identity, data)
@@ -125,7 +131,7 @@ def _existing(task: Task, path: Path, progress: Progress) -> DistillationReport 
     try:
         data = require_readable(task, path, PUPILS)
     except DataError as error:
-        progress(f"student {path.name} is trained again: {error.where} {error.found}", 0.1)
+        progress(f"student {path.name} is written again: {error.where} {error.found}", 0.1)
         return None
     if (data.get("format"), data.get("id")) != (FORMAT, path.name):
         return None
@@ -152,9 +158,13 @@ def _complete(
 
 
 def _train(
-    task: Task, outputs: TeacherOutputs, settings: TrainingSettings, runs: Path, stages: "_Stages"
+    task: Task, outputs: TeacherOutputs, settings: TrainingSettings, trainings: "_Trainings", stages: "_Stages"
 ) -> dict[tuple[str, int], Trained]:
     declaration, trained = task.material.declaration, dict[tuple[str, int], Trained]()
+    rows, cpu = task.material.parts.validation, torch.device("cpu")
+    theirs = outputs.float32(rows)
+    if trainings.judged_anew:
+        stages.note(JUDGED_ANEW)
     for seed in range(declaration.seed, declaration.seed + declaration.seeds):
         for name in PUPILS:
             place = f"{name}-{seed}"
@@ -166,26 +176,63 @@ def _train(
                 if not objective.asks_teacher:  # then the student is its own control
                     trained[name, seed] = trained["student", seed]
                     continue
-                objective = objective.alone(declaration.where)
+                if (alone := objective.alone()) is None:  # then it learns nothing
+                    untrained = task.finished(student.eval())
+                    best = task.score(student_answers(task, untrained, rows, cpu), rows, theirs)
+                    trained[name, seed] = Trained(untrained, StudentRun(RunState(over=True), best))
+                    continue
+                objective = alone
             seeded, report_progress = replace(settings, seed=seed), stages.within(place, share)
-            run = train_student(task, student, objective, outputs, seeded, runs / place, report_progress)
-            trained[name, seed] = Trained(task.finished(student), run)
+            run = train_student(task, student, objective, outputs, seeded, trainings.folder / place, report_progress)
+            student = task.finished(student)
+            require_steady(task, student, rows[:STEADY], place)
+            if trainings.judged_anew:
+                run = replace(run, best=task.score(student_answers(task, student, rows, cpu), rows, theirs))
+            trained[name, seed] = Trained(student, run)
             stages.pause(run.waited)
             stages.done(place, share)
     return trained
 
 
-def _identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
-    material = task.material
-    return sha256({
-        "contract": material.contract,
-        "made_of": origins(task),
-        "seeds": [material.declaration.seed, material.declaration.seeds],
-        "settings": settings.identity(),
-        "outputs": outputs,
-        "profile": material.profile.identity(),
-        "versions": [version("isthmus"), torch.__version__],
-    })[:12]  # fmt: skip
+@dataclass(frozen=True)
+class _Trainings:
+    """The runs of a training: checkpoints, and the weights of what is trained, which stay to be judged anew.
+
+    Attributes:
+        folder: has a subfolder for each run.
+        student: id of the student that is to be written.
+    """
+
+    folder: Path
+    student: str
+
+    def begin(self, *, again: bool) -> None:
+        if again and self._written.exists():  # otherwise an earlier `again` was interrupted, and goes on
+            for run in self.folder.glob("*-*"):
+                discard(run)
+            self._selected.unlink(missing_ok=True)
+            self._written.unlink()
+        if not self._selected.exists():
+            write_atomically(self._selected, self.student.encode())
+
+    @property
+    def judged_anew(self) -> bool:
+        """Whether the weights were selected while the student was judged in another way."""
+        return self._selected.read_text(encoding="utf-8") != self.student
+
+    def end(self) -> None:
+        """Removes all checkpoints, which are large, but the weights of this training."""
+        write_atomically(self._written, self.student.encode())
+        for run in self.folder.parent.glob("*/*"):
+            discard(run, finished=run.parent != self.folder)
+
+    @property
+    def _selected(self) -> Path:
+        return self.folder / "selected"
+
+    @property
+    def _written(self) -> Path:
+        return self.folder / "written"
 
 
 @dataclass

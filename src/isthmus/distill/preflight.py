@@ -13,15 +13,18 @@ from isthmus.distill.onnx.runtime import described, predict, session
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.portable.network import portable
 from isthmus.distill.settings import TrainingSettings
-from isthmus.distill.tasks.answers import student_answers
+from isthmus.distill.tasks.answers import require_steady, student_answers
 from isthmus.distill.tasks.task import Task, answers
 from isthmus.distill.teachers.compatibility import compatible, differing_tokens
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.training.groups import cuts
 from isthmus.distill.training.studentrun import TeacherBatches
-from isthmus.distill.training.teacheroutputs import TeacherCost
+from isthmus.distill.training.teacheroutputs import TeacherCost, announced
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem, one_of
 from isthmus.features.head.form import HEAD
+
+STEADY = 4
+"""Rows that a student is asked several times."""
 
 _MEASURED = ("parameters", "bytes", "p50_us", "p99_us")
 
@@ -32,8 +35,8 @@ def rehearse(
     """Computes the loss of the first batch and runs the graph of a new student, before the teacher computes the rest.
 
     Raises:
-        ConfigurationError: a gate is about a figure that no report has, the student is no smaller than its teacher, a
-            step has no loss, a batch would part a group of rows, or student, teacher and objective do not fit each
+        ConfigurationError: a gate is about a figure that no report has, the student is larger than its teacher, a step
+            has no loss, a batch would part a group of rows, or student, teacher and objective do not fit each
             other: outputs, labels, tokenizers, shared parameters.
         DataError: an input leaks the label.
         GateFailed: the loss of the first batch is not finite.
@@ -49,7 +52,10 @@ def rehearse(
         student, objective = task.student(), task.objective()
     steps = settings.total(len(task.material.parts.train))
     objective.require_weight(steps, f"{where}: student")
-    objective.alone(where).require_weight(steps, f"{where}: control")
+    if (alone := objective.alone()) is not None:
+        alone.require_weight(steps, f"{where}: control")
+    else:
+        note(f"no control is trained: every term of the objective asks the teacher ({', '.join(objective.terms)})")
     if leaks := task.leaks():
         raise DataError(
             f"{where}: inputs",
@@ -58,12 +64,15 @@ def rehearse(
             remedy="leave what is known only after the label out of the features; if it is known before, no model is "
             "needed",
         )
+    if calls := announced(teacher, outputs, task.material.parts.train[: _first_rows(task, settings)]):
+        note(f"teacher {teacher.name} is asked in {calls}")
     _first_step(task, student, objective, outputs, settings)
     _require_compatible(task, teacher, student, outputs)
     if outputs.missing and objective.asks_teacher and (size := teacher.size()) is not None:
-        _require_smaller(student, size[1], where)
+        note(_require_smaller(student, size[0], where))
     rows = task.material.parts.validation[:1]
-    model = task.model(student.eval())
+    require_steady(task, student.eval(), task.material.parts.validation[:STEADY])
+    model = task.model(student)
     predict(session(model.SerializeToString(), 1), task.feeds(rows))
     if runtimes := wanted(declared):
         tensors, results = ([*map(described, values)] for values in (model.graph.input, model.graph.output))
@@ -86,14 +95,14 @@ def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, ref
     """Measures a new student on the validation part.
 
     Raises:
-        ConfigurationError: the student is no smaller than its teacher, there is no such metric, or a gate is about a
-            figure that no model has.
+        ConfigurationError: the student is larger than its teacher, there is no such metric, or a gate is about a figure
+            that no model has.
     """
     where, rows = task.material.declaration.where, task.material.parts.validation
     with torch.random.fork_rng(devices=[]):
         student, objective = task.student().eval(), task.objective()
-    if cost.bytes is not None and objective.asks_teacher:
-        _require_smaller(student, cost.bytes, where)
+    if cost.parameters is not None and objective.asks_teacher:
+        _require_smaller(student, cost.parameters, where)
     theirs = outputs.float32(rows)
     ours = student_answers(task, student, rows, torch.device("cpu"))
     quality = {*task.quality(theirs, rows, theirs), *task.quality(ours, rows, theirs)}
@@ -117,12 +126,16 @@ def _require_compatible(task: Task, teacher: Teacher, student: nn.Module, output
         raise ConfigurationError(teacher.where, problems)
 
 
+def _first_rows(task: Task, settings: TrainingSettings) -> int:
+    batch = min(settings.batch, len(task.material.parts.train))
+    return math.ceil(batch / min(settings.accumulation, batch))
+
+
 def _first_step(
     task: Task, student: nn.Module, objective: Objective, outputs: TeacherOutputs, settings: TrainingSettings
 ) -> None:
     where, train, cpu = task.material.declaration.where, task.material.parts.train, torch.device("cpu")
-    batch = min(settings.batch, len(train))
-    rows = math.ceil(batch / min(settings.accumulation, batch))
+    rows = _first_rows(task, settings)
     place = f"{where}: the first {rows:,} rows"
     remedy = "correct the objective, the student or the teacher's outputs: only those of these rows have been computed"
     with torch.random.fork_rng(devices=[]), enough_memory(place, cpu, settings, rows):
@@ -148,12 +161,13 @@ def _first_step(
             raise ConfigurationError(place, [problem], remedy=remedy) from error
 
 
-def _require_smaller(student: nn.Module, teacher: int, where: str) -> None:
-    """Refuses a student that is no smaller than the teacher that it asks."""
-    size = sum(weights.nbytes for weights in student.parameters())
-    if size >= teacher:
+def _require_smaller(student: nn.Module, teacher: int, where: str) -> str:
+    """Refuses a student with more parameters than the teacher that it asks; their bytes depend on the precision."""
+    size = sum(weights.numel() for weights in student.parameters())
+    if size > teacher:
         raise ConfigurationError(
             f"{where}: student",
-            [Problem("its weights", f"{size:,} bytes", f"less than the teacher's {teacher:,}")],
+            [Problem("its parameters", f"{size:,}", f"at most the teacher's {teacher:,}")],
             remedy="make the student smaller: nothing would be gained by it",
         )
+    return f"the student has {'as many' if size == teacher else 'fewer'} parameters ({size:,} of {teacher:,})"

@@ -1,6 +1,5 @@
 """The task of a declaration, and a trained student with its task."""
 
-import dataclasses
 import importlib
 import json
 from collections.abc import Iterable
@@ -14,18 +13,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from isthmus.distill.causal.models import function_of
 from isthmus.distill.causal.task import CausalTask
-from isthmus.distill.declaration import Tabular
-from isthmus.distill.labels import Binary
+from isthmus.distill.declaration import Distillation, Tabular
+from isthmus.distill.identity import trained_alike
 from isthmus.distill.language.causal import Causal
 from isthmus.distill.tabular.student import read_record, unreadable
 from isthmus.distill.tabular.task import TabularTask
 from isthmus.distill.tasks.task import Material, Task
-from isthmus.distill.teachers.fingerprint import fingerprint
-from isthmus.features.contract.contract import sha256
 from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, one_of
-from isthmus.transforms.preparation.steps import described
 
 REPORT = "report.json"
 
@@ -47,8 +42,13 @@ def create_task(material: Material) -> Task:
         ConfigurationError: there is no such task, or it lacks a name of the declared shape.
         DataError: the table lacks what the task needs.
     """
-    declared = material.declaration
-    task_class: type[Task] = CausalTask if isinstance(declared.task, Causal) else TabularTask
+    kind = task_class(material.declaration)
+    require_shape(kind, material.declaration.shape, material.declaration.where)
+    return kind(material)
+
+
+def task_class(declared: Distillation) -> type[Task]:
+    """The class of the task that a declaration names; a ConfigurationError if there is none."""
     if isinstance(declared.task, str):
         module, _, name = declared.task.partition(":")
         where = f"{declared.where}: task"
@@ -59,9 +59,8 @@ def create_task(material: Material) -> Task:
         if not (isinstance(named, type) and issubclass(named, Task)):
             problem = Problem(declared.task, f"is {named!r}", "a subclass of isthmus.distill.tasks.task.Task")
             raise ConfigurationError(where, [problem])
-        task_class = named
-    require_shape(task_class, declared.shape, declared.where)
-    return task_class(material)
+        return named
+    return CausalTask if isinstance(declared.task, Causal) else TabularTask
 
 
 def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> None:
@@ -93,7 +92,7 @@ def restored(material: Material, folder: Path, weights: str = "student") -> Rest
         preparation = read_record(folder).preparation
         material = replace(material, learn=lambda _plan, _before: preparation)
     task = create_task(material)
-    if before != origins(task):
+    if not trained_alike(before, task):
         raise ContractMismatch(
             where,
             "what is declared of it has changed since it was trained",
@@ -130,46 +129,3 @@ def _load(task: Task, file: Path) -> nn.Module:
     except (OSError, RuntimeError, SafetensorError) as error:
         raise unreadable(file, error) from error
     return student.eval().requires_grad_(requires_grad=False)
-
-
-def origins(task: Task) -> dict[str, str]:
-    """The origins of a student: its training set, and a digest of the task with its label, inputs, split and shape."""
-    material, declared = task.material, task.material.declaration
-    kind: Any = fingerprint(type(task))
-    if isinstance(declared.task, Tabular):
-        plan = declared.task.plan(material.student_inputs)
-        numbers = {name: [described(step) for step in chain] for name, chain in plan.numbers.items()}
-        kind = {
-            **_options(declared.task),
-            "preparation": {**numbers, **{name: described(text) for name, text in plan.texts.items()}},
-        }
-    if isinstance(declared.task, Causal):
-        # What base and teacher answer is in the identity of their outputs.
-        new = declared.task.student
-        kind = {"causal": declared.task.identity(), "student": None if new is None else _digest(new)}
-    device = declared.student.device
-    about = {
-        # Only where a device keeps rows: other students keep their identity.
-        **({} if device is None else {"ages": device.identity()}),
-        "task": kind,
-        "label": material.label,
-        "inputs": [[item.name, item.dtype.name] for item in material.student_inputs],
-        "split": [*declared.split, declared.split_by],
-        **({"shape": dict(declared.shape)} if declared.shape else {}),
-    }
-    return {"training_set": material.training_set, "kind": sha256(about)}
-
-
-def _digest(function: str) -> str:
-    return fingerprint(function_of(function))
-
-
-def _options(task: Tabular) -> dict[str, Any]:
-    """What a Tabular says but its preparation. With the usual label and calibration, students keep their identity."""
-    options = dataclasses.asdict(replace(task, preparation={}))
-    for name, usual in (("label", Binary()), ("calibration", None)):
-        value = getattr(task, name)
-        del options[name]
-        if value != usual:
-            options[name] = {"kind": type(value).__name__, **dataclasses.asdict(value)}
-    return options

@@ -26,6 +26,7 @@ from isthmus.distill.training import loop
 from isthmus.distill.training.checkpoint import Checkpoints
 from isthmus.distill.training.teacheroutputs import open_outputs
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, GateFailed, Stopped
+from tests.distill import sampletasks
 from tests.distill.pausing import CALM, STRAINED, Spent
 from tests.distill.sampletasks import Line
 from tests.distill.support import PROFILE, material, run, training_set
@@ -118,7 +119,7 @@ def test_stopped_anywhere_it_goes_on(lines: DistillationReport, table: pa.Table,
     needed(next((tmp_path / "runs").glob(f"*/{place}")), 1 << 50)
     notes: list[str] = []
     again = trained(tmp_path, table, notes=notes)
-    assert any(note.startswith(f"{place}, goes on after step") for note in notes)
+    assert any(note.startswith((f"{place}, goes on after step", f"{place}, is trained already")) for note in notes)
     assert again.data["training"]["peak_mb"] == 1 << 30
     for name in ("student", "control"):
         file = f"{name}.safetensors"
@@ -167,8 +168,14 @@ def test_outputs_are_computed_once(table: pa.Table, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("Obedient", r"every term asks the teacher \(teacher\); expected a term of labels or data"),
-        ("Large", r"student: its weights: 1,028 bytes; expected less than the teacher's 1,028"),
+        ("Large", r"student: its parameters: 261; expected at most the teacher's 257"),
+        (
+            "Dropping",
+            r"output value: two answers to the same rows differ by [\s\S]*write dropout\(x, p, training=",
+        ),
+        ("Crowded", r"answers to two rows beside others and alone differ by [\s\S]*write batch_norm\(..., training="),
+        ("Queued", r"answers to the same rows in another order differ by [\s\S]*depends on its row alone"),
+        ("Nameless", r"output value: names of classes, such as 'long'; [\s\S]*\(\"logits\",\), labels=CLASSES"),
         (
             "Wrong",
             r"term labels: outputs: input: student has value; expected logits[\s\S]*teacher has value",
@@ -201,6 +208,44 @@ def test_what_does_not_fit_is_said_before_a_step(table: pa.Table, tmp_path: Path
         trained(tmp_path, table, kind, notes=notes)
     assert not any("epoch" in note or "teacher outputs" in note for note in notes)
     assert not (tmp_path / "models").exists()
+
+
+def test_an_objective_without_labels_has_the_untrained_student_as_its_control(table: pa.Table, tmp_path: Path) -> None:
+    notes: list[str] = []
+    report = run(tmp_path, table, task="tests.distill.sampletasks:Obedient", seeds=1, notes=notes).data
+    assert "no control is trained: every term of the objective asks the teacher (teacher)" in notes
+    control, student = (report["models"][name] for name in ("control", "student"))
+    assert control["about"].startswith("the student before its training")
+    assert control["quality"]["from_teacher"] > student["quality"]["from_teacher"]
+    assert [(one["model"], one["steps"]) for one in report["runs"]] == [("student", 88), ("control", 0)]
+
+
+def test_a_student_of_the_teachers_size_learns_from_it(table: pa.Table, tmp_path: Path) -> None:
+    for kind in ("Equal", "Half"):
+        task = create_task(material(table, task=f"tests.distill.sampletasks:{kind}"))
+        teacher, notes = task.teacher(), list[str]()
+        outputs = open_outputs(task, teacher, np.arange(table.num_rows), tmp_path, lambda _text, _done: None)
+        rehearse(task, teacher, outputs, task.material.declaration.training_settings(PROFILE), notes.append)
+        assert notes == ["the student has as many parameters (257 of 257)"]
+
+
+def test_a_remote_teacher_is_asked_as_announced_and_never_twice(table: pa.Table, tmp_path: Path) -> None:
+    sampletasks.CALLS.clear()
+    notes: list[str] = []
+    sampletasks.REMOTE["fails_at"] = 7
+    with pytest.raises(DependencyError, match=r"ended with ConnectionError: 429.*only the rest is asked"):
+        run(tmp_path, table, task="tests.distill.sampletasks:Remote", seeds=1, notes=notes)
+    sampletasks.REMOTE["fails_at"] = -1
+    first, announced = len(sampletasks.CALLS), [note for note in notes if "is asked in" in note]
+    assert announced == [
+        "teacher remote is asked in 24 calls: 21 for 2,000 rows, 2 to see that it answers alike, 1 to time a row"
+    ]
+    notes.clear()
+    run(tmp_path, table, task="tests.distill.sampletasks:Remote", seeds=1, notes=notes)
+    (again,) = (note for note in notes if "is asked in" in note)
+    assert len(sampletasks.CALLS) - first == int(again.split(" is asked in ")[1].split()[0])
+    # Two of each call are to see that it answers alike, and one is for its time.
+    assert sum(sampletasks.CALLS) == 2000 + 2 * 2 * 2 + 1
 
 
 def test_a_teacher_with_its_classes_in_another_order_is_mapped(table: pa.Table, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.svm import LinearSVC
@@ -695,3 +696,10 @@ def test_tokenizers_that_differ_on_hard_texts_are_found(tmp_path: Path, more: di
 )
 def test_fingerprints_have_the_names_of_version_0_1(value: Any, name: str) -> None:
     assert former(value.__module__, value.__qualname__) == name
+
+
+def test_a_vectorizer_is_the_same_wherever_its_words_lie_in_memory() -> None:
+    """scikit-learn keeps the address of the stop words, which differs from process to process."""
+    first, second = (TfidfVectorizer(stop_words=[*words]).fit(["the rain", "a song"]) for words in (("the",), ("the",)))
+    assert first._stop_words_id != second._stop_words_id
+    assert fingerprint(first) == fingerprint(second)

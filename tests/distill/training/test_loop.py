@@ -24,13 +24,15 @@ from torch import nn
 
 from isthmus.distill.device import accelerator
 from isthmus.distill.settings import Settings
+from isthmus.distill.training import loop
 from isthmus.distill.training.loop import Outcome, Step, Training
 from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed, Stopped
 from isthmus.features.profiles import TrainingProfile
-from tests.distill import tiny
+from tests.distill import fading, tiny
 from tests.distill.tiny import ROWS, SETTINGS, Line, Tiny, cpu, evaluate, line, step
 from tests.distill.training.test_checkpoint import same
 
+NEAR: dict[str, Any] = {"rtol": 0, "atol": 1e-5}
 Batch = tuple[torch.Tensor, torch.Tensor]
 Stepped = tuple[torch.Tensor, Mapping[str, torch.Tensor]]
 
@@ -334,7 +336,7 @@ def test_a_signal_ends_the_run_in_order(tmp_path: Path, number: signal.Signals, 
     assert signal.getsignal(number) is before
     notes: list[str] = []
     again = train(how, folder=tmp_path, progress=lambda text, _done: notes.append(text))
-    assert notes[0] == f"goes on after step {at} of 30"
+    assert notes[0] == ("is trained already, to step 30 of 30" if at == 30 else f"goes on after step {at} of 30")
     assert same(again.module, train(how).module)
 
 
@@ -446,7 +448,7 @@ def test_without_a_compiler_compile_is_refused() -> None:
     assert "Set compile = false" in done.stdout
 
 
-def launched(folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+def launched(folder: Path, name: str, *arguments: str, module: str = "tests.distill.tiny") -> subprocess.Popen[bytes]:
     """Two processes of a run. On CPUs `accelerate launch` counts processes only under the name of GPUs."""
     launch = [
         sys.executable,
@@ -458,19 +460,19 @@ def launched(folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes
         "2",
     ]
     options = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    run = ["-m", "tests.distill.tiny", str(folder / name), str(folder / "result"), *arguments]
+    run = ["-m", module, *([str(folder / name)] if module == "tests.distill.tiny" else []), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.Popen([*launch, *options, *run], env=environment, stdout=subprocess.PIPE)
 
 
 @pytest.mark.accept
 def test_two_processes_are_one_though_stopped_in_between(tmp_path: Path) -> None:
-    with launched(tmp_path, "two", "30", "0") as both:
+    with launched(tmp_path, "two", str(tmp_path / "result"), "30", "0") as both:
         assert both.stdout is not None
         next(step for step in both.stdout if int(step) >= 5)
         both.terminate()
         assert both.wait(60) != 0
-    with launched(tmp_path, "two", "30", "0") as both:
+    with launched(tmp_path, "two", str(tmp_path / "result"), "30", "0") as both:
         said, _ = both.communicate(timeout=120)
         assert both.returncode == 0
         assert int(said.split()[0]) > 5
@@ -479,3 +481,24 @@ def test_two_processes_are_one_though_stopped_in_between(tmp_path: Path) -> None
     for name, value in alone.state_dict().items():
         assert torch.equal(first[name], second[name])
         torch.testing.assert_close(first[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize("mode", fading.WEIGHTS)
+def test_two_processes_are_one_though_a_loss_comes_and_goes(tmp_path: Path, mode: str) -> None:
+    with launched(tmp_path, "", mode, str(tmp_path / "result"), module="tests.distill.fading") as both:
+        said, _ = both.communicate(timeout=120)
+        assert both.returncode == 0, said
+    first, second = (load_file(tmp_path / f"result.{place}") for place in (0, 1))
+    alone, history = fading.run(mode)
+    torch.testing.assert_close(first.pop("losses"), torch.tensor([entry["loss"] for entry in history]), **NEAR)
+    for name, value in alone.state_dict().items():
+        assert torch.equal(first[name], second[name])
+        torch.testing.assert_close(first[name], value, **NEAR)
+
+
+def test_a_loss_that_comes_and_goes_is_read_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU is read every eight steps, in which the names may change."""
+    _, wanted = fading.run("from 0 to 0")
+    monkeypatch.setitem(loop.LOOK, "cpu", 8)
+    assert fading.run("from 0 to 0")[1] == wanted

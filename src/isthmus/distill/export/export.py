@@ -21,9 +21,10 @@ from isthmus.distill.export.decoding import Origin, TextFiles
 from isthmus.distill.export.package import contents, package_bytes, write_package, xctest
 from isthmus.distill.formats.conversions import require_runtimes, wanted
 from isthmus.distill.formats.programs import INTERPRETED
+from isthmus.distill.identity import trained_alike
 from isthmus.distill.onnx.runtime import Run, described, ort_format
 from isthmus.distill.portable.network import Portable, portable
-from isthmus.distill.restore import Restored, restored
+from isthmus.distill.restore import REPORT, Restored, restored
 from isthmus.distill.tasks.task import Material
 from isthmus.distill.training.teacheroutputs import complete_outputs
 from isthmus.distill.types import Array
@@ -190,6 +191,13 @@ def _restored(material: Material, model_folder: Path) -> Restored:
             f"trained under contract {trained.contract[:12]}",
             expected=material.contract[:12],
             remedy="run training-set and distill again",
+        )
+    if not trained_alike(json.loads((model_folder / REPORT).read_bytes())["made_of"], trained.task, "report"):
+        raise ContractMismatch(
+            str(model_folder),
+            "how its task judges a student has changed since its figures were measured",
+            expected="figures of today's code",
+            remedy="run `isthmus distill`: it measures them again, and trains nothing",
         )
     return trained
 

@@ -121,17 +121,10 @@ class Objective(nn.Module):
         """Whether a term has an argument from the teacher."""
         return any(term.asks_teacher for term in self.terms.values())
 
-    def alone(self, where: str) -> "Objective":
-        """The terms that do not ask the teacher: what the same student can learn without it.
-
-        Raises a ConfigurationError, which begins with `where`, if there are none.
-        """
+    def alone(self) -> "Objective | None":
+        """The terms that do not ask the teacher: what the same student can learn without it; None without any."""
         terms = {name: term for name, term in self.terms.items() if not term.asks_teacher}
-        if not terms:
-            found = f"every term asks the teacher ({', '.join(self.terms)})"
-            problem = Problem("objective", found, "a term of labels or data")
-            raise ConfigurationError(where, [problem], remedy="a control that learns without the teacher needs a loss")
-        return Objective(terms)
+        return Objective(terms) if terms else None
 
     def require_weight(self, steps: int, where: str) -> None:
         """Raises a ConfigurationError, which begins with `where`, if at a step all weights are 0, or not all finite."""

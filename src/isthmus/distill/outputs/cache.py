@@ -1,5 +1,6 @@
 """The outputs of a teacher for the rows of a data set: read from shards, computed where there are none."""
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -145,6 +146,12 @@ class TeacherOutputs:
         """How many rows have no output yet."""
         return int((self._shard[self._identity] < 0).sum())
 
+    def calls(self, first: Any) -> int:
+        """Number of calls of the teacher that all missing outputs take, if those of these rows are computed first."""
+        missing = self._shard < 0
+        early = int(missing[np.unique(self._identity[first])].sum())
+        return sum(math.ceil(count / self.batch) for count in (early, int(missing.sum()) - early))
+
     def fill(self, progress: Progress = silent) -> None:
         """Computes all missing outputs, in the order of the rows, and publishes them.
 
@@ -155,18 +162,18 @@ class TeacherOutputs:
         self.refresh()
         todo = self._in_order(np.flatnonzero(self._shard < 0))
         total, began, computed = len(self._shard), time.monotonic(), 0
-        while len(todo):
-            batch, todo = todo[: self.batch], todo[self.batch :]
-            self._compute(batch)
-            computed += len(batch)
-            if self._open is None:
-                # Between shards: rows that another process has published need not be computed.
-                self.refresh()
-                todo = todo[self._shard[todo] < 0]
-            rate = computed / max(time.monotonic() - began, 1e-9)
-            done = total - len(todo)
-            progress(f"teacher outputs: {done:,} of {total:,} rows, {rate:,.0f} rows a second", done / total)
-        self.flush()
+        with self:  # an answer may have been paid for
+            while len(todo):
+                batch, todo = todo[: self.batch], todo[self.batch :]
+                self._compute(batch)
+                computed += len(batch)
+                if self._open is None:
+                    # Between shards: rows that another process has published need not be computed.
+                    self.refresh()
+                    todo = todo[self._shard[todo] < 0]
+                rate = computed / max(time.monotonic() - began, 1e-9)
+                done = total - len(todo)
+                progress(f"teacher outputs: {done:,} of {total:,} rows, {rate:,.0f} rows a second", done / total)
 
     def flush(self) -> None:
         """Publishes the rows in memory. Raises a DependencyError if they cannot be written; published shards stay."""

@@ -18,9 +18,9 @@ from isthmus.distill.evaluation.interval import Interval, interval
 from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.evaluation.slices import worst_slices
 from isthmus.distill.export.candidate import Candidate
+from isthmus.distill.identity import origins
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.reports.report import AtAge, Estimate, Model, RunReport, TrainingHalf, TrainingRun, WorstSlice
-from isthmus.distill.restore import origins
 from isthmus.distill.tasks.answers import student_answers
 from isthmus.distill.tasks.split import PARTS
 from isthmus.distill.tasks.task import Task
@@ -86,6 +86,8 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
     ages = _ages(task, {seed: trained["student", seed].model for seed in seeds})
     pupils = _pupils(task, {name: trained[name, shipped].model for name in PUPILS}, means)
     about = {**_ABOUT, **task.about}
+    if not any(pupil.run.state.step for (name, _), pupil in trained.items() if name == "control"):
+        about["control"] = "the student before its training: no term of its objective is without the teacher"
     return RunReport(
         id=identity,
         contract=task.material.contract,

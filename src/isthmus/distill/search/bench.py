@@ -20,9 +20,9 @@ from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.export.acceptance import finite
 from isthmus.distill.export.candidate import Candidate, Reference, sample_cases
 from isthmus.distill.export.conversion import in_precision, student_graph
+from isthmus.distill.identity import origins, whole
 from isthmus.distill.onnx.runtime import ort_format
 from isthmus.distill.outputs.cache import TeacherOutputs
-from isthmus.distill.restore import origins
 from isthmus.distill.search.trials import Budget, Trial
 from isthmus.distill.tasks.task import Task
 from isthmus.distill.training.checkpoint import copy_weights, discard
@@ -143,7 +143,7 @@ class Bench:
         over = self.budget.exceeded(
             p99_us=times["p99_us"], memory_mb=facts["memory_mb"], load_ms=facts["load_ms"],
             files=(len(candidate.model), len(graph)),
-            weights=sum(weights.nbytes for weights in student.parameters()),
+            weights=sum(weights.numel() for weights in student.parameters()),
         )  # fmt: skip
         facts |= {"bytes": len(candidate.model), **times}
         facts["over"] = {name: share for name, (share, _) in over.items()}
@@ -153,12 +153,16 @@ class Bench:
 
     def _trained(self, task: Task, progress: Progress) -> nn.Module:
         """The trained student of a shape: trained once, whatever the number of precisions and budgets."""
-        key = sha256({
-            "made_of": origins(task), "contract": task.material.contract, "shape": dict(task.shape),
+        origin, depends = origins(task), {
+            "contract": task.material.contract, "shape": dict(task.shape),
             "settings": self._settings.identity(), "outputs": self.outputs.path.name,
             "profile": task.material.profile.identity(), "torch": torch.__version__,
-        })[:16]  # fmt: skip
+        }  # fmt: skip
+        # Earlier versions named a student by all of its task's code.
+        former, key = (sha256({"made_of": made_of, **depends})[:16] for made_of in (whole(origin), origin["training"]))
         file, student = self.weights / f"{key}.safetensors", self._new(task)
+        if not file.exists() and (self.weights / f"{former}.safetensors").exists():
+            file = self.weights / f"{former}.safetensors"
         with _exclusive(self.runs / key / "lock", progress):
             try:
                 student.load_state_dict(load_file(file))

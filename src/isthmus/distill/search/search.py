@@ -19,10 +19,11 @@ import torch
 
 from isthmus.distill.declaration import Search
 from isthmus.distill.export.acceptance import allowed_precisions
+from isthmus.distill.identity import origins, whole
 from isthmus.distill.onnx.host import host
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.preflight import rehearse, require_measured
-from isthmus.distill.restore import create_task, origins, require_shape
+from isthmus.distill.restore import create_task, require_shape
 from isthmus.distill.search.bench import Bench
 from isthmus.distill.search.sampler import Known, propose
 from isthmus.distill.search.trials import FORMAT, Budget, Trial, Trials, front, nearest, recommended, values_at
@@ -80,7 +81,7 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     outputs, cost = _teacher_outputs(task, cache, progress)
     budget = Budget(
         profile.latency_objective_ms, profile.memory_mb, profile.load_ms, profile.package_kb, declared.most_bytes,
-        cost.bytes,
+        cost.parameters,
     )  # fmt: skip
     machine, digest = host(), sha256(_dependencies(task, declared, outputs, profile))
     own = folder / sha256({"search": digest, "host": machine})[:12]
@@ -135,8 +136,9 @@ def _teacher_outputs(task: Task, cache: Path, progress: Progress) -> tuple[Teach
     material, teacher, report = task.material, task.teacher(), _within(progress, "teacher", 0.0, 0.2)
     rows, settings = np.arange(task.material.table.num_rows), material.declaration.search_settings(material.profile)
     outputs = open_outputs(task, teacher, rows, cache, report)
-    rehearse(task, teacher, outputs, settings, lambda text: progress(text, 0.0))
-    outputs, cost = complete_outputs(task, teacher, rows, cache, report, outputs)
+    with outputs:  # keeps what the teacher has answered, whatever ends this
+        rehearse(task, teacher, outputs, settings, lambda text: progress(text, 0.0))
+        outputs, cost = complete_outputs(task, teacher, rows, cache, report, outputs)
     require_measured(task, outputs, cost, task.references())
     return outputs, cost
 
@@ -172,7 +174,7 @@ def _dependencies(task: Task, declared: Search, outputs: TeacherOutputs, profile
     return {
         "format": FORMAT,
         "contract": material.contract,
-        "made_of": origins(task),
+        "made_of": whole(origins(task)),
         "seed": [material.declaration.seed, declared.seed],
         "shape": {name: list(values) for name, values in declared.shape.items()},
         "most_bytes": declared.most_bytes,

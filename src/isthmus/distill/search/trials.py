@@ -57,7 +57,7 @@ class Budget:
     Attributes:
         package_kb: the largest package, of which both model files are a part.
         bytes: the largest file in ORT format.
-        weights: bytes of the teacher's weights: the student must have fewer.
+        weights: parameters of the teacher: the student must not have more.
     """
 
     p99_ms: float
@@ -77,7 +77,7 @@ class Budget:
             "load": (load_ms, self.load_ms, "ms"),
             "file": (files[0], self.bytes, "bytes"),
             "package": (sum(files) / 1000, self.package_kb, "kB"),
-            "weights": (weights, None if self.weights is None else self.weights - 1, "bytes"),
+            "weights": (weights, self.weights, "parameters"),
         }
         return {
             name: (value / most - 1, f"{name} {_shown(value)} {unit}, at most {_shown(most)}")

@@ -34,6 +34,62 @@ def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.de
     return {key: torch.cat([part[key] for part in parts]).float().cpu().numpy() for key in parts[0]}
 
 
+def require_steady(task: Task, module: nn.Module, rows: Index, whose: str = "student") -> None:
+    """Refuses a module in eval mode that answers these rows otherwise when asked again, or beside other rows.
+
+    No figure would hold for it. What it counts in its buffers stays as it was.
+    """
+    batch = task.batch(torch.from_numpy(rows))
+    state = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    turned = torch.arange(len(rows) - 1, -1, -1)
+    by_row = all(len(tensor) == len(rows) for tensor in batch.inputs)
+    with torch.inference_mode(), torch.random.fork_rng(devices=[]):
+
+        def ask(order: Tensor | None = None) -> dict[str, Tensor]:
+            inputs = batch.inputs if order is None else [tensor.index_select(0, order) for tensor in batch.inputs]
+            outputs = answers(task, module(*inputs))
+            return {key: value for key, value in outputs.items() if isinstance(value, Tensor) and value.dim()}
+
+        first = ask()
+        problems = _apart(first, ask(), "two answers to the same rows", "the same answer each time", _AT_RANDOM)
+        if not problems and by_row and all(len(value) == len(rows) for value in first.values()):
+            again = {key: value.flip(0) for key, value in ask(turned).items()}
+            problems = _apart(first, again, "answers to the same rows in another order", _ALONE, _BY_NEIGHBORS)
+            # A batch norm takes no single row.
+            beside = {key: value[:2].flip(0) for key, value in first.items()}
+            problems = problems or _apart(
+                beside, ask(turned[-2:]), "answers to two rows beside others and alone", _ALONE, _BY_NEIGHBORS
+            )
+        for name, buffer in module.named_buffers():
+            buffer.copy_(state[name])
+    if problems:
+        raise ConfigurationError(f"{task.material.declaration.where}: {whose}", problems)
+
+
+_ALONE = "an answer that depends on its row alone"
+_AT_RANDOM = (
+    "most likely it calls torch.nn.functional.dropout, which drops in eval mode, too: write dropout(x, p, "
+    "training=self.training) in its forward, or use torch.nn.Dropout"
+)
+_BY_NEIGHBORS = (
+    "most likely it has a batch norm that measures the batch in eval mode, too: write batch_norm(..., "
+    "training=self.training) in its forward, or leave out track_running_stats=False; or it computes over all rows, "
+    "such as a softmax or a mean over dimension 0"
+)
+
+
+def _apart(first: dict[str, Tensor], second: dict[str, Tensor], what: str, expected: str, remedy: str) -> list[Problem]:
+    problems = []
+    for key, answer in first.items():
+        ours, theirs = answer.float(), second[key].float()
+        scale = max(float(ours.abs().max()), 1e-6) if ours.numel() else 1.0
+        # Neither to the bit: products of other sizes are added up in another order.
+        if (apart := float((ours - theirs).abs().max()) if ours.numel() else 0.0) > 1e-3 * scale:
+            found = f"{what} differ by up to {apart:.3g}, of numbers up to {scale:.3g}"
+            problems.append(Problem(f"output {key}", found, expected, remedy))
+    return problems
+
+
 def graph_answers(task: Task, run: Callable[[Feeds], Answers], rows: Index, *, core: bool = False) -> dict[str, Array]:
     """The answers of a graph, or of its core, for rows, for `quality`, computed in parts."""
 

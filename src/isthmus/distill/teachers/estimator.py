@@ -8,10 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from isthmus.distill.teachers.fingerprint import fingerprint
-from isthmus.distill.teachers.teacher import Teacher
+from isthmus.distill.teachers.teacher import LEAST, Teacher
 from isthmus.features.errors import ConfigurationError, Problem
-
-_LEAST = np.finfo(np.float32).tiny
 
 
 class EstimatorTeacher(Teacher):
@@ -47,7 +45,7 @@ class EstimatorTeacher(Teacher):
         outputs: dict[str, Any] = {}
         if hasattr(self.estimator, "predict_proba") and {"probabilities", "logits"} & set(self.keys):
             outputs["probabilities"] = self._array(self.estimator.predict_proba(batch))
-            outputs["logits"] = np.log(np.maximum(outputs["probabilities"], _LEAST))
+            outputs["logits"] = np.log(np.maximum(outputs["probabilities"], LEAST))
         elif "logits" in self.keys:
             outputs["logits"] = self._array(self.estimator.decision_function(batch))
         if "predictions" in self.keys:

@@ -21,8 +21,8 @@ from isthmus.features.errors import ConfigurationError, Problem
 
 _PLAIN = (str, int, float, complex, bytes, bool, type(None), type(...), range, slice, np.dtype, torch.dtype,
           torch.device, torch.Size, torch.layout)  # fmt: skip
-_IRRELEVANT = {"n_jobs", "verbose"}
-"""Parameters of estimators that change no answer."""
+_IRRELEVANT = {"n_jobs", "verbose", "_stop_words_id"}
+"""Parameters of estimators that change no answer; the last is an address in memory, another in each process."""
 
 _NAMES = {"_name_or_path", "architectures", "id2label", "label2id", "transformers_version"}
 """Keys of a configuration of transformers that do not change what is computed."""

@@ -17,6 +17,9 @@ from isthmus.features.errors import ConfigurationError, DataError, Problem
 BY_CLASS = ("logits", "probabilities")
 """Outputs whose last dimension is the classes."""
 
+LEAST = np.finfo(np.float32).tiny
+"""The probability of a class that is ruled out, whose logarithm is finite."""
+
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
 
@@ -167,7 +170,18 @@ class Teacher(ABC):
             name = f"row {rows[row]}" if rows is not None else f"row {row} of the batch"
             remedy = "look at this row's inputs, and whether the teacher overflows in half precision"
             where = f"{self.where}, output {key}"
+            silent = answers[key].isnan().flatten(1).all(1) if answers[key].ndim > 1 else answers[key].isnan()
+            if silent[row]:
+                name = f"{int(silent.sum())} of the batch's {len(silent)} rows have no answer: {name}"
+                remedy = _ABSTAINS.format(key=key)
             raise DataError(where, f"{name} is {value}", expected="finite values", remedy=remedy)
+
+
+_ABSTAINS = (
+    'if it abstains there, let it return {{"{key}": numpy.nan_to_num(answers), "answered": '
+    'numpy.isfinite(answers).all(-1)}} with keys=("{key}", "answered"), and mask the term: its loss takes '
+    'mask="teacher.answered" and passes on mask=mask.bool(); these rows are then learned from their labels alone'
+)
 
 
 def misfit(labels: Sequence[str], expected: Sequence[str]) -> Problem | None:

@@ -126,9 +126,15 @@ def pack(module: nn.Module, optimizer: torch.optim.Optimizer, best: Tensors) -> 
     return {name: value.cpu().contiguous() for name, value in tensors.items()}
 
 
+def final(best: Tensors) -> dict[str, torch.Tensor]:
+    """All that a run which is over still needs."""
+    return {f"best.{name}": value.cpu().contiguous() for name, value in best.items()}
+
+
 def restore(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The reverse of `pack`; returns the best weights."""
-    weights = {name.removeprefix("module."): value for name, value in tensors.items() if name.startswith("module.")}
+    """The reverse of `pack`, or of `final`; returns the best weights."""
+    begin = "best." if all(name.startswith(("best.", "random.")) for name in tensors) else "module."
+    weights = {name.removeprefix(begin): value for name, value in tensors.items() if name.startswith(begin)}
     module.load_state_dict(weights)
     best = copy_weights(module)
     for name, value in best.items():
@@ -147,11 +153,20 @@ def restore(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimize
     return best
 
 
-def discard(folder: Path) -> None:
-    """Removes the checkpoints of a run that is finished."""
+def discard(folder: Path, *, finished: bool = True) -> None:
+    """Removes the checkpoints of a run; without `finished` the last one of a run that is over stays."""
     for place in _PLACES:
+        if not finished and _is_over(folder / place):
+            continue
         for left in (folder / place, *folder.glob(f".{place}-*")):
             rmtree(left, ignore_errors=True)
+
+
+def _is_over(place: Path) -> bool:
+    try:
+        return msgspec.json.decode((place / _RECORD).read_bytes(), type=_Record).state.over
+    except (OSError, msgspec.MsgspecError):
+        return False
 
 
 def _sums(folder: Path) -> str:

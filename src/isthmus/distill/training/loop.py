@@ -23,7 +23,7 @@ from torch.nn.utils import clip_grad_norm_
 from isthmus.distill.device import enough_memory, peak
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.throttle.policy import Throttle
-from isthmus.distill.training.checkpoint import Checkpoints, RunState, copy_weights, pack, restore
+from isthmus.distill.training.checkpoint import Checkpoints, RunState, copy_weights, final, pack, restore
 from isthmus.distill.training.groups import cuts, whole_groups
 from isthmus.distill.training.runlog import RunLog
 from isthmus.distill.training.signals import interruption
@@ -179,7 +179,8 @@ class _Run:
             torch.set_rng_state(tensors["random.cpu"][self.rank].clone())
             if "random.cuda" in tensors and self.device.type == "cuda":
                 torch.cuda.set_rng_state(tensors["random.cuda"][self.rank].clone(), self.device)
-            self._report(f"goes on after step {self.state.step} of {self.total}")
+            step = f"step {self.state.step} of {self.total}"
+            self._report(f"is trained already, to {step}" if self.state.over else f"goes on after {step}")
         if not self.state.over:
             self.log.begin(self.state.step)
         if self.training.latency:
@@ -217,10 +218,13 @@ class _Run:
             for n, part in enumerate(parts):
                 weight = len(part) / len(rows) if len(share) else 0.0
                 syncs = self.processes == 1 or n == len(parts) - 1
+                before = self._versions() if self.processes > 1 and syncs else []
                 with nullcontext() if syncs else self.accelerator.no_sync(self.model):
                     loss, terms = self.training.step(self.model, self.training.data[part], state.step / self.total)
                     # Gradients are averaged over the processes, and each has its share of the batch.
                     (loss if weight == 1 else loss * (weight * self.processes)).backward()
+                    if before:
+                        self._join(before)
                 values = [*terms.values(), loss.detach()]
                 if weight != 1:
                     values = [value * weight for value in values]
@@ -233,10 +237,30 @@ class _Run:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.names = (*terms, "loss", "gradient") if settings.clip else (*terms, "loss")
+        names = (*terms, "loss", "gradient") if settings.clip else (*terms, "loss")
+        if self.pending and names != self.names:  # a term came or went
+            self._read(stops=False, due=False)
+        self.names = names
         self.pending += sums
         state.step += 1
         self.rows += len(rows)
+
+    def _versions(self) -> list[int | None]:
+        """The state of each gradient, which changes when a backward pass adds to it."""
+        return [None if p.grad is None else p.grad._version for p in self.trainable.values()]
+
+    def _join(self, before: Sequence[int | None]) -> None:
+        """Adds zero to gradients that the backward pass has left alone: the other processes wait for each of them.
+
+        So it is with a loss whose weight has become 0. As with one process, the optimizer leaves weights alone that no
+        process has used; all processes see the same sum.
+        """
+        pairs = zip(self.trainable.values(), before, self._versions(), strict=True)
+        if unused := [(weights, was is None) for weights, was, now in pairs if was == now]:
+            torch.autograd.backward([weights.sum() * 0.0 for weights, _ in unused])
+            for weights, new in unused:
+                if new and weights.grad is not None and not weights.grad.any():
+                    weights.grad = None
 
     def after_step(self) -> None:
         """Between two steps, when due: reads the losses, evaluates, writes a checkpoint, pauses, stops."""
@@ -345,7 +369,9 @@ class _Run:
                 distributed.all_gather(generators, generator.to(self.device))
             random[name] = torch.stack(generators)
         if not self.rank:
-            self.checkpoints.write(state, {**pack(self.module, self.optimizer, self.best_weights), **random})
+            best = self.best_weights
+            tensors = final(best) if state.over else pack(self.module, self.optimizer, best)
+            self.checkpoints.write(state, {**tensors, **random})
         self.accelerator.wait_for_everyone()
         self.saved = time.monotonic()
 

@@ -89,10 +89,10 @@ class StudentRun:
 
     state: RunState
     best: float
-    rows: int
-    flops: float
-    waited: float
-    threads: int
+    rows: int = 0
+    flops: float = 0.0
+    waited: float = 0.0
+    threads: int = 1
 
 
 def train_student(  # noqa: PLR0913 - the parts of a run, which only meet here

@@ -12,6 +12,7 @@ from isthmus.distill.device import threads
 from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.tasks.task import Task
+from isthmus.distill.teachers.function import FunctionTeacher
 from isthmus.distill.teachers.teacher import BY_CLASS, Teacher
 from isthmus.distill.throttle.policy import throttled
 from isthmus.distill.types import Index
@@ -56,6 +57,19 @@ def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progres
     )  # fmt: skip
 
 
+def announced(teacher: Teacher, outputs: TeacherOutputs, first: Index) -> str:
+    """The calls of a function that complete its outputs, in words, if those of these rows are computed first.
+
+    Empty for other teachers, and where nothing is missing.
+    """
+    if not (isinstance(teacher, FunctionTeacher) and outputs.missing):
+        return ""
+    extra = [(2, "to see that it answers alike"), (0 if (outputs.path / _FILE).exists() else 1, "to time a row")]
+    calls = outputs.calls(first)
+    words = "".join(f", {count} {why}" for count, why in extra if count)
+    return f"{calls + sum(count for count, _ in extra):,} calls: {calls:,} for {outputs.missing:,} rows{words}"
+
+
 def complete_outputs(  # noqa: PLR0913 - the parts of a pass, which only meet here
     task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress, outputs: TeacherOutputs | None = None,
     *, paused: Callable[[float], None] = lambda _seconds: None,
@@ -77,8 +91,9 @@ def complete_outputs(  # noqa: PLR0913 - the parts of a pass, which only meet he
         return outputs, msgspec.json.decode(file.read_bytes(), type=TeacherCost)
     with threadpool_limits(1), threads(1):
         row = task.asked(rows[:1])
-        # Large teachers take seconds for a row: fewer calls then.
-        (times,) = interleaved({"": lambda: teacher.ask(row)}, calls=200, rounds=1, seconds=0.5).values()
+        # Large teachers take seconds for a row: fewer calls then. A function may be a service that is paid by the call.
+        calls = 1 if isinstance(teacher, FunctionTeacher) else 200
+        (times,) = interleaved({"": lambda: teacher.ask(row)}, calls=calls, rounds=1, seconds=0.5).values()
     parameters, size = teacher.size() or (None, None)
     cost = TeacherCost(parameters, size, times["p50_us"], times["p99_us"], f"{teacher.runtime}, 1 thread")
     write_atomically(file, msgspec.json.encode(cost))

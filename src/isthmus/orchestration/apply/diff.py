@@ -4,12 +4,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.contract.diff import changed_parts, differences, stored_parts
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, IsthmusError
 from isthmus.features.offline.store import OfflineStore
+<<<<<<< HEAD
 from isthmus.orchestration.apply.analysis import unbuildable
+=======
+from isthmus.features.package.inputs import ModelInput
+>>>>>>> f0a0d4a5a12561981f95667cbcbae31fd794d381
 from isthmus.orchestration.artifacts import Artifacts, outdated
 from isthmus.orchestration.project import Project
 from isthmus.serving.deployment.deployment import Deployment
@@ -33,7 +38,8 @@ class TableChange:
 class ApplyDiff:
     """From the contract in force, if any, to that of today's definitions, both by their hashes.
 
-    `stale` are the training sets, packages and deployments that cannot be used under the new contract.
+    `stale` are the training sets, packages and deployments that cannot be used under the new contract, and the students
+    whose own task has changed, with what that takes.
     """
 
     before: str
@@ -109,6 +115,28 @@ def _table_change(
     return TableChange("rebuild" if stored_parts(built, view) else "record", parts, *size)
 
 
+def _student(project: Project, contract: Contract, artifacts: Artifacts) -> str:
+    """What the last student needs since the code of its own task has changed, in words; empty for nothing."""
+    declared, made_of = artifacts.declared, artifacts.last_report()["made_of"]
+    if not isinstance(declared.task, str) or "training" not in made_of:
+        return ""
+    from isthmus.distill.identity import origins_of
+    from isthmus.distill.restore import task_class
+
+    inputs = [ModelInput(column.name, column.dtype) for column in contract.inputs(declared.student.name)]
+    about = SimpleNamespace(
+        declaration=declared, label=declared.spine.label.name, student_inputs=inputs,
+        training_set=made_of["training_set"],
+    )  # fmt: skip
+    with project.importing():
+        now = origins_of(task_class(declared), about)
+    if now["training"] != made_of["training"]:
+        return "how it is trained has changed: `isthmus distill` trains it again"
+    if now["report"] != made_of["report"]:
+        return "only how it is judged has changed: `isthmus distill` judges it again, and trains nothing"
+    return "" if now["kind"] == made_of["kind"] else "only its package has changed: `isthmus export` writes it again"
+
+
 def _stale(project: Project, contract: Contract) -> dict[str, list[str]]:
     """What was created under another contract and cannot be used under this one.
 
@@ -125,6 +153,10 @@ def _stale(project: Project, contract: Contract) -> dict[str, list[str]]:
         with suppress(IsthmusError):
             if outdated(artifacts.last_package(), contract):
                 stale["package"].append(declared.name)
+        # The task is the user's code, and needs libraries that may not be here.
+        with suppress(Exception):
+            if needed := _student(project, contract, artifacts):
+                stale.setdefault("student", []).append(f"{declared.name}: {needed}")
     if project.deployment_file.exists():
         deployed = Deployment.loads(project.deployment_file.read_bytes(), str(project.deployment_file))
         try:

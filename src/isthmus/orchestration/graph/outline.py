@@ -5,12 +5,13 @@ project's state caches it with a digest of its inputs: while the digest is the s
 """
 
 import ast
+import copy
 import hashlib
 import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from isthmus.features.definition.spec import Source as DeclaredSource
     from isthmus.orchestration.project import Project
 
-FORMAT = 6
+FORMAT = 7
 FILE = "outline.json"
 
 
@@ -87,7 +88,8 @@ class Model(msgspec.Struct, frozen=True):
         sources: names of the sources that its spine reads.
         served: names of the views that its student reads.
         examples: code version of its training set.
-        training: code version of the models that are trained on it.
+        teaching: code version of its teacher, which leaves out how a student is judged.
+        training: code version of the models that are trained on it, and of how they are judged.
         export: code version of its package and its deployment.
         bounded: whether it has bounds on what may come between an ideal answer and that of its package.
         monitored: whether its recorded answers are measured by labels: servers record them, and it has such measures.
@@ -100,6 +102,7 @@ class Model(msgspec.Struct, frozen=True):
     sources: tuple[str, ...]
     served: tuple[str, ...]
     examples: str
+    teaching: str
     training: str
     export: str
     bounded: bool
@@ -296,8 +299,10 @@ def _model(project: "Project", declared: "Distillation") -> Model:
         profiles.training.identity(),
     ]
     functions = getattr(declared.task, "functions", ())  # those that a Causal names
-    for named in [declared.task] if isinstance(declared.task, str) else functions:
-        training += _modules(project.root, named.partition(":")[0])
+    named = [declared.task] if isinstance(declared.task, str) else functions
+    trees = [tree for name in named for tree in _modules(project.root, name.partition(":")[0])]
+    teaching = [*training, *(_without_judging(trees) if isinstance(declared.task, str) else map(ast.dump, trees))]
+    training += map(ast.dump, trees)
     return Model(
         declared.name,
         declared.description,
@@ -307,6 +312,7 @@ def _model(project: "Project", declared: "Distillation") -> Model:
         read["student"],
         # A training set belongs to the complete contract.
         contract.hash,
+        _hash(teaching),
         _hash(training),
         _hash([training, list(project.runtimes(declared)), profiles.serving.identity(), *_owner(declared)]),
         any(bound.metric.partition(".")[0] in STAGES for bound in declared.bounds),
@@ -320,7 +326,33 @@ def _owner(declared: "Distillation") -> list[str]:
     return [device.owner] if device is not None and device.owner is not None else []
 
 
-def _modules(root: Path, name: str, seen: set[Path] | None = None) -> list[str]:
+def _without_judging(trees: Iterable[ast.AST]) -> list[str]:
+    """The trees without the members of classes by which a student is judged, unless the rest mentions them."""
+    from isthmus.distill.declaration import JUDGING
+
+    left_out, dumps = set(JUDGING), list[str]()
+    while True:
+        text = "".join(dumps := [ast.dump(_Without(left_out).visit(copy.deepcopy(tree))) for tree in trees])
+        if not (mentioned := {name for name in left_out if f"'{name}'" in text}):
+            return dumps
+        left_out -= mentioned
+
+
+class _Without(ast.NodeTransformer):
+    def __init__(self, names: Collection[str]) -> None:
+        self.names = names
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        def defines(part: ast.stmt) -> str | None:
+            target = part.targets[0] if isinstance(part, ast.Assign) else getattr(part, "target", None)
+            return target.id if isinstance(target, ast.Name) else getattr(part, "name", None)
+
+        node.body = [part for part in node.body if defines(part) not in self.names]
+        self.generic_visit(node)
+        return node
+
+
+def _modules(root: Path, name: str, seen: set[Path] | None = None) -> list[ast.AST]:
     """Syntax trees, which ignore formatting, of a module in the project's folder and of its imports from there."""
     seen = set() if seen is None else seen
     file = root.joinpath(*name.split(".")).with_suffix(".py")
@@ -328,7 +360,7 @@ def _modules(root: Path, name: str, seen: set[Path] | None = None) -> list[str]:
         return []
     seen.add(file)
     tree = ast.parse(file.read_bytes())
-    trees = [ast.dump(tree)]
+    trees: list[ast.AST] = [tree]
     for node in ast.walk(tree):
         named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module:

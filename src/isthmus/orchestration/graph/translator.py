@@ -91,6 +91,8 @@ class IsthmusTranslator:
                 freshness = dg.FreshnessPolicy.time_window(timedelta(seconds=max(view.ttl, 60.0)))
         if model is not None:
             versions = {"training_set": model.examples, "package": model.export, "deployment": model.export}
+            # A metric that has changed makes students stale, which are then only judged again, but no teacher.
+            versions |= dict.fromkeys(("teacher", "teacher_outputs"), model.teaching)
             version = versions.get(node.kind, model.training)
             description = {
                 "training_set": "Every example with what each view answered at its moment.",
