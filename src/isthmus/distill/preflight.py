@@ -14,6 +14,7 @@ from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.portable.network import portable
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tasks.answers import student_answers
+from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.task import Task, answers
 from isthmus.distill.teachers.compatibility import compatible, differing_tokens
 from isthmus.distill.teachers.teacher import Teacher
@@ -63,7 +64,7 @@ def rehearse(
     if outputs.missing and objective.asks_teacher and (size := teacher.size()) is not None:
         _require_smaller(student, size[1], where)
     rows = task.material.parts.validation[:1]
-    model = task.model(student.eval())
+    model = student_graph(task, student.eval())
     predict(session(model.SerializeToString(), 1), task.feeds(rows))
     if runtimes := wanted(declared):
         tensors, results = ([*map(described, values)] for values in (model.graph.input, model.graph.output))

@@ -21,7 +21,6 @@ from isthmus.distill.declaration import DEFAULT, Gate
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.evaluation.metrics import sigmoid
 from isthmus.distill.export import conversion
-from isthmus.distill.export.candidate import difference
 from isthmus.distill.export.conversion import in_precision
 from isthmus.distill.export.export import ExportReport
 from isthmus.distill.export.package import readme
@@ -45,7 +44,7 @@ from isthmus.transforms.preparation.fit import FittedNumber, FittedText, Prepara
 from isthmus.transforms.preparation.steps import Embed, described
 from tests.distill.conftest import DEVICE, SERVING, make_package
 from tests.distill.packages import resum, rewritten
-from tests.distill.support import CONTRACT, STUDENT, check_package, material, run
+from tests.distill.support import CONTRACT, STUDENT, check_package, difference, material, run
 
 
 def test_the_package_is_whole(exported: ExportReport, trained: DistillationReport) -> None:
