@@ -28,6 +28,10 @@ class Accepted(NamedTuple):
     outputs: list[dict[str, Array]]
 
 
+SLOWER = 1.1
+"""The ratio of two medians on a host from which one counts as slower."""
+
+
 def accept(
     reference: Reference, limits: Limits, file: str, model: bytes, run: Run, max_sizes: Mapping[str, int] | None = None
 ) -> Accepted:
@@ -138,6 +142,23 @@ def fastest_within_budget(
             + ("" if keys == ["memory_mb"] else ", or measure on a machine that does nothing else"),
         )
     return measured
+
+
+def no_gain(models: Mapping[str, bytes], row: Feeds, threads: int) -> str:
+    """Why the file in INT8 is not worth serving on this host; empty if it is smaller and as fast as that in fp32."""
+    if not models.keys() >= {"fp32", "int8"}:
+        return ""
+    times = interleaved({name: Candidate(models[name], threads).call(row) for name in ("fp32", "int8")}, calls=500)
+    sizes, p50 = (
+        {name: len(model) for name, model in models.items()},
+        {name: t["p50_us"] for name, t in times.items()},
+    )
+    parts = []
+    if sizes["int8"] >= sizes["fp32"]:
+        parts.append(f"its file has {sizes['int8']:,} bytes, that of fp32 {sizes['fp32']:,}")
+    if p50["int8"] > SLOWER * p50["fp32"]:
+        parts.append(f"on this host an answer takes {p50['int8']:.3g} µs, in fp32 {p50['fp32']:.3g} µs")
+    return f"INT8 does not pay: {'; '.join(parts)}." if parts else ""
 
 
 def _exceeded(measured: Measured, size: int, profile: ServingProfile) -> list[Problem]:

@@ -14,7 +14,14 @@ import onnx
 import onnxruntime
 
 from isthmus.distill.decoding.writer import Writer
-from isthmus.distill.export.acceptance import Accepted, Measured, accept, allowed_precisions, fastest_within_budget
+from isthmus.distill.export.acceptance import (
+    Accepted,
+    Measured,
+    accept,
+    allowed_precisions,
+    fastest_within_budget,
+    no_gain,
+)
 from isthmus.distill.export.candidate import Candidate, Limits, Reference, sample_cases
 from isthmus.distill.export.conversion import in_precision
 from isthmus.distill.export.decoding import Origin, TextFiles
@@ -37,6 +44,7 @@ from isthmus.features.package.golden import Golden, TensorBytes
 from isthmus.features.package.manifest import (
     CORE,
     FORMAT_VERSION,
+    LONGEST,
     MODEL,
     Device,
     Manifest,
@@ -60,6 +68,7 @@ class ExportReport:
         quality: on the test part, by model file and measure.
         left_out: precision, file for another runtime, or head, to why the package does not have it.
         served: cost of a row with the threads of the serving profile, in its precision or the fastest.
+        advice: why INT8 is not worth serving on this host; empty if it is.
     """
 
     path: Path
@@ -71,6 +80,7 @@ class ExportReport:
     quality: dict[str, dict[str, float | None]]
     left_out: dict[str, str]
     served: Measured
+    advice: str
     runtime: str
     seconds: float
 
@@ -122,6 +132,7 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
         quality={variant.file: variant.quality for variant in manifest.variants},
         left_out=content.left_out,
         served=content.served,
+        advice=content.advice,
         runtime=f"ONNX Runtime {onnxruntime.__version__}",
         seconds=round(time.perf_counter() - started, 3),
     )
@@ -134,20 +145,24 @@ class _Content(NamedTuple):
     sizes: dict[str, int]
     left_out: dict[str, str]
     served: Measured
+    advice: str = ""
 
 
 def _of_rows(files: "_Files", contract: Mapping[str, Any], device: Device | None) -> _Content:
     """The package of a student that answers rows."""
     task, profile, left_out = files.trained.task, files.profile, files.left_out
+    test = task.material.parts.test
     files.accept_models()
     files.accept_programs()
     package = files.package(contract, device)
     sizes = {precision: package_bytes(package, precision) for precision in task.tolerance if precision not in left_out}
     models = {file.variant.file: file.model for file in files.accepted}
-    served = {precision: model for precision in files.allowed if (model := models.get(f"model.{precision}.ort"))}
-    measured = fastest_within_budget(served, task.feeds(task.material.parts.test[:1]), sizes, profile)
+    files_of = {precision: model for precision in task.tolerance if (model := models.get(f"model.{precision}.ort"))}
+    served, row = {name: files_of[name] for name in files.allowed if name in files_of}, task.feeds(test[:1])
+    measured = fastest_within_budget(served, row, sizes, profile)
+    advice = no_gain(files_of, row, profile.threads)
     files.progress("measured", 0.9)
-    return _Content(package, sizes, {file: str(error) for file, error in left_out.items()}, measured)
+    return _Content(package, sizes, {file: str(error) for file, error in left_out.items()}, measured, advice)
 
 
 def _of_texts(
@@ -282,6 +297,12 @@ class _Files:
             self.progress(f"no {HEAD}: {error}", 0.5)
             return None
 
+    def _classes(self) -> tuple[str, ...]:
+        """The names of the classes, if the only output has a number for each, and a manifest can hold them."""
+        names = tuple(self.trained.task.classes or ())
+        fit = [tensor.shape[-1:] for tensor in self.outputs] == [(len(names),)] and len({*names}) == len(names)
+        return names if fit and all(name.isprintable() and len(name) <= LONGEST for name in names) else ()
+
     def package(self, contract: Mapping[str, Any], device: Device | None) -> dict[str, bytes]:
         """The files of the package by name."""
         material = self.trained.task.material
@@ -308,7 +329,7 @@ class _Files:
             | ({HEAD: "what makes the tensors of the numeric core of raw values", **READERS} if head else {}),
             device=device,
             core=core,
-            classes=tuple(self.trained.task.classes or ()) if has_rows else (),
+            classes=self._classes(),
             rounding=self.trained.task.rounding,
         )
         tests = xctest(manifest)

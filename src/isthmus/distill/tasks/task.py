@@ -171,7 +171,8 @@ class Task(ABC):
             The default is relative: it counts times the scale of each floating-point output, which is the width of the
             middle 95 % of the student's numbers for 256 test rows, and at least 1: it is absolute for probabilities.
         rounding: how far apart two processors may be in an answer.
-        quantized: the operators whose weights and inputs are whole numbers in an INT8 graph.
+        quantized: the operators whose weights and inputs are whole numbers in an INT8 graph; of Gather, embedding
+            tables, the weights alone.
         golden: test rows in a package, with its answers; with 0 there are only the edges.
         measured: names of all figures of `measures`: a gate on an unknown figure is refused before the first step.
         pipeline: the hub's name of such models ("image-to-image"), for the model card; None if it has no name for them.
@@ -194,7 +195,7 @@ class Task(ABC):
     form = Form()
     tolerance: Mapping[str, float] = {"fp32": 1e-5, "int8": 0.05}
     rounding = ROUNDING
-    quantized: Sequence[str] = ("Conv", "Gemm", "MatMul")
+    quantized: Sequence[str] = ("Conv", "Gather", "Gemm", "MatMul")
     golden = 16
     compared = 2000
     measured: Sequence[str] = ()
