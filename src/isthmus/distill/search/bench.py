@@ -54,8 +54,9 @@ class Bench:
         task, material = self.task, self.task.material
         self._validation = material.parts.validation
         self._teacher = self.outputs.float32(self._validation)
+        settings = material.declaration.search_settings(material.profile, len(material.parts.train))
         self._settings = replace(
-            material.declaration.search_settings(material.profile), gate=f"validation_{task.metric}",
+            settings, gate=f"validation_{task.metric}",
             best="max" if task.more else "min", seed=material.declaration.seed,
         )  # fmt: skip
 
