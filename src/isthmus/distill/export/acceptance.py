@@ -153,12 +153,14 @@ def no_gain(models: Mapping[str, bytes], row: Feeds, threads: int) -> str:
         {name: len(model) for name, model in models.items()},
         {name: t["p50_us"] for name, t in times.items()},
     )
-    parts = []
-    if sizes["int8"] >= sizes["fp32"]:
-        parts.append(f"its file has {sizes['int8']:,} bytes, that of fp32 {sizes['fp32']:,}")
-    if p50["int8"] > SLOWER * p50["fp32"]:
-        parts.append(f"on this host an answer takes {p50['int8']:.3g} µs, in fp32 {p50['fp32']:.3g} µs")
-    return f"INT8 does not pay: {'; '.join(parts)}." if parts else ""
+    smaller, slower = sizes["int8"] < sizes["fp32"], p50["int8"] > SLOWER * p50["fp32"]
+    if smaller and not slower:
+        return ""
+    return (
+        f"INT8 {'is smaller but slower here' if smaller else 'does not pay'}: {sizes['int8']:,} bytes and "
+        f"{p50['int8']:.3g} µs for an answer, fp32 {sizes['fp32']:,} bytes and {p50['fp32']:.3g} µs. "
+        'precision = "fp32" in [profiles.serving] serves fp32.'
+    )
 
 
 def _exceeded(measured: Measured, size: int, profile: ServingProfile) -> list[Problem]:
