@@ -180,7 +180,7 @@ def test_the_server_and_the_model_say_what_they_are(drawing: tuple[Server, Path]
     # A model of rows, and one of tensors, each asked as the other.
     assert server.http.get("/v2/models/late/ready").status_code == 200
     for refused in (server.http.get("/v2/models/late"), server.http.post("/v2/models/late/infer", json=as_json({}))):
-        assert (refused.status_code, refused.json()["found"]) == (422, "takes rows of features, and no tensors")
+        assert (refused.status_code, refused.json()["found"]) == (404, "takes rows of features, and no tensors")
     rows = drawing[0].predict(entities={"carrier": ["UA"]})
     assert (rows.status_code, rows.json()["remedy"]) == (422, "ask /v2/models/draws/infer")
 

@@ -74,7 +74,7 @@ def require_near(file: str, limits: Limits, precision: str, apart: Sequence[Devi
         remedy += f", or allow more: {line}"
     raise ParityFailed(
         f"{file}: {far.place}", far.says("the student in torch"),
-        expected=f"{far.limit:.3g} at most, {limits.source(precision)}", remedy=remedy,
+        expected=f"at most {far.limit:.3g}, {limits.source(precision)}", remedy=remedy,
     )  # fmt: skip
 
 
