@@ -110,6 +110,56 @@ class Classes(Task):
         return {"x": self.numbers[torch.from_numpy(rows)].numpy()}
 
 
+class Named(Classes):
+    """Its classes have names; its graph answers to 1e-3 of the student, and its INT8 file may be far off."""
+
+    classes = tuple("abcde")
+    tolerance = MappingProxyType({"fp32": 1e-2, "int8": 10.0})
+
+    def teacher(self) -> Teacher:
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            return NetworkTeacher(Classifier(32), ["logits", "embedding"], name="classifier", labels=self.classes)
+
+    def model(self, student: nn.Module) -> onnx.ModelProto:
+        model = super().model(student)
+        bias = next(each for each in model.graph.initializer if list(each.dims) == [CLASSES])
+        bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias) + np.float32(1e-3), bias.name))
+        return model
+
+
+class Reader(nn.Module):
+    """Reads tokens one after the other."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.words, self.last = nn.Embedding(20, 4), nn.Linear(4, CLASSES)
+        self.steps = kind(4, 4, batch_first=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        result: Tensor = self.last(self.steps(self.words(ids))[0].sum(1))
+        return result
+
+
+class Tokens(Classes):
+    """Tokens of other lengths from row to row; `arguments` go to torch.onnx.export."""
+
+    max_sizes = MappingProxyType({"L": 6})
+    arguments: str = ""
+
+    def feeds(self, rows: Index) -> Feeds:
+        length = int(rows.max()) % 5 + 2
+        return {"ids": (rows[:, None] + np.arange(length)) % 20}
+
+    def model(self, student: nn.Module) -> onnx.ModelProto:
+        file, example = io.BytesIO(), torch.ones((2, 3), dtype=torch.int64)
+        given = eval(f"dict({self.arguments})", {"torch": torch})  # noqa: S307 - what a message says to write
+        names = {"input_names": ["ids"], "output_names": ["logits"], "external_data": False, "verbose": False}
+        with warnings.catch_warnings(action="ignore"):
+            torch.onnx.export(student.eval(), (example,), file, **{**names, **given})  # type: ignore[arg-type]
+        return onnx.load_from_string(file.getvalue())
+
+
 class Largest(Classes):
     """Of its teacher the three largest probabilities are kept."""
 

@@ -16,9 +16,11 @@ from isthmus.distill.settings import Settings
 from isthmus.distill.tabular.preparation import learned
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.task import Learn, Material
+from isthmus.distill.types import Answers
 from isthmus.features.definition.spec import FeatureService, Field, Spine
 from isthmus.features.package.inputs import ModelInput
 from isthmus.features.package.manifest import Package
+from isthmus.features.package.replay import deviation
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.types import Bool, Float32, Float64, Int64, String, UnixTimestamp
 from isthmus.features.verdict import FeatureVerdict
@@ -136,3 +138,8 @@ def check_package(
             for variant in runtime.files(package.manifest):
                 compared[variant.file] = parity.check(variant, partial(runtime.ask, package, variant), questions)
     return compared
+
+
+def difference(expected: Answers, outputs: Answers) -> float:
+    """The largest absolute difference of any output; infinite where a number is missing."""
+    return max(deviation(name, expected[name], found, 1.0, widths=True).by for name, found in outputs.items())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.distill.declaration import TABLES, Gate
+from isthmus.distill.declaration import LEAST_STEPS, TABLES, Gate
 from isthmus.distill.gates import check_figures
 from isthmus.features.profiles import TrainingProfile
 from tests.distill.support import declaration
@@ -100,10 +100,16 @@ def test_a_table_is_split_by_time() -> None:
 
 def test_the_profile_says_how_long_where_the_declaration_does_not() -> None:
     profile = TrainingProfile(epochs=7, batch=32)
-    assert declaration(settings=None).training_settings(profile) == replace(TABLES, epochs=7, batch=32)
-    assert declaration(batch=16).training_settings(profile).epochs == 7
-    assert declaration(batch=16).training_settings(profile).batch == 16
-    assert declaration(steps=5).training_settings(profile).epochs is None
+    assert declaration(settings=None).training_settings(profile, 1000) == replace(TABLES, epochs=7, batch=32)
+    assert declaration(batch=16).training_settings(profile, 1000).epochs == 7
+    assert declaration(batch=16).training_settings(profile, 1000).batch == 16
+    assert declaration(steps=5).training_settings(profile, 1000).epochs is None
+    # If no one says how long, few rows are read more often.
+    usual = TrainingProfile()
+    for rows, epochs in ((10, 800), (3600, 200), (229_000, 4), (10**7, 4)):
+        found = declaration(settings=None).training_settings(usual, rows)
+        assert (found.epochs, found.total(rows) >= LEAST_STEPS) == (epochs, True)
+    assert usual.identity() == TrainingProfile(epochs=4).identity()
 
 
 def test_the_metric_of_the_task_is_the_gate_of_the_training() -> None:

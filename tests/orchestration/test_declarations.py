@@ -112,7 +112,7 @@ def _declared(value: Any, kind: Any) -> list[Any]:
     if kind in (transform, spine, request_transform):
         return [view, value(orders)] if kind is not transform else [value(orders)]
     if kind in (Tabular, Causal, Rank, Lora):
-        task = {Rank: lambda: Tabular(label=value), Lora: lambda: Causal(prompt="x", lora=value)}
+        task = {Rank: lambda: Tabular(label=value), Lora: lambda: Causal(prompt=8, lora=value)}
         task_of: Callable[[], Any] = task.get(kind, lambda: value)
         return [view, Distillation(name="late", spine=SPINE, teacher=SERVICE, student=SERVICE, task=task_of())]
     uses: dict[Any, Callable[[], Any]] = {

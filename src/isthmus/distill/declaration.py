@@ -27,6 +27,8 @@ DEFAULT: tuple[Step, ...] = (Standardize(), Impute(0.0))
 
 TABLES = TrainingSettings(learning_rate=2e-3, weight_decay=1e-2)
 """The default settings of a student of tables."""
+LEAST_STEPS = 800
+"""Steps that a student of tables is trained for at least, if neither its settings nor the profile name epochs."""
 
 ONNX_RUNTIME, EXECUTORCH, LITERT, COREML = RUNTIMES = ("onnxruntime", "executorch", "litert", "coreml")
 
@@ -301,7 +303,8 @@ class Distillation:
         task: the kind of model: a `Tabular`, a `Causal`, or your own `Task` as "module:Class", in a module beside the
             definitions, which only training imports.
         settings: how student and control are trained; if it names neither epochs nor steps, as many epochs as
-            `[profiles.training]` says. None also takes the batch from there, with the settings of `TABLES`.
+            `[profiles.training]` says, or four. If no one says so, a `Tabular` takes `LEAST_STEPS` steps or more. None
+            also takes the batch from the profile, with the settings of `TABLES`.
         split: shares of the training, validation and test parts, in order of event time.
         split_by: a column of the training set: rows with the same value are in the same part; for rows without times,
             and not with a `Tabular`.
@@ -471,20 +474,29 @@ class Distillation:
     def _misset(self, settings: TrainingSettings | None, where: str) -> list[Problem]:
         if not isinstance(settings, TrainingSettings):
             return []  # none, or one of another type, which is named already
-        wrong = replace(self._timed(settings, 1), gate="the task's").problems(where)
+        wrong = replace(self._timed(settings), gate="the task's").problems(where)
         if settings.gate is not None:
             wrong.append(Problem(f"{where}: gate", repr(settings.gate), "None: the task's metric decides"))
         return wrong
 
-    def training_settings(self, profile: "TrainingProfile") -> TrainingSettings:
-        """How student and control are trained under a profile."""
-        return self._timed(self.settings or replace(TABLES, batch=profile.batch), profile.epochs)
+    def training_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
+        """How student and control are trained under a profile on so many rows."""
+        return self._timed(self.settings or replace(TABLES, batch=profile.batch), profile, rows)
 
-    def search_settings(self, profile: "TrainingProfile") -> TrainingSettings:
-        """How the students of a search are trained under a profile."""
+    def search_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
+        """How the students of a search are trained under a profile on so many rows."""
         settings = None if self.search is None else self.search.settings
-        return self.training_settings(profile) if settings is None else self._timed(settings, profile.epochs)
+        if settings is None:
+            return self.training_settings(profile, rows)
+        return self._timed(settings, profile, rows)
 
-    def _timed(self, settings: TrainingSettings, epochs: int) -> TrainingSettings:
+    def _timed(
+        self, settings: TrainingSettings, profile: "TrainingProfile | None" = None, rows: int = 1
+    ) -> TrainingSettings:
         settings = self.task.paced(settings) if isinstance(self.task, Causal) else settings
-        return settings if settings.epochs or settings.steps else replace(settings, epochs=epochs)
+        if settings.epochs or settings.steps:
+            return settings
+        if profile is None or profile.epochs or not isinstance(self.task, Tabular):
+            return replace(settings, epochs=1 if profile is None else profile.passes)
+        least = math.ceil(LEAST_STEPS / math.ceil(rows / settings.batch))
+        return replace(settings, epochs=max(profile.passes, least))

@@ -77,8 +77,8 @@ def distill(
     """
     declaration, stages = material.declaration, _Stages(progress)
     _require_ready(declaration)
-    settings = declaration.training_settings(material.profile)
     task = create_task(replace(material, progress=lambda text, _done: stages.note(f"teacher, {text}")))
+    settings = declaration.training_settings(material.profile, len(task.material.parts.train))
     stages.done("prepare", 0.1)
     teacher, rows = task.teacher(), np.arange(task.material.table.num_rows)
     opened = open_outputs(task, teacher, rows, cache, stages.within("teacher", 0.1))

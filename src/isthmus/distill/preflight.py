@@ -14,6 +14,7 @@ from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.portable.network import portable
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tasks.answers import require_steady, student_answers
+from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.task import Task, answers
 from isthmus.distill.teachers.compatibility import compatible, differing_tokens
 from isthmus.distill.teachers.teacher import Teacher
@@ -72,7 +73,7 @@ def rehearse(
         note(_require_smaller(student, size[0], where))
     rows = task.material.parts.validation[:1]
     require_steady(task, student.eval(), task.material.parts.validation[:STEADY])
-    model = task.model(student)
+    model = student_graph(task, student)
     predict(session(model.SerializeToString(), 1), task.feeds(rows))
     if runtimes := wanted(declared):
         tensors, results = ([*map(described, values)] for values in (model.graph.input, model.graph.output))

@@ -107,6 +107,10 @@ class GateFailed(IsthmusError):
     """A verdict, a parity check or a budget that did not pass."""
 
 
+class ParityFailed(GateFailed):
+    """A model file that does not answer as its student."""
+
+
 class PackageError(IsthmusError):
     """A model package that is damaged, altered or incomplete.
 

@@ -15,6 +15,9 @@ Accelerator = Literal["nvidia-t4", "nvidia-a10", "nvidia-l4", "nvidia-a100", "nv
 WITHOUT_BF16 = frozenset({"nvidia-t4"})
 """Those below compute capability 8.0 (CUDA C++ Programming Guide, arithmetic instructions)."""
 
+EPOCHS = 4
+"""Passes over the training part, unless a profile or a distillation says otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingProfile:
@@ -24,7 +27,7 @@ class TrainingProfile:
         device: where the student trains; "auto" is CUDA if available.
         precision: arithmetic of the forward pass; "bf16" needs a device that has it.
         batch: rows per step.
-        epochs: passes over the training part.
+        epochs: passes over the training part; None for four, or for as many as a `Tabular` on few rows needs.
         threads: CPU threads for the teacher and the student.
         compile: whether to use torch.compile, which pays off on a GPU and with large students.
         give_way: whether training pauses while the project's API on this machine misses its latency objective.
@@ -40,7 +43,7 @@ class TrainingProfile:
     device: Literal["cpu", "cuda", "auto"] = "cpu"
     precision: Literal["fp32", "bf16"] = "fp32"
     batch: _Count = 1024
-    epochs: _Count = 4
+    epochs: _Count | None = None
     threads: _Count = 2
     compile: bool = False
     give_way: bool = True
@@ -57,9 +60,15 @@ class TrainingProfile:
         """The number of processes on all nodes."""
         return self.nodes * self.per_node
 
+    @property
+    def passes(self) -> int:
+        """Epochs, the usual number if none is given."""
+        return self.epochs or EPOCHS
+
     def identity(self) -> dict[str, Any]:
         """The settings a student depends on; the number of machines is not among them."""
-        return _named(self, "device", "precision", "batch", "epochs", "threads", "compile")
+        named = _named(self, "device", "precision", "batch", "epochs", "threads", "compile")
+        return {**named, "epochs": self.passes}
 
     def problems(self) -> Iterator[Problem]:
         """Valid values that do not go together, by the name of the field to change."""

@@ -234,7 +234,7 @@ def compare(
     offline: Values,
     online: Values,
     dtype: DataType,
-    tolerance: float = 0.0,
+    tolerance: float | np.ndarray[Any, Any] = 0.0,
     times: Sequence[int | None] = (),
 ) -> FeatureVerdict:
     """Compares two columns value by value: equal are two nulls, two NaNs, or two values with the same bits.
@@ -247,7 +247,7 @@ def compare(
         offline: shape (n,).
         online: shape (n,).
         dtype: the type of both.
-        tolerance: the absolute difference of two floating-point numbers that does not count.
+        tolerance: the absolute difference of two floating-point numbers that does not count, or one of each row.
         times: event time of each row, if any, in microseconds.
     """
     if not len(keys) == len(offline.data) == len(online.data):
@@ -255,7 +255,7 @@ def compare(
     equal = equal_values(offline, online, dtype)
     unlike = np.flatnonzero(~equal)
     worst = _worst(offline.take(unlike), online.take(unlike), dtype) if len(unlike) else 0.0
-    if tolerance and dtype.name in ("Float32", "Float64"):
+    if np.any(tolerance) and dtype.name in ("Float32", "Float64"):
         with np.errstate(invalid="ignore", over="ignore"):
             gaps = np.abs(offline.data.astype(np.float64) - online.data)
         equal |= offline.valid & online.valid & (gaps <= tolerance)
@@ -266,7 +266,7 @@ def compare(
         left, right = map(_moment, sides) if dtype.name == "UnixTimestamp" else sides
         examples.append(ValueDifference(keys[n], left, right, _moment(times[n]) if len(times) else None))
     plotted = _pairs(offline, online, differing, dtype)
-    return FeatureVerdict(len(keys), len(differing), worst, examples, tolerance, plotted)
+    return FeatureVerdict(len(keys), len(differing), worst, examples, float(np.max(tolerance, initial=0.0)), plotted)
 
 
 def equal_values(left: Values, right: Values, dtype: DataType) -> Mask:

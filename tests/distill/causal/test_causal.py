@@ -72,7 +72,7 @@ def trained(folder: Path, of: CausalTask, seed: int = 0, note: Callable[[str], N
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         student, objective = of.student(), of.objective()
-    settings = declared.training_settings(of.material.profile)
+    settings = declared.training_settings(of.material.profile, 1000)
     train_student(of, student, objective, outputs, settings, folder / "run", lambda text, _done: note(text))
     assert isinstance(student, CausalStudent)
     return student
@@ -598,7 +598,7 @@ def problems(of: Material) -> list[Any]:
 def test_a_sound_declaration_has_no_problems_and_a_learning_rate_of_the_base() -> None:
     sound = material(base_rate=5e-3, license="apache-2.0").declaration
     assert sound.problems() == []
-    assert sound.training_settings(material().profile).learning_rate == pytest.approx(5e-4)
+    assert sound.training_settings(material().profile, 1000).learning_rate == pytest.approx(5e-4)
     assert [gate.metric for gate in sound.required] == ["gain", "regression"]
     assert [gate.metric for gate in material(**TAUGHT).declaration.required] == ["taught"]
     assert problems(material(replay=0, gates=GATES)) == []

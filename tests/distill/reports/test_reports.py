@@ -17,7 +17,7 @@ from markdown_it import MarkdownIt
 from playwright.sync_api import Page, sync_playwright
 
 from isthmus import DataError, GateFailed
-from isthmus.distill.reports import boundary_card, images, model_card, page, require_boundary
+from isthmus.distill.reports import boundary_card, images, model_card, page, require_boundary, warnings
 from isthmus.distill.reports.plots import Axis, axis
 from isthmus.distill.reports.report import (
     Estimate,
@@ -186,6 +186,15 @@ def test_the_model_card_says_what_the_report_says() -> None:
     ):
         assert sentence in card
     assert "contains 0" not in card
+
+
+def test_a_student_that_is_no_better_than_chance_is_named() -> None:
+    changed = report()
+    assert not warnings(read_report(changed))
+    changed["measures"]["lift_kept"] = -0.2
+    (sentence,) = warnings(read_report(changed))
+    assert sentence.startswith("The student is no better than chance: its auc is 0.7471 after 1,792 steps.")
+    assert sentence in model_card(changed)
 
 
 def test_limits_are_told() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from isthmus.distill.distillation import DistillationReport
-from isthmus.distill.export.candidate import difference
 from isthmus.distill.labels import Isotonic, Temperature
 from isthmus.distill.onnx.runtime import ask, described, session
 from isthmus.distill.portable.network import portable
@@ -17,7 +16,7 @@ from isthmus.distill.tabular.calibration import Risen, Scaled
 from isthmus.distill.tabular.student import Student
 from isthmus.features.package.manifest import Tensor
 from tests.distill.labelled import labelled, material_of
-from tests.distill.support import material
+from tests.distill.support import difference, material
 
 
 def test_a_core_answers_like_its_graph(table: pa.Table, trained: DistillationReport) -> None:

@@ -225,7 +225,9 @@ def test_a_student_of_the_teachers_size_learns_from_it(table: pa.Table, tmp_path
         task = create_task(material(table, task=f"tests.distill.sampletasks:{kind}"))
         teacher, notes = task.teacher(), list[str]()
         outputs = open_outputs(task, teacher, np.arange(table.num_rows), tmp_path, lambda _text, _done: None)
-        rehearse(task, teacher, outputs, task.material.declaration.training_settings(PROFILE), notes.append)
+        rehearse(
+            task, teacher, outputs, task.material.declaration.training_settings(PROFILE, table.num_rows), notes.append
+        )
         assert notes == ["the student has as many parameters (257 of 257)"]
 
 
@@ -254,7 +256,7 @@ def test_a_teacher_with_its_classes_in_another_order_is_mapped(table: pa.Table, 
     outputs = open_outputs(task, teacher, rows, tmp_path, lambda _text, _done: None)
     theirs, some = teacher.ask(task.asked(rows[:50]))["logits"], rows[:50]
     torch.testing.assert_close(outputs[some]["logits"].float(), theirs[:, [1, 2, 0]], atol=1e-3, rtol=1e-3)
-    rehearse(task, teacher, outputs, task.material.declaration.training_settings(PROFILE), pytest.fail)
+    rehearse(task, teacher, outputs, task.material.declaration.training_settings(PROFILE, 1000), pytest.fail)
 
 
 def test_a_tokenizer_is_held_against_the_teachers_where_all_it_says_is_kept(table: pa.Table, tmp_path: Path) -> None:
@@ -262,7 +264,7 @@ def test_a_tokenizer_is_held_against_the_teachers_where_all_it_says_is_kept(tabl
     with open_outputs(task, task.teacher(), np.arange(table.num_rows), tmp_path, lambda _text, _done: None) as outputs:
         outputs.fill()
     with pytest.raises(ConfigurationError, match="tokens of 'The quick brown fox'"):
-        rehearse(task, task.teacher(), outputs, task.material.declaration.training_settings(PROFILE), pytest.fail)
+        rehearse(task, task.teacher(), outputs, task.material.declaration.training_settings(PROFILE, 1000), pytest.fail)
 
 
 def test_a_gate_about_nothing_is_said_before_anything_is_asked(table: pa.Table, tmp_path: Path) -> None:

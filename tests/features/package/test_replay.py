@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from isthmus.features.package.replay import Array, _difference
+from isthmus.features.package.replay import Array, deviation
 
 F = np.float32
 ONE = np.array([1, -np.inf], F)
@@ -26,4 +26,5 @@ ONE = np.array([1, -np.inf], F)
     (np.array(["a"], object), np.array(["b"], object), np.inf),
 ])  # fmt: skip
 def test_how_far_answers_are_apart(expected: Array, found: Array, apart: float) -> None:
-    assert _difference(expected, found) == _difference(found, expected) == apart
+    sides = (expected, found), (found, expected)
+    assert [deviation("y", *pair, 1e-5).by for pair in sides] == [apart, apart]

@@ -304,7 +304,7 @@ def test_a_head_that_cannot_be_is_named_before_training(tmp_path: Path) -> None:
     )
     task, notes = create_task(rows), list[str]()
     with open_outputs(task, task.teacher(), np.arange(ROWS), tmp_path, lambda _text, _done: None) as outputs:
-        rehearse(task, task.teacher(), outputs, rows.declaration.training_settings(PROFILE), notes.append)
+        rehearse(task, task.teacher(), outputs, rows.declaration.training_settings(PROFILE, 1000), notes.append)
     (note,) = notes
     assert "no head.json: head.json: a request transform of the student has Pow, of which no standard" in note
 

@@ -10,13 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from openapi_schema_validator import OAS31Validator
 
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.inputs import Feeds
-from isthmus.features.package.manifest import open_package, package_digest
+from isthmus.features.package.manifest import Tensor, open_package, package_digest
+from isthmus.serving.http.inference import _described
 from isthmus.serving.limits import Limits
 from isthmus.serving.wire.inference import HEADER
 from tests.serving.http.test_openapi import resolved
@@ -180,7 +182,7 @@ def test_the_server_and_the_model_say_what_they_are(drawing: tuple[Server, Path]
     # A model of rows, and one of tensors, each asked as the other.
     assert server.http.get("/v2/models/late/ready").status_code == 200
     for refused in (server.http.get("/v2/models/late"), server.http.post("/v2/models/late/infer", json=as_json({}))):
-        assert (refused.status_code, refused.json()["found"]) == (422, "takes rows of features, and no tensors")
+        assert (refused.status_code, refused.json()["found"]) == (404, "takes rows of features, and no tensors")
     rows = drawing[0].predict(entities={"carrier": ["UA"]})
     assert (rows.status_code, rows.json()["remedy"]) == (422, "ask /v2/models/draws/infer")
 
@@ -438,3 +440,10 @@ def test_keys_and_metrics_are_as_for_predictions(tmp_path: Path, redis_url: str)
         assert 'isthmus_model_duration_seconds_count{model="draws"} 3.0' in lines
         # The request was wrong, and not the model.
         assert 'isthmus_prediction_failures_total{model="draws"} 0.0' in lines
+
+
+def test_metadata_has_the_names_of_classes() -> None:
+    logits = Tensor("logits", "float", ("N", 2))
+    named, plain = (msgspec.to_builtins(_described([logits], names)) for names in (("yes", "no"), ()))
+    assert plain == [{"name": "logits", "datatype": "FP32", "shape": [-1, 2]}]
+    assert named == [{**plain[0], "parameters": {"classes": ["yes", "no"]}}]

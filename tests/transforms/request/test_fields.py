@@ -71,10 +71,13 @@ def kept(value: Any, rule: Expectation) -> bool:
     return True
 
 
-def _ruled(chance: random.Random, name: str, dtype: DataType) -> tuple[list[Expectation], Any]:
+Rule = Present | Between | OneOf | Length
+
+
+def _ruled(chance: random.Random, name: str, dtype: DataType) -> tuple[list[Rule], Any]:
     """Rules of a field by chance, and a default that keeps them, or None."""
     some = [value for value in EDGES[dtype] if value == value]
-    rules: list[Expectation] = [Expect.present(name)] if chance.random() < 0.3 else []
+    rules: list[Rule] = [Expect.present(name)] if chance.random() < 0.3 else []
     if dtype not in (Bool, String) and chance.random() < 0.7:
         low, high = sorted(chance.choices(some, k=2))
         rules.append(Expect.between(name, *chance.choice([(low, high), (low, None), (None, high)])))

@@ -18,6 +18,7 @@ from isthmus.features.decoding.generation import LOGITS, NEW, PAST, TOKENS, Gene
 from isthmus.features.decoding.tokenizer import Tokenizer
 from isthmus.features.errors import GateFailed
 from isthmus.features.package.golden import Case, Golden, TensorBytes
+from isthmus.features.package.replay import deviation
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -133,26 +134,28 @@ class Reference:
     ) -> Compared:
         """The same of a file that runs already, and takes so many tokens at once."""
         decoder = replace(self.decoder, part=part)
-        worst, equal, count, answers = 0.0, 0, 0, []
+        tolerance = TOLERANCES[precision] * self.scale
+        apart, equal, count, answers = [], 0, 0, []
         for prompt, said in zip(self.prompts, self.said, strict=True):
             cache = decoder.cache(len(prompt.tokens) + len(said))
             fed: Sequence[int] = prompt.tokens
             for read in said:
                 own = decoder.read(run, fed, cache)
-                worst = max(worst, float(np.abs(own.logits - read.logits).max()))
+                place = f"token {count} behind the golden prompts".format
+                apart.append(deviation(LOGITS, read.logits, own.logits, tolerance, widths=True, row_name=place))
                 equal, count, fed = equal + (own.token == read.token), count + 1, [read.token]
             answers.append([*_sure(decoder.greedy(run, prompt.tokens, settings.golden_tokens))])
-        agreement, tolerance = equal / count, TOLERANCES[precision] * self.scale
+        agreement, far = equal / count, max(apart, key=lambda each: each.by)
         outputs = [run(case) for case in self.cases]
-        if worst > tolerance:
-            raise GateFailed(file, f"its logits differ from the model's by {worst:.3g}",
-                             expected=f"{tolerance:.3g} at most", remedy="leave this precision out")  # fmt: skip
+        if far.by > tolerance:
+            raise GateFailed(f"{file}: {far.place}", far.says("the model in torch"),
+                             expected=f"at most {tolerance:.3g}", remedy="leave this precision out")  # fmt: skip
         if agreement < (least := {**AGREEMENT, **settings.agreement}[precision]):
             raise GateFailed(file, f"says {agreement:.1%} of the tokens that the model says", expected=f"{least:.1%}",
                              remedy="leave this precision out, or declare what agreement is enough")  # fmt: skip
         largest = float(max(np.abs(array).max() for output in outputs for array in output.values()))
-        report = FileReport(size, worst, agreement, *_speed(run, decoder, self.prompts[0].tokens))
-        return Compared(report, worst, agreement, largest, answers, outputs)
+        report = FileReport(size, far.by, agreement, *_speed(run, decoder, self.prompts[0].tokens))
+        return Compared(report, far.by, agreement, largest, answers, outputs)
 
 
 def golden_cases(reference: Reference, accepted: Mapping[str, Compared]) -> Golden:

@@ -9,13 +9,14 @@ import msgspec
 
 from isthmus.distill.declaration import Gate
 from isthmus.distill.evaluation.metrics import interleaved, throughput
-from isthmus.distill.export.candidate import Candidate, Reference
+from isthmus.distill.export.candidate import Candidate, Limits, Reference
 from isthmus.distill.gates import check_figures
 from isthmus.distill.onnx.runtime import Run
 from isthmus.distill.types import Array
-from isthmus.features.errors import ConfigurationError, GateFailed, Problem
+from isthmus.features.errors import ConfigurationError, GateFailed, ParityFailed, Problem
 from isthmus.features.package.inputs import Feeds
 from isthmus.features.package.manifest import CORE, Format, Variant
+from isthmus.features.package.replay import Deviation
 from isthmus.features.profiles import FASTEST, ServingProfile
 
 
@@ -27,28 +28,24 @@ class Accepted(NamedTuple):
     outputs: list[dict[str, Array]]
 
 
+SLOWER = 1.1
+"""The ratio of two medians on a host from which one counts as slower."""
+
+
 def accept(
-    reference: Reference, file: str, model: bytes, run: Run, max_sizes: Mapping[str, int] | None = None
+    reference: Reference, limits: Limits, file: str, model: bytes, run: Run, max_sizes: Mapping[str, int] | None = None
 ) -> Accepted:
     """Compares a model file with the student, and checks the student's gates on it.
 
     Raises:
         ConfigurationError: `Task.expected` lacks an output of the graph.
-        GateFailed: it differs too much from the student, or misses a gate.
+        ParityFailed: it differs too much from the student.
+        GateFailed: it misses a gate.
     """
     task, (part, precision, suffix) = reference.task, file.split(".", 2)
     core = part == CORE
-    outputs, worst = reference.compare(run, core=core)
-    # `not <=` and not `>`: a NaN must not pass.
-    if not worst <= task.tolerance[precision]:
-        raise GateFailed(
-            f"{file}: golden cases and test part",
-            f"answers differ from the student's by up to {worst:.2g}"
-            if math.isfinite(worst)
-            else "answers have other sizes than the student's, or are no numbers",
-            expected=f"at most {task.tolerance[precision]}",
-            remedy="serve fp32, or train again" if precision == "int8" else "report this: the graph is wrong",
-        )
+    outputs, apart = reference.compare(run, limits, precision, core=core)
+    require_near(file, limits, precision, apart)
     quality = reference.quality(run, core=core)
     figures = {f"student.{name}": value for name, value in quality.items()}
     require_gates(file, figures, task.material.declaration.required)
@@ -58,13 +55,27 @@ def accept(
         format=msgspec.convert(suffix.removesuffix(".zip"), Format),
         bytes=len(model),
         sha256=hashlib.sha256(model).hexdigest(),
-        tolerance=task.tolerance[precision],
-        worst=worst,
+        tolerance=limits.largest(precision),
+        worst=max(far.by for far in apart),
         quality=finite(quality),
         most=dict(max_sizes or {}),
         core=core,
     )
     return Accepted(variant, model, outputs)
+
+
+def require_near(file: str, limits: Limits, precision: str, apart: Sequence[Deviation]) -> None:
+    """Raises a ParityFailed, with the number that is farthest beyond its limit, if there is one."""
+    far = max(apart, key=lambda each: each.share)
+    if far.share <= 1:
+        return
+    remedy = "serve fp32, train again" if precision == "int8" else "make the graph compute what the student computes"
+    if line := limits.line(precision, max(each.by for each in apart)):
+        remedy += f", or allow more: {line}"
+    raise ParityFailed(
+        f"{file}: {far.place}", far.says("the student in torch"),
+        expected=f"at most {far.limit:.3g}, {limits.source(precision)}", remedy=remedy,
+    )  # fmt: skip
 
 
 def require_gates(file: str, figures: Mapping[str, float], gates: Sequence[Gate]) -> None:
@@ -131,6 +142,25 @@ def fastest_within_budget(
             + ("" if keys == ["memory_mb"] else ", or measure on a machine that does nothing else"),
         )
     return measured
+
+
+def no_gain(models: Mapping[str, bytes], row: Feeds, threads: int) -> str:
+    """Why the file in INT8 is not worth serving on this host; empty if it is smaller and as fast as that in fp32."""
+    if not models.keys() >= {"fp32", "int8"}:
+        return ""
+    times = interleaved({name: Candidate(models[name], threads).call(row) for name in ("fp32", "int8")}, calls=500)
+    sizes, p50 = (
+        {name: len(model) for name, model in models.items()},
+        {name: t["p50_us"] for name, t in times.items()},
+    )
+    smaller, slower = sizes["int8"] < sizes["fp32"], p50["int8"] > SLOWER * p50["fp32"]
+    if smaller and not slower:
+        return ""
+    return (
+        f"INT8 {'is smaller but slower here' if smaller else 'does not pay'}: {sizes['int8']:,} bytes and "
+        f"{p50['int8']:.3g} µs for an answer, fp32 {sizes['fp32']:,} bytes and {p50['fp32']:.3g} µs. "
+        'precision = "fp32" in [profiles.serving] serves fp32.'
+    )
 
 
 def _exceeded(measured: Measured, size: int, profile: ServingProfile) -> list[Problem]:

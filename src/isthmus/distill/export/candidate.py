@@ -1,7 +1,7 @@
 """A model file before it is shipped: opened as it is served, and compared with the student in torch."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -17,6 +17,10 @@ from isthmus.distill.types import Answers, Array, Index, spread
 from isthmus.features.errors import ConfigurationError, PackageError, Problem
 from isthmus.features.package.inputs import Feeds
 from isthmus.features.package.manifest import Package
+from isthmus.features.package.replay import Deviation, deviation
+
+SCALE_ROWS, MIDDLE = 256, (0.025, 0.975)
+"""Rows and quantiles between which the scale of an output is measured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +48,77 @@ class Candidate:
 
 
 @dataclass(frozen=True, eq=False)
+class Limits:
+    """The largest differences of model files from their student, by precision and output.
+
+    A declared tolerance is the limit of every output. The default, `Task.tolerance`, counts times the scale of each
+    output; two steps of float32 at the output's largest number are added, as those are rounding.
+
+    Attributes:
+        tolerances: by precision.
+        scales: scale and rounding of each floating-point output; empty for declared tolerances.
+    """
+
+    task: Task
+    tolerances: Mapping[str, float]
+    scales: Mapping[str, tuple[float, float]]
+
+    @classmethod
+    def of(cls, task: Task, student: nn.Module, rows: Index) -> "Limits":
+        """The limits of a student; scales are measured on some of these rows."""
+        tolerances = task.tolerances(student)
+        if tolerances is not Task.tolerance:
+            return cls(task, tolerances, {})
+        batches = task.graph_batches(rows[spread(len(rows), SCALE_ROWS)])
+        answers = [task.case(student, batch).expected for batch in batches]
+        scales = {}
+        for name in answers[0]:
+            values = np.concatenate([answer[name].ravel() for answer in answers])
+            if values.dtype.kind == "f" and (values := values[np.isfinite(values)].astype(np.float64)).size:
+                low, high = np.quantile(values, MIDDLE)
+                scales[name] = max(1.0, float(high - low)), 2 * float(np.spacing(np.float32(np.abs(values).max())))
+        return cls(task, tolerances, scales)
+
+    def limit(self, precision: str, output: str) -> float:
+        """The largest difference of an output in a precision."""
+        scale, rounding = self.scales.get(output, (1.0, 0.0))
+        return self.tolerances[precision] * scale + rounding
+
+    def largest(self, precision: str) -> float:
+        """The largest limit of all outputs."""
+        return max((self.limit(precision, name) for name in self.scales), default=self.tolerances[precision])
+
+    def compare(self, precision: str, case: Case, outputs: Answers) -> list[Deviation]:
+        """The farthest number of each output of a case."""
+        return [
+            deviation(name, case.expected[name], values, self.limit(precision, name), widths=True,
+                      row_name=case.row_name)
+            for name, values in outputs.items()
+        ]  # fmt: skip
+
+    def source(self, precision: str) -> str:
+        """Where a limit comes from."""
+        if isinstance(self.task.material.declaration.task, str):
+            name = f'tolerance["{precision}"]'
+            scaled = f"the default {name}, {self.tolerances[precision]:g}, times the scale of the output"
+            return scaled if self.scales else f"{name} of {type(self.task).__name__}"
+        return f"the tolerance of this kind of task in {precision}"
+
+    def line(self, precision: str, apart: float) -> str:
+        """The attribute to write into the task to let a file pass that is so far apart; empty where there is none."""
+        if not isinstance(self.task.material.declaration.task, str) or not math.isfinite(apart):
+            return ""
+        largest = {name: self.largest(name) for name in self.tolerances} | {precision: 1.2 * apart}
+        values = ", ".join(f'"{name}": {_rounded_up(value):g}' for name, value in largest.items())
+        return f"tolerance = {{{values}}} in class {type(self.task).__name__}"
+
+
+def _rounded_up(value: float) -> float:
+    digits = 1 - math.ceil(math.log10(value))
+    return math.ceil(value * 10**digits) / 10**digits if digits < 300 else value
+
+
+@dataclass(frozen=True, eq=False)
 class Reference:
     """What the model files of a student are compared with.
 
@@ -57,8 +132,10 @@ class Reference:
     golden: Sequence[Case]
     sample: Sequence[Case]
 
-    def compare(self, run: Run, *, core: bool = False) -> tuple[list[dict[str, Array]], float]:
-        """The outputs of a model, or of its core, for the golden cases, and the largest difference in any case.
+    def compare(
+        self, run: Run, limits: Limits, precision: str, *, core: bool = False
+    ) -> tuple[list[dict[str, Array]], list[Deviation]]:
+        """The outputs of a model, or of its core, for the golden cases, and the farthest numbers of all cases.
 
         Raises a ConfigurationError if `Task.expected` lacks an output of the graph.
         """
@@ -68,9 +145,9 @@ class Reference:
             says = f"the student says {', '.join(cases[0].expected)}"
             problem = Problem(f"output {min(lacking)} of its graph", says, "what `expected` says")
             raise ConfigurationError(self.task.material.declaration.where, [problem])
-        # np.max: Python's max loses a NaN.
-        worst = np.max([difference(case.expected, answer) for case, answer in zip(cases, outputs, strict=True)])
-        return outputs[: len(self.golden)], float(worst)
+        apart = [far for case, answer in zip(cases, outputs, strict=True)
+                 for far in limits.compare(precision, case, answer)]  # fmt: skip
+        return outputs[: len(self.golden)], apart
 
     def quality(self, run: Run, *, core: bool = False) -> dict[str, float]:
         """The task's measures of the answers of a model, or of its core, for `rows`."""
@@ -80,16 +157,7 @@ class Reference:
 def sample_cases(task: Task, student: nn.Module, rows: Index) -> list[Case]:
     """As many of the rows as the verdict compares, evenly spread."""
     sample = rows[spread(len(rows), task.compared)]
-    return [task.case(student, batch) for batch in task.graph_batches(sample)]
-
-
-def difference(expected: Answers, outputs: Answers) -> float:
-    """The largest absolute difference; NaN if a number is missing or an output has another shape."""
-    if any(values.shape != expected[name].shape for name, values in outputs.items()):
-        return math.nan
-    differences = [np.abs(values.astype(np.float64) - expected[name]).max(initial=0.0)
-                   for name, values in outputs.items()]  # fmt: skip
-    return float(np.max(differences))
+    return [task.numbered_case(student, batch) for batch in task.graph_batches(sample)]
 
 
 def require_student(package: Package, student: str) -> None:

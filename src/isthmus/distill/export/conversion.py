@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import onnx
-from torch import nn
 
 from isthmus.distill.onnx.quantize import quantize
 from isthmus.distill.tasks.task import Case, Task
@@ -13,19 +12,6 @@ CALIBRATION_ROWS = 2048
 
 CALIBRATION_BYTES = 256 << 20
 """Of all calibration rows: 341 images of 256 x 256 pixels in three channels."""
-
-
-def student_graph(task: Task, student: nn.Module) -> onnx.ModelProto:
-    """The graph of a student, without metadata of the machine that exported it."""
-    model = task.model(student)
-    # Exporters note where in the source a node comes from: that is private, and differs between machines.
-    for node in model.graph.node:
-        del node.metadata_props[:]
-        node.doc_string = ""
-    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info, *model.graph.initializer):
-        del value.metadata_props[:]
-    del model.graph.metadata_props[:]
-    return model
 
 
 def in_precision(task: Task, model: onnx.ModelProto, precision: str, edges: Sequence[Case]) -> bytes:

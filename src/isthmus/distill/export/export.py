@@ -14,9 +14,16 @@ import onnx
 import onnxruntime
 
 from isthmus.distill.decoding.writer import Writer
-from isthmus.distill.export.acceptance import Accepted, Measured, accept, allowed_precisions, fastest_within_budget
-from isthmus.distill.export.candidate import Candidate, Reference, sample_cases
-from isthmus.distill.export.conversion import in_precision, student_graph
+from isthmus.distill.export.acceptance import (
+    Accepted,
+    Measured,
+    accept,
+    allowed_precisions,
+    fastest_within_budget,
+    no_gain,
+)
+from isthmus.distill.export.candidate import Candidate, Limits, Reference, sample_cases
+from isthmus.distill.export.conversion import in_precision
 from isthmus.distill.export.decoding import Origin, TextFiles
 from isthmus.distill.export.package import contents, package_bytes, write_package, xctest
 from isthmus.distill.formats.conversions import require_runtimes, wanted
@@ -25,18 +32,20 @@ from isthmus.distill.identity import trained_alike
 from isthmus.distill.onnx.runtime import Run, described, ort_format
 from isthmus.distill.portable.network import Portable, portable
 from isthmus.distill.restore import REPORT, Restored, restored
+from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.task import Material
 from isthmus.distill.training.teacheroutputs import complete_outputs
 from isthmus.distill.types import Array
 from isthmus.features.clients import CLIENTS, READERS, sources
 from isthmus.features.contract.contract import Contract
-from isthmus.features.errors import ContractMismatch, GateFailed
+from isthmus.features.errors import ContractMismatch, GateFailed, ParityFailed
 from isthmus.features.head.form import HEAD
 from isthmus.features.package.golden import Case as GoldenCase
 from isthmus.features.package.golden import Golden, TensorBytes
 from isthmus.features.package.manifest import (
     CORE,
     FORMAT_VERSION,
+    LONGEST,
     MODEL,
     Device,
     Manifest,
@@ -60,6 +69,7 @@ class ExportReport:
         quality: on the test part, by model file and measure.
         left_out: precision, file for another runtime, or head, to why the package does not have it.
         served: cost of a row with the threads of the serving profile, in its precision or the fastest.
+        advice: why INT8 is not worth serving on this host; empty if it is.
     """
 
     path: Path
@@ -71,6 +81,7 @@ class ExportReport:
     quality: dict[str, dict[str, float | None]]
     left_out: dict[str, str]
     served: Measured
+    advice: str
     runtime: str
     seconds: float
 
@@ -122,6 +133,7 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
         quality={variant.file: variant.quality for variant in manifest.variants},
         left_out=content.left_out,
         served=content.served,
+        advice=content.advice,
         runtime=f"ONNX Runtime {onnxruntime.__version__}",
         seconds=round(time.perf_counter() - started, 3),
     )
@@ -134,20 +146,24 @@ class _Content(NamedTuple):
     sizes: dict[str, int]
     left_out: dict[str, str]
     served: Measured
+    advice: str = ""
 
 
 def _of_rows(files: "_Files", contract: Mapping[str, Any], device: Device | None) -> _Content:
     """The package of a student that answers rows."""
     task, profile, left_out = files.trained.task, files.profile, files.left_out
+    test = task.material.parts.test
     files.accept_models()
     files.accept_programs()
     package = files.package(contract, device)
     sizes = {precision: package_bytes(package, precision) for precision in task.tolerance if precision not in left_out}
     models = {file.variant.file: file.model for file in files.accepted}
-    served = {precision: model for precision in files.allowed if (model := models.get(f"model.{precision}.ort"))}
-    measured = fastest_within_budget(served, task.feeds(task.material.parts.test[:1]), sizes, profile)
+    files_of = {precision: model for precision in task.tolerance if (model := models.get(f"model.{precision}.ort"))}
+    served, row = {name: files_of[name] for name in files.allowed if name in files_of}, task.feeds(test[:1])
+    measured = fastest_within_budget(served, row, sizes, profile)
+    advice = no_gain(files_of, row, profile.threads)
     files.progress("measured", 0.9)
-    return _Content(package, sizes, {file: str(error) for file, error in left_out.items()}, measured)
+    return _Content(package, sizes, {file: str(error) for file, error in left_out.items()}, measured, advice)
 
 
 def _of_texts(
@@ -223,6 +239,7 @@ class _Files:
         test, everything = task.material.parts.test, np.arange(task.material.table.num_rows)
         teacher, _ = complete_outputs(task, task.teacher(), everything, cache, silent)
         self.reference = Reference(task, test, teacher.float32(test), golden, sample_cases(task, student, test))
+        self.limits = Limits.of(task, student, test)
         tensors = onnx.load_model_from_string(self.models["model.fp32.onnx"]).graph
         self.inputs, self.outputs = (tuple(map(described, values)) for values in (tensors.input, tensors.output))
         self.extra = task.shipped(teacher)
@@ -232,17 +249,20 @@ class _Files:
         named = {size for tensor in self.inputs for size in tensor.shape if isinstance(size, str)}
         max_sizes = {size: largest for size, largest in limits.items() if size in named}
         for precision in self.reference.task.tolerance:
+            passed: list[Accepted] = []
             try:
-                self.accepted += [
-                    accept(self.reference, file, model, Candidate(model, self.profile.threads).run, max_sizes)
-                    for file, model in self.models.items()
-                    if file.split(".")[1] == precision
-                ]
+                for file, model in self.models.items():
+                    if file.split(".")[1] == precision:
+                        run = Candidate(model, self.profile.threads).run
+                        passed.append(accept(self.reference, self.limits, file, model, run, max_sizes))
             except GateFailed as error:
-                if precision == self.profile.precision:
+                # Every other file is made of the graph in fp32, or of the student that it should be.
+                wrong = precision == "fp32" and isinstance(error, ParityFailed)
+                if wrong or precision == self.profile.precision:
                     raise
                 self.left_out[precision] = error
             else:
+                self.accepted += passed
                 self.progress(f"compared {precision}", 0.3 + 0.1 * len(self.accepted))
         if not self.accepted:
             raise next(iter(self.left_out.values()))
@@ -258,17 +278,22 @@ class _Files:
             self.core = tuple(of.tensors)
             self.head = self._head(of)
         for runtime in runtimes:
-            for file, convert in runtime.files(of, train).items():
+            made = dict(runtime.files(of, train))
+            for file, convert in made.items():
                 try:
                     program = convert()
                     with runtime.running(program, of) as run:
-                        accepted = accept(self.reference, file, program.model, run, program.max_sizes)
+                        accepted = accept(self.reference, self.limits, file, program.model, run, program.max_sizes)
                     variant = msgspec.structs.replace(accepted.variant, padded=program.padded)
                     self.accepted.append(accepted._replace(variant=variant))
                     self.progress(f"compared {file}", 0.8)
                 except GateFailed as error:
-                    self.left_out[file] = error
-                    self.progress(f"no {file}: {error}", 0.8)
+                    # The files behind one that answers wrongly are made of the same program.
+                    wrong = [*made][[*made].index(file) :] if isinstance(error, ParityFailed) else [file]
+                    self.left_out |= dict.fromkeys(wrong, error)
+                    self.progress(f"no {', '.join(wrong)}: {error}", 0.8)
+                    if len(wrong) > 1:
+                        break
 
     def _head(self, core: Portable) -> bytes | None:
         if core.head is None:
@@ -279,6 +304,12 @@ class _Files:
             self.left_out[HEAD] = error
             self.progress(f"no {HEAD}: {error}", 0.5)
             return None
+
+    def _classes(self) -> tuple[str, ...]:
+        """The names of the classes, if the only output has a number for each, and a manifest can hold them."""
+        names = tuple(self.trained.task.classes or ())
+        fit = [tensor.shape[-1:] for tensor in self.outputs] == [(len(names),)] and len({*names}) == len(names)
+        return names if fit and all(name.isprintable() and len(name) <= LONGEST for name in names) else ()
 
     def package(self, contract: Mapping[str, Any], device: Device | None) -> dict[str, bytes]:
         """The files of the package by name."""
@@ -306,7 +337,7 @@ class _Files:
             | ({HEAD: "what makes the tensors of the numeric core of raw values", **READERS} if head else {}),
             device=device,
             core=core,
-            classes=tuple(self.trained.task.classes or ()) if has_rows else (),
+            classes=self._classes(),
             rounding=self.trained.task.rounding,
         )
         tests = xctest(manifest)

@@ -1,6 +1,5 @@
 """The parity ladder: from a student in torch to its package in each runtime, and the first rung that breaks."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Any
 import msgspec
 import torch
 
-from isthmus.distill.export.candidate import difference, require_student
+from isthmus.distill.export.candidate import Limits, require_student
 from isthmus.distill.restore import Restored, restored
 from isthmus.distill.tasks.task import Case, Material
 from isthmus.distill.teachers.teacher import named
@@ -96,8 +95,8 @@ def climb(
             expected="the cases that export makes of them", remedy="export the student again",
         )  # fmt: skip
     rungs = [Rung("student", "torch", 0.0, 0.0, None, holds=True, outcome="the reference of all rungs")]
-    rungs.append(_exported(trained, manifest, cases))
-    tolerances = trained.task.tolerances(trained.student)
+    limits = Limits.of(trained.task, trained.student, trained.task.material.parts.test)
+    rungs.append(_exported(trained, manifest, cases, limits))
     for name, create in runtimes.items():
         try:
             runtime = create()
@@ -108,13 +107,15 @@ def climb(
         files = sorted(runtime.files(manifest), key=lambda file: (file.format != "onnx", file.precision))
         for file in files:
             ask = partial(runtime.ask, package, file, golden.cases)
-            rungs.append(_rung(file.file, name, tolerances[file.precision], cases, ask))
+            rungs.append(_rung(file.file, name, limits, file.precision, cases, ask))
     return Ladder(package.files.folder, rungs)
 
 
 def _rung(
-    form: str, runtime: str, tolerance: float, cases: Sequence[Case], ask: Callable[[], Sequence[Answers]]
-) -> Rung:
+    form: str, runtime: str, limits: Limits, precision: str, cases: Sequence[Case],
+    ask: Callable[[], Sequence[Answers]],
+) -> Rung:  # fmt: skip
+    tolerance = limits.largest(precision)
     unmeasured = partial(Rung, form, runtime, tolerance, None, None)
     try:
         answers = ask()
@@ -122,17 +123,17 @@ def _rung(
         return unmeasured(holds=False, outcome=error.found)
     except DependencyError as error:  # the runtime is installed, but cannot be used
         return unmeasured(holds=None, outcome=f"not climbed: {error}")
-    differences = [difference(case.expected, outputs) for case, outputs in zip(cases, answers, strict=True)]
-    differences = [math.inf if math.isnan(number) else number for number in differences]
-    worst = max(differences)
-    case = differences.index(worst) if worst else None
-    text = "the student's answers" if case is None else f"differs by up to {worst:.3g}, in case {case}"
-    return Rung(form, runtime, tolerance, worst, case, holds=worst <= tolerance, outcome=text)
+    apart = [(far, number) for number, (case, outputs) in enumerate(zip(cases, answers, strict=True))
+             for far in limits.compare(precision, case, outputs)]  # fmt: skip
+    far, number = max(apart, key=lambda each: each[0].share)
+    case = number if far.by else None
+    text = "the student's answers" if case is None else f"{far.place}: {far.says('the student in torch')}"
+    return Rung(form, runtime, tolerance, max(each.by for each, _ in apart), case, holds=far.share <= 1, outcome=text)
 
 
-def _exported(trained: Restored, manifest: Manifest, cases: Sequence[Case]) -> Rung:
+def _exported(trained: Restored, manifest: Manifest, cases: Sequence[Case], limits: Limits) -> Rung:
     """The result of torch.export, run with the sizes of each case."""
-    form, tolerance = "exported program", trained.task.tolerances(trained.student)["fp32"]
+    form, tolerance = "exported program", limits.largest("fp32")
     network = trained.task.network(trained.student)
     if network is None:
         return Rung(form, "torch", tolerance, None, None, holds=None, outcome="the graph is written node by node")
@@ -149,4 +150,4 @@ def _exported(trained: Restored, manifest: Manifest, cases: Sequence[Case]) -> R
             raise GateFailed(form, f"torch.export refuses it: {error}"[:300]) from error
         return answers
 
-    return _rung(form, "torch", tolerance, cases, ask)
+    return _rung(form, "torch", limits, "fp32", cases, ask)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from isthmus.distill.export.candidate import require_student
+from isthmus.distill.export.candidate import Limits, require_student
 from isthmus.distill.onnx.runtime import ask
 from isthmus.distill.restore import restored
 from isthmus.distill.tabular.tensors import columns
@@ -64,7 +64,7 @@ class Parity:
         manifest, trained = package.manifest, restored(material, model_folder)
         require_student(package, trained.id)
         self._task, self._student, self._inputs = trained.task, trained.student, manifest.model_inputs
-        self._tolerances = trained.task.tolerances(trained.student)
+        self._limits = Limits.of(trained.task, trained.student, trained.task.material.parts.test)
         self._table, self._keys = trained.task.material.student_table, list(keys)
         # What feeds a core on a device feeds it here.
         self._head = Head.loads(package.files.read(HEAD)) if HEAD in manifest.files else None
@@ -136,13 +136,16 @@ class Parity:
             recorded = [outputs[variant.file] for outputs in self._recorded]
             expected += [{name: tensor.array for name, tensor in outputs.items()} for outputs in recorded]
         answers = ask(cases)
-        sides = [_worst(ours, theirs) for ours, theirs in zip(expected, answers, strict=True)]
-        for number, (side, _) in enumerate(sides[sum(len(part.cases) for part in questions) :]):
+        limits = {name: self._limits.limit(variant.precision, name) for name in answers[0]}
+        sides = [_worst(ours, theirs, limits) for ours, theirs in zip(expected, answers, strict=True)]
+        for number, (side, *_) in enumerate(sides[sum(len(part.cases) for part in questions) :]):
             places += [f"golden case {number}, row {row}" for row in range(len(side))]
             times += [None] * len(side)
-        both = [np.concatenate(side) for side in zip(*sides, strict=True)]
+        *both, allowed, outputs = (np.concatenate(side) for side in zip(*sides, strict=True))
+        if len(limits) > 1:
+            places = [f"{place}, output {name}" for place, name in zip(places, outputs.tolist(), strict=True)]
         left, right = (Values(side, np.ones(len(places), bool)) for side in both)
-        return compare(places, left, right, Float64, self._tolerances[variant.precision], times)
+        return compare(places, left, right, Float64, allowed, times)
 
     def prompts(self, package: Package) -> dict[str, FeatureVerdict]:
         """The tokens that files of ONNX Runtime say behind the golden prompts; nothing where a package has none.
@@ -183,7 +186,7 @@ class Parity:
 
     def _unanswered(self, variant: Variant, problem: str, count: int = 1) -> FeatureVerdict:
         example = ValueDifference("every row", "an answer", problem)
-        return FeatureVerdict(count, count, np.inf, [example], self._tolerances[variant.precision])
+        return FeatureVerdict(count, count, np.inf, [example], self._limits.largest(variant.precision))
 
 
 def _compare_tokens(
@@ -200,13 +203,13 @@ def _compare_tokens(
     return compare(places, left, right, Int64, 0.0, [None] * len(places))
 
 
-def _worst(expected: Answers, outputs: Answers) -> tuple[Array, Array]:
-    """Of each row the number that differs most: the expected ones and the model's, (n,) each."""
-    rows = len(expected[next(iter(outputs))])
-    if any(values.shape != expected[name].shape for name, values in outputs.items()):
-        return np.zeros(max(rows, 1)), np.full(max(rows, 1), np.nan)
-    if not rows:
-        return np.zeros(0), np.zeros(0)
+def _worst(expected: Answers, outputs: Answers, limits: Mapping[str, float]) -> tuple[Array, Array, Array, Array]:
+    """The number of each row that is farthest beyond its limit: expected and answered, its limit and its output."""
+    rows, names = len(expected[next(iter(outputs))]), np.array([*outputs])
+    allowed = np.array([limits[name] for name in outputs])
+    if any(values.shape != expected[name].shape for name, values in outputs.items()) or not rows:
+        count = max(rows, 1) if any(values.shape != expected[name].shape for name, values in outputs.items()) else 0
+        return np.zeros(count), np.full(count, np.nan), np.full(count, allowed.max()), np.full(count, names[0])
     pairs = [[side.reshape(rows, -1).astype(np.float64) for side in (expected[name], values)]
              for name, values in outputs.items()]  # fmt: skip
     ours, theirs = (np.concatenate(side, 1) for side in zip(*pairs, strict=True))
@@ -215,5 +218,7 @@ def _worst(expected: Answers, outputs: Answers) -> tuple[Array, Array]:
     # A number that a single side has differs most of all; two NaNs agree.
     differences = np.where(np.isnan(differences), np.inf, differences)
     differences = np.where(np.isnan(ours) & np.isnan(theirs), 0.0, differences)
-    worst = np.arange(rows), differences.argmax(1)
-    return ours[worst], theirs[worst]
+    places = np.repeat(np.arange(len(names)), [side.shape[1] for side, _ in pairs])
+    column = (differences / allowed[places]).argmax(1)
+    worst, of = (np.arange(rows), column), places[column]
+    return ours[worst], theirs[worst], allowed[of], names[of]

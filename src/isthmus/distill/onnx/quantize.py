@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from onnx import helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
 from isthmus.distill.onnx.exactness import exact, powers_of_two
@@ -13,6 +14,11 @@ from isthmus.distill.onnx.runtime import optimized
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.package.inputs import Feeds
+
+TABLE = "Gather"
+"""The operator that reads embedding tables."""
+LEAST_TABLE = 4096
+"""Numbers of a table that is quantized: a smaller one takes less than what reads it."""
 
 
 class _Calibration(CalibrationDataReader):  # type: ignore[misc]
@@ -33,8 +39,9 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
     Tensors that are added or multiplied between layers get steps of powers of two, which takes a second calibration.
     The remaining floats give the same bits everywhere: see `exactness` and `primitives`.
 
-    A Gemm with beta stays in float32: the quantizer would lose the factor. `calibration` has the rows, in batches, that
-    determine the ranges of the layer inputs.
+    A Gemm with beta stays in float32: the quantizer would lose the factor. With "Gather", embedding tables get whole
+    numbers with a step for each row. `calibration` has the rows, in batches, that determine the ranges of the layer
+    inputs.
 
     Raises:
         ConfigurationError: the graph has no such operator, or it has a form that the quantizer does not support.
@@ -44,7 +51,11 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
     source.CopyFrom(model)
     for place, node in enumerate(source.graph.node):
         node.name = node.name or f"node/{place}"
+    tables = _quantize_tables(source.graph) if TABLE in operators else 0
+    operators = [operator for operator in operators if operator != TABLE]
     layers = [node for node in source.graph.node if node.op_type in operators and not _has_factor(node)]
+    if tables and not layers:
+        return bytes(source.SerializeToString(deterministic=True))
     if not layers:
         problem = Problem("quantized", ", ".join(operators), "an operator that the student's graph has")
         raise ConfigurationError("task", [problem])
@@ -55,6 +66,50 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
     if steps := powers_of_two(optimized(quantized)):
         quantized = _quantized(source, rows, operators, names, steps)
     return bytes(exact(quantized, model, layers[-1]).SerializeToString(deterministic=True))
+
+
+def _quantize_tables(graph: onnx.GraphProto) -> int:
+    """Stores tables in eight bits and a step for each row; a row is cast and multiplied by its step once it is read.
+
+    Tables that another operator reads, too, stay as they are. Returns the number of tables.
+    """
+    constants = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT}
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in dict.fromkeys(node.input):
+            readers.setdefault(name, []).append(node)
+    count = 0
+    for name, tensor in constants.items():
+        nodes = readers.get(name, [])
+        embeds = all(_reads_rows(node, name) for node in nodes)
+        if not nodes or not embeds or len(tensor.dims) != 2 or np.prod(tensor.dims) < LEAST_TABLE:
+            continue
+        table = numpy_helper.to_array(tensor)
+        steps = np.abs(table).max(1, keepdims=True) / np.float32(127)
+        steps = np.where(steps > 0, steps, np.float32(1)).astype(np.float32)
+        if not np.isfinite(steps).all():
+            continue
+        whole, step = f"{name}/whole", f"{name}/step"
+        graph.initializer.remove(tensor)
+        graph.initializer.append(numpy_helper.from_array(np.rint(table / steps).astype(np.int8), whole))
+        graph.initializer.append(numpy_helper.from_array(steps, step))
+        for node in nodes:
+            out, ids = node.output[0], node.input[1]
+            made = [helper.make_node("Gather", [whole, ids], [f"{out}/whole"], name=f"{out}/whole"),
+                    helper.make_node("Gather", [step, ids], [f"{out}/step"], name=f"{out}/step"),
+                    helper.make_node("Cast", [f"{out}/whole"], [f"{out}/float"], name=f"{out}/float", to=1),
+                    helper.make_node("Mul", [f"{out}/float", f"{out}/step"], [out], name=f"{out}/row")]  # fmt: skip
+            place = [*graph.node].index(node)
+            graph.node.remove(node)
+            for offset, each in enumerate(made):
+                graph.node.insert(place + offset, each)
+        count += 1
+    return count
+
+
+def _reads_rows(node: onnx.NodeProto, table: str) -> bool:
+    along = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+    return node.op_type == TABLE and along == 0 and [*node.input].index(table) == 0
 
 
 def _quantized(

@@ -1,7 +1,7 @@
 """ONNX Runtime: sessions, predictions and the ORT format."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,7 +10,7 @@ import onnxruntime as ort
 
 from isthmus.distill.onnx.ortbytes import IDENTIFIER, canonical, operators
 from isthmus.distill.types import Array
-from isthmus.features.errors import DependencyError
+from isthmus.features.errors import ConfigurationError, DependencyError, Problem
 from isthmus.features.package.inputs import Feeds
 from isthmus.features.package.manifest import Element, Tensor
 from isthmus.features.package.replay import session_options
@@ -24,23 +24,50 @@ _CONTRIBUTED = {"MatMulNBits": "1.22", "GatherBlockQuantized": "1.23"} | dict.fr
 
 Run = Callable[[Feeds], dict[str, Array]]
 """Runs a model: tensors by name to outputs by name."""
+_SHOWN = 300
 
 
 def session(model: bytes, threads: int) -> ort.InferenceSession:
     """A CPU session of a model in ONNX or ORT format."""
-    return ort.InferenceSession(model, session_options(threads), providers=["CPUExecutionProvider"])
+    return _opened(model, session_options(threads))
+
+
+def _opened(model: bytes, options: ort.SessionOptions, without: Sequence[str] = ()) -> ort.InferenceSession:
+    try:
+        return ort.InferenceSession(
+            model, options, providers=["CPUExecutionProvider"], disabled_optimizers=[*without] or None
+        )
+    except Exception as error:
+        raise _refused(error, "opens no session") from error
 
 
 def predict(opened: ort.InferenceSession, feeds: Feeds) -> Array:
     """The first output."""
-    result: Array = opened.run(None, feeds)[0]
-    return result
+    return _outputs(opened, None, feeds)[0]
 
 
 def ask(opened: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
     """All outputs by name."""
     names = [output.name for output in opened.get_outputs()]
-    return dict(zip(names, opened.run(names, feeds), strict=True))
+    return dict(zip(names, _outputs(opened, names, feeds), strict=True))
+
+
+def _outputs(opened: ort.InferenceSession, names: Sequence[str] | None, feeds: Feeds) -> list[Array]:
+    try:
+        outputs: list[Array] = opened.run(names, feeds)
+    except Exception as error:
+        fed = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in feeds.items())
+        raise _refused(error, f"has no answer to {fed}") from error
+    return outputs
+
+
+def _refused(error: Exception, what: str) -> Exception:
+    """The error to raise for one of ONNX Runtime, whose exceptions have no base class of their own."""
+    if isinstance(error, OSError | MemoryError) or "alloc" in str(error):
+        return error
+    reason = " ".join(str(error).rpartition("Status Message: ")[2].split())[:_SHOWN]
+    problem = Problem("ONNX Runtime", f"{what}: {reason}", "a graph that it runs over what `feeds` gives")
+    return ConfigurationError("the student's graph", [problem], remedy="correct `model` or `feeds` of the task")
 
 
 def oldest_runtime(model: bytes) -> str:
@@ -83,10 +110,7 @@ def optimized(model: onnx.ModelProto) -> onnx.GraphProto:
         options = session_options(1)
         options.optimized_model_filepath = str(file)
         options.log_severity_level = 3  # it warns that the file is specific to this processor
-        ort.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"],
-            disabled_optimizers=["ConstantSharing"],
-        )  # fmt: skip
+        _opened(model.SerializeToString(), options, ["ConstantSharing"])
         return onnx.load(file).graph
 
 
@@ -102,10 +126,8 @@ def ort_format(model: bytes) -> bytes:
         options.add_session_config_entry("session.save_model_format", "ORT")
         # NCHWc layouts depend on the processor: ONNX Runtime's converter leaves them out for foreign targets, too.
         try:
-            ort.InferenceSession(
-                model, options, providers=["CPUExecutionProvider"], disabled_optimizers=["NchwcTransformer"]
-            )
-        except Exception as error:  # onnxruntime's exceptions have no base class of their own
+            _opened(model, options, ["NchwcTransformer"])
+        except ConfigurationError as error:
             if "Failed to save" not in str(error):
                 raise
             raise DependencyError(str(file), f"cannot be written ({error})", remedy="make room there") from error

@@ -3,7 +3,7 @@
 from isthmus.distill.reports.boundarycard import boundary_card, require_boundary
 from isthmus.distill.reports.comparison import comparison, explained, legend, measures
 from isthmus.distill.reports.figures import images
-from isthmus.distill.reports.findings import teacher_gain
+from isthmus.distill.reports.findings import teacher_gain, warnings
 from isthmus.distill.reports.modelcard import model_card
 from isthmus.distill.reports.page import page
 from isthmus.distill.reports.report import Report, read_report
@@ -24,4 +24,5 @@ __all__ = [
     "require_boundary",
     "search_page",
     "teacher_gain",
+    "warnings",
 ]

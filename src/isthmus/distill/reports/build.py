@@ -22,6 +22,7 @@ from isthmus.distill.identity import origins
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.reports.report import AtAge, Estimate, Model, RunReport, TrainingHalf, TrainingRun, WorstSlice
 from isthmus.distill.tasks.answers import student_answers
+from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.split import PARTS
 from isthmus.distill.tasks.task import Task
 from isthmus.distill.training.studentrun import StudentRun
@@ -208,7 +209,7 @@ def _pupils(
     """Intervals, size and latency of student and control; their graphs are timed in turn."""
     row, sizes, calls = task.feeds(task.material.parts.test[:1]), {}, {}
     for name, model in models.items():
-        graph = task.model(model).SerializeToString()
+        graph = student_graph(task, model).SerializeToString()
         sizes[name], calls[name] = len(graph), Candidate(graph, 1).call(row)
     times = interleaved(calls)
     return {

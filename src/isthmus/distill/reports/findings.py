@@ -20,9 +20,19 @@ def teacher_gain(report: Report) -> list[str]:
     return sentences
 
 
+def warnings(report: Report) -> list[str]:
+    """What makes a student useless: it knows no more than a model without inputs."""
+    if (lift := report.measures.get("lift_kept")) is None or lift > 0:
+        return []
+    reached = measure(report.models["student"].quality[report.metric])
+    steps = next(run.steps for run in report.runs if run.model == "student")
+    sentence = f"The student is no better than chance: its {report.metric} is {reached} after {number(steps)} steps."
+    return [f"{sentence} Train it longer, settings=Settings(epochs=...) in its Distillation, or on more rows."]
+
+
 def limits(report: Report) -> list[str]:
     """What is known not to hold, and what has not been measured."""
-    sentences = [
+    sentences = warnings(report) + [
         f"The gate of {gate.metric} does not hold: it is {measure(gate.found)}."
         for gate in report.gates
         if not gate.holds

@@ -18,17 +18,18 @@ from torch import nn
 
 from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.export.acceptance import finite
-from isthmus.distill.export.candidate import Candidate, Reference, sample_cases
-from isthmus.distill.export.conversion import in_precision, student_graph
+from isthmus.distill.export.candidate import Candidate, Limits, Reference, sample_cases
+from isthmus.distill.export.conversion import in_precision
 from isthmus.distill.identity import origins, whole
 from isthmus.distill.onnx.runtime import ort_format
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.search.trials import Budget, Trial
+from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.task import Task
 from isthmus.distill.training.checkpoint import copy_weights, discard
 from isthmus.distill.training.studentrun import train_student
 from isthmus.features.contract.contract import sha256
-from isthmus.features.errors import DataError, DependencyError, GateFailed, Stopped
+from isthmus.features.errors import DataError, DependencyError, GateFailed, ParityFailed, Stopped
 from isthmus.features.files import write_atomically
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress
@@ -53,8 +54,9 @@ class Bench:
         task, material = self.task, self.task.material
         self._validation = material.parts.validation
         self._teacher = self.outputs.float32(self._validation)
+        settings = material.declaration.search_settings(material.profile, len(material.parts.train))
         self._settings = replace(
-            material.declaration.search_settings(material.profile), gate=f"validation_{task.metric}",
+            settings, gate=f"validation_{task.metric}",
             best="max" if task.more else "min", seed=material.declaration.seed,
         )  # fmt: skip
 
@@ -106,13 +108,15 @@ class Bench:
         candidate = self._measure_cost(facts, task, student, precision, MANY)
         cases = [*sample_cases(task, student, self._validation), *task.edges(student)]
         reference = Reference(task, self._validation, self._teacher, (), cases)
-        _, worst = reference.compare(candidate.run)
-        if not math.isfinite(worst):
-            raise GateFailed(f"its graph in {precision}", "answers are no numbers, or have other sizes than in torch")
-        facts["difference"], tolerance = worst, task.tolerance[precision]
-        if worst > tolerance:  # `export` leaves this precision out
-            words = f"answers differ from the student's in torch by up to {worst:.2g}, at most {tolerance:g}"
-            facts["over"]["difference"] = worst / tolerance - 1
+        _, apart = reference.compare(candidate.run, Limits.of(task, student, self._validation), precision)
+        far = max(apart, key=lambda each: each.share)
+        words = f"{far.place}: {far.says('the student in torch')}"
+        if not math.isfinite(far.share):
+            raise ParityFailed(f"its graph in {precision}", words)
+        facts["difference"] = max(each.by for each in apart)
+        if far.share > 1:  # `export` leaves this precision out
+            facts["over"]["difference"] = far.share - 1
+            words += f", {far.limit:.3g} at most"
             facts |= {"why": "; ".join(filter(None, (facts["why"], words))), "status": "over budget"}
         quality = reference.quality(candidate.run)
         score = quality[task.metric]

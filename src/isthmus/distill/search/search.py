@@ -134,7 +134,10 @@ def _declared(material: Material, trials: int | None) -> tuple[Search, int]:
 def _teacher_outputs(task: Task, cache: Path, progress: Progress) -> tuple[TeacherOutputs, TeacherCost]:
     """The complete outputs, after all checks that a new student allows."""
     material, teacher, report = task.material, task.teacher(), _within(progress, "teacher", 0.0, 0.2)
-    rows, settings = np.arange(task.material.table.num_rows), material.declaration.search_settings(material.profile)
+    rows, settings = (
+        np.arange(task.material.table.num_rows),
+        material.declaration.search_settings(material.profile, len(material.parts.train)),
+    )
     outputs = open_outputs(task, teacher, rows, cache, report)
     with outputs:  # keeps what the teacher has answered, whatever ends this
         rehearse(task, teacher, outputs, settings, lambda text: progress(text, 0.0))
@@ -178,7 +181,7 @@ def _dependencies(task: Task, declared: Search, outputs: TeacherOutputs, profile
         "seed": [material.declaration.seed, declared.seed],
         "shape": {name: list(values) for name, values in declared.shape.items()},
         "most_bytes": declared.most_bytes,
-        "settings": material.declaration.search_settings(material.profile).identity(),
+        "settings": material.declaration.search_settings(material.profile, len(material.parts.train)).identity(),
         "outputs": outputs.path.name,
         "profiles": [material.profile.identity(), profile.identity()],
         "versions": [torch.__version__, onnxruntime.__version__],

@@ -8,7 +8,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -123,12 +123,18 @@ class Case:
         expected: outputs by name, computed by the student in torch.
         rows: of a model of rows, the values behind the tensors, for golden cases.
         core: inputs of the graph's numeric core by name, where the task has one.
+        numbers: numbers of the rows in the training set; empty where they are not from there.
     """
 
     feeds: Feeds
     expected: Answers
     rows: Sequence[tuple[Any, ...]] = ()
     core: Feeds = field(default_factory=dict)
+    numbers: Sequence[int] = ()
+
+    def row_name(self, row: int) -> str:
+        """The name of a row in messages."""
+        return f"row {self.numbers[row]} of the training set" if row < len(self.numbers) else f"golden row {row}"
 
     def fed(self, variant: Variant) -> Feeds:
         """The inputs of a model file."""
@@ -162,8 +168,11 @@ class Task(ABC):
         rows_per_thread: rows of a batch that are worth a thread.
         form: of the cached outputs of the teacher.
         tolerance: the largest absolute difference between the answers of a package in each precision and the student's.
+            The default is relative: it counts times the scale of each floating-point output, which is the width of the
+            middle 95 % of the student's numbers for 256 test rows, and at least 1: it is absolute for probabilities.
         rounding: how far apart two processors may be in an answer.
-        quantized: the operators whose weights and inputs are whole numbers in an INT8 graph.
+        quantized: the operators whose weights and inputs are whole numbers in an INT8 graph; of Gather, embedding
+            tables, the weights alone.
         golden: test rows in a package, with its answers; with 0 there are only the edges.
         measured: names of all figures of `measures`: a gate on an unknown figure is refused before the first step.
         pipeline: the hub's name of such models ("image-to-image"), for the model card; None if it has no name for them.
@@ -186,7 +195,7 @@ class Task(ABC):
     form = Form()
     tolerance: Mapping[str, float] = {"fp32": 1e-5, "int8": 0.05}
     rounding = ROUNDING
-    quantized: Sequence[str] = ("Conv", "Gemm", "MatMul")
+    quantized: Sequence[str] = ("Conv", "Gather", "Gemm", "MatMul")
     golden = 16
     compared = 2000
     measured: Sequence[str] = ()
@@ -339,6 +348,10 @@ class Task(ABC):
         fed = self.feeds(rows)
         return Case(fed, self.expected(student, fed))
 
+    def numbered_case(self, student: nn.Module, rows: Index) -> Case:
+        """A case of these rows, with their numbers for messages."""
+        return replace(self.case(student, rows), numbers=rows.tolist())
+
     def edges(self, student: nn.Module) -> Sequence[Case]:  # noqa: ARG002 - of subclasses
         """Inputs that are in no row but that a device may meet; by default none."""
         return ()
@@ -346,7 +359,7 @@ class Task(ABC):
     def cases(self, student: nn.Module) -> list[Case]:
         """The golden cases of a package: test rows and edges."""
         test = self.material.parts.test
-        usual = [self.case(student, test[spread(len(test), self.golden)])] if self.golden else []
+        usual = [self.numbered_case(student, test[spread(len(test), self.golden)])] if self.golden else []
         return [*usual, *self.edges(student)]
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:

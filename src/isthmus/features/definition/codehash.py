@@ -20,12 +20,8 @@ import sys
 import sysconfig
 import textwrap
 import types
-<<<<<<< HEAD
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-=======
-from collections.abc import Callable, Mapping, Sequence
->>>>>>> f0a0d4a5a12561981f95667cbcbae31fd794d381
 from datetime import date, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
@@ -71,10 +67,10 @@ def digest(function: Callable[..., Any], *, state: bool = True) -> str:
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
-def described(tree: ast.stmt, module: str, seen: Sequence[object]) -> list[Any]:
+def described(tree: ast.stmt, module: str, seen: Iterable[object]) -> list[Any]:
     """A statement of a user module, and the user code it refers to, as plain data; `seen` count by their place."""
     normal = _normal(ast.Module([tree], []), decorated=True)
-    return [ast.unparse(normal), _referred(normal, vars(sys.modules[module]), [*seen])]
+    return [ast.unparse(normal), _referred(normal, vars(sys.modules[module]), _Seen(seen, state=True))]
 
 
 def location(function: Callable[..., Any]) -> str:

@@ -156,7 +156,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         files: the purpose of each further file.
         device: what a device keeps; None if whoever asks the model brings all that it reads.
         core: the inputs of the model files that are the graph's numeric core; empty if there are none.
-        classes: of a model of rows that answers with a probability for each class, their names, in order.
+        classes: names of the classes, in the order of the only output's last axis; empty of a model without classes.
         rounding: by how much the outputs of a model file may differ between two processors.
         generation: of a causal language model, how text is made with it; None for any other model.
     """

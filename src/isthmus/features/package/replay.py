@@ -5,9 +5,9 @@ A server checks the file that it is about to serve; `isthmus package verify` che
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Timer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,59 @@ _ROWS = 16
 Array = np.ndarray[Any, Any]
 Answers = Mapping[str, Array]
 """The outputs of a model by name."""
+
+
+class Deviation(NamedTuple):
+    """The number of an output that is farthest from the expected one.
+
+    Attributes:
+        place: row and output, as a message names them.
+        found: the number, or the form of an output whose sizes or elements differ.
+        expected: likewise.
+        by: absolute difference; infinite where it is not a number.
+        limit: the largest difference that passes.
+    """
+
+    place: str
+    found: str
+    expected: str
+    by: float
+    limit: float
+
+    @property
+    def share(self) -> float:
+        """The difference as a share of its limit."""
+        return self.by / self.limit if self.by else 0.0
+
+    def says(self, reference: str) -> str:
+        """The sentence of every parity check, in which `reference` gives the expected number."""
+        return f"answers {self.found} where {reference} answers {self.expected}, {self.by:.3g} apart"
+
+
+def deviation(
+    name: str, expected: Array, found: Array, limit: float, *, widths: bool = False,
+    row_name: Callable[[int], str] = "row {}".format,
+) -> Deviation:  # fmt: skip
+    """The farthest number of an output. NaN never passes; whole numbers must be equal if the limit is below 1.
+
+    `widths` also compares floating-point numbers of different widths.
+    """
+    floats = expected.dtype.kind == found.dtype.kind == "f"
+    if expected.shape != found.shape or (expected.dtype != found.dtype and not (floats and widths)):
+        form, wanted = (f"{array.dtype} {list(array.shape)}" for array in (found, expected))
+        return Deviation(f"output {name}", form, wanted, np.inf, limit)
+    if not found.size:
+        return Deviation(f"output {name}", "nothing", "nothing", 0.0, limit)
+    apart = np.where(expected == found, 0.0, np.inf)
+    if floats or (found.dtype.kind in "iu" and limit >= 1):
+        with np.errstate(invalid="ignore", over="ignore"):
+            gaps = np.abs(found.astype(np.float64) - expected)
+        apart = np.where((apart == 0) | np.isnan(gaps), apart, gaps)
+    place = np.unravel_index(int(apart.argmax()), apart.shape)
+    row, *rest = map(int, place or (0,))
+    inside = f"[{', '.join(map(str, rest))}]" if rest else ""
+    said, wanted = (f"{x[place]:.9g}" if x.dtype.kind == "f" else str(x[place]) for x in (found, expected))
+    return Deviation(f"{row_name(row)}, output {name}{inside}", said, wanted, float(apart[place]), limit)
 
 
 def session_options(threads: int) -> "onnxruntime.SessionOptions":
@@ -180,30 +233,20 @@ def require_reproduced(
     Raises:
         PackageError: it is larger than the tolerance. NaN in place of a recorded number never passes.
     """
-    worst = max(
-        _difference(recorded.array, answered[name])
-        for case, answered in zip(golden.cases, outputs, strict=True)
-        for name, recorded in case.outputs[variant.file].items()
-    )
     tolerance *= manifest.rounding / ROUNDING
-    if worst > tolerance:
-        raise PackageError(
-            _where(manifest, variant), f"does not reproduce its golden outputs: they differ by {worst:.3g}",
-            expected=f"differences of at most {tolerance:g}", remedy="export the model again, with this release of it",
-        )  # fmt: skip
+    worst = 0.0
+    for number, (case, answered) in enumerate(zip(golden.cases, outputs, strict=True)):
+        for name, recorded in case.outputs[variant.file].items():
+            far = deviation(name, recorded.array, answered[name], tolerance)
+            if far.by > tolerance:
+                raise PackageError(
+                    f"{_where(manifest, variant)}, golden case {number}, {far.place}",
+                    f"does not reproduce its golden outputs: {far.says('the package')}",
+                    expected=f"differences of at most {tolerance:g}",
+                    remedy="export the model again, with this release of it",
+                )  # fmt: skip
+            worst = max(worst, far.by)
     return worst
-
-
-def _difference(expected: Array, actual: Array) -> float:
-    """The largest absolute difference; infinite if either is NaN, or if shapes or types differ."""
-    if expected.shape != actual.shape or expected.dtype != actual.dtype:
-        return np.inf
-    if expected.dtype.kind != "f":
-        return 0.0 if np.array_equal(expected, actual) else np.inf
-    with np.errstate(invalid="ignore"):
-        difference = np.abs(expected.astype(np.float64) - actual)
-    difference = np.where(expected == actual, 0.0, difference)  # of an infinite number from itself
-    return float(np.where(np.isnan(difference), np.inf, difference).max(initial=0.0))
 
 
 def _require_described(where: str, tensors: Sequence[Tensor], actual: Sequence[Any]) -> None:

@@ -10,11 +10,8 @@ from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.contract.diff import changed_parts, differences, stored_parts
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, IsthmusError
 from isthmus.features.offline.store import OfflineStore
-<<<<<<< HEAD
-from isthmus.orchestration.apply.analysis import unbuildable
-=======
 from isthmus.features.package.inputs import ModelInput
->>>>>>> f0a0d4a5a12561981f95667cbcbae31fd794d381
+from isthmus.orchestration.apply.analysis import unbuildable
 from isthmus.orchestration.artifacts import Artifacts, outdated
 from isthmus.orchestration.project import Project
 from isthmus.serving.deployment.deployment import Deployment

@@ -73,17 +73,14 @@ class Inference:
         """The tensors of a model."""
         granted(request).require_status(request.path_params["model"])
         state = self._state()
-        predictor = _predictor_of(state, request)
-        if not isinstance(predictor, TensorPredictor):
-            name = predictor.model.deployment.model
-            raise RequestError(f"model {name}", "takes rows of features, and no tensors",
-                               expected="a model of tensors", remedy="see /models")  # fmt: skip
+        predictor = _tensors_of(state, request)
+        manifest = predictor.model.manifest
         metadata = wire.ModelMetadata(
             name=predictor.model.deployment.model,
             versions=list(state.versions()),
             platform=wire.PLATFORM,
-            inputs=_described(predictor.model.manifest.tensors),
-            outputs=_described(predictor.model.manifest.outputs),
+            inputs=_described(manifest.tensors),
+            outputs=_described(manifest.outputs, manifest.classes),
         )
         return _encoded(metadata, predictor.contract.hash)
 
@@ -96,7 +93,7 @@ class Inference:
         """The outputs of a model for the tensors of a request."""
         state = self._state()
         granted(request).require("predict", state.deployed(request.path_params["model"]).deployment.model)
-        predictor = _predictor_of(state, request)
+        predictor: AnyPredictor = _tensors_of(state, request)
         version = predictor if "version" in request.path_params else None
         if (coding := request.headers.get("content-encoding", "identity")) != "identity":
             raise RequestError("Content-Encoding", f"is {coding!r:.40}", expected="a body that is not compressed")
@@ -135,6 +132,15 @@ def _predictor_of(state: State, request: Request) -> AnyPredictor:
     return versions[wanted]
 
 
+def _tensors_of(state: State, request: Request) -> TensorPredictor:
+    """Likewise, of a model of tensors: to these paths, no other exists."""
+    predictor = _predictor_of(state, request)
+    if not isinstance(predictor, TensorPredictor):
+        raise NotFoundError(f"model {predictor.model.deployment.model}", "takes rows of features, and no tensors",
+                            expected="a model of tensors", remedy="ask /predict")  # fmt: skip
+    return predictor
+
+
 def _json_length(headers: Sequence[str], length: int) -> int:
     """The bytes of JSON in a body of this length."""
     if not headers:
@@ -145,12 +151,13 @@ def _json_length(headers: Sequence[str], length: int) -> int:
     return int(header)
 
 
-def _described(tensors: Sequence[Tensor]) -> list[wire.TensorMetadata]:
+def _described(tensors: Sequence[Tensor], classes: Sequence[str] = ()) -> list[wire.TensorMetadata]:
     return [
         wire.TensorMetadata(
             tensor.name,
             wire.DATATYPES[tensor.element],
             [size if isinstance(size, int) else -1 for size in tensor.shape],
+            {"classes": [*classes]} if classes else {},
         )
         for tensor in tensors
     ]

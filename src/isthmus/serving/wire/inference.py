@@ -118,12 +118,16 @@ class InferAnswer(Struct):
     id: str | UnsetType = UNSET
 
 
-class TensorMetadata(Struct):
-    """A tensor of a model; a size that differs from request to request is -1."""
+class TensorMetadata(Struct, omit_defaults=True):
+    """A tensor of a model; a size that differs from request to request is -1.
+
+    The parameter `classes` of an output has the names of its classes, in the order of the last axis.
+    """
 
     name: str
     datatype: str
     shape: list[int]
+    parameters: dict[str, list[str]] = {}
 
 
 class ModelMetadata(Struct):

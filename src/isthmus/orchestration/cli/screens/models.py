@@ -3,7 +3,16 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from isthmus.distill.reports import comparison, explained, legend, measures, read_report, read_search, teacher_gain
+from isthmus.distill.reports import (
+    comparison,
+    explained,
+    legend,
+    measures,
+    read_report,
+    read_search,
+    teacher_gain,
+    warnings,
+)
 from isthmus.distill.reports.searchpage import advice, front
 from isthmus.features.document.blocks import Block, Paragraph
 
@@ -23,7 +32,7 @@ def models_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
     yield comparison(read)
     yield legend(read)
     yield from explained(measures(read))
-    yield from map(Paragraph, teacher_gain(read))
+    yield from map(Paragraph, (*warnings(read), *teacher_gain(read)))
     yield Paragraph(f"{len(read.seeds)} seed{'s' if len(read.seeds) > 1 else ''}; shipped: {read.shipped}.")
 
 

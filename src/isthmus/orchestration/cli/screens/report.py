@@ -74,7 +74,7 @@ def export_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
     """An export: each model file, and what is served at which cost."""
     served = report["served"]
     yield from report_blocks(
-        {name: value for name, value in report.items() if name not in ("worst", "quality", "served")}
+        {name: value for name, value in report.items() if name not in ("worst", "quality", "served", "advice")}
     )
     measures = list(dict.fromkeys(name for quality in report["quality"].values() for name in quality))
     rows = [
@@ -89,3 +89,5 @@ def export_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
         f"p99 {served['p99_us']:,.1f} µs, {served['requests_per_second']:,.0f} requests/s, "
         f"{served['memory_mb']:,.1f} MiB, {served['load_ms']:,.1f} ms to the first answer."
     )
+    if report["advice"]:
+        yield Paragraph(report["advice"])
