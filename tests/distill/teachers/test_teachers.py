@@ -1,4 +1,5 @@
 import copy
+import importlib
 import json
 import math
 import re
@@ -695,3 +696,24 @@ def test_tokenizers_that_differ_on_hard_texts_are_found(tmp_path: Path, more: di
 )
 def test_fingerprints_have_the_names_of_version_0_1(value: Any, name: str) -> None:
     assert former(value.__module__, value.__qualname__) == name
+
+
+def test_a_partial_of_a_module_is_part_of_a_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a task of one's own: its objective is a loss with other settings."""
+    text = """
+from functools import partial
+from isthmus.distill.losses import soft_targets
+soft = partial(soft_targets, {keywords})
+class Mine:
+    def objective(self):
+        return soft
+"""
+    found = []
+    for turn, keywords in enumerate(
+        ("temperature=2.0", "temperature=3.0", "temperature=2.0, a=1", "a=1, temperature=2.0")
+    ):
+        (tmp_path / f"mine_{turn}.py").write_text(text.replace("{keywords}", keywords))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        found.append(fingerprint(importlib.import_module(f"mine_{turn}").Mine))
+    assert len({*found}) == 3
+    assert found[2] == found[3]
