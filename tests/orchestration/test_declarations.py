@@ -93,7 +93,7 @@ PARTS: dict[Any, dict[str, Any]] = {
     Monitor: {"within": timedelta(hours=1), "match": None, "slices": None},
     Rank: {"within": "id", "at": 10},
     Lora: {"rank": 4},
-    Causal: {"prompt": "x"},
+    Causal: {"prompt": 8},
     Expect.present: {"feature": "total", "share": 1.0},
     Expect.between: {"feature": "total", "low": 1, "high": 2},
     Expect.length: {"feature": "total", "low": 1, "high": 2},
@@ -112,7 +112,7 @@ def _declared(value: Any, kind: Any) -> list[Any]:
     if kind in (transform, spine, request_transform):
         return [view, value(orders)] if kind is not transform else [value(orders)]
     if kind in (Tabular, Causal, Rank, Lora):
-        task = {Rank: lambda: Tabular(label=value), Lora: lambda: Causal(prompt=8, lora=value)}
+        task = {Rank: lambda: Tabular(label=value), Lora: lambda: Causal(lora=value)}
         task_of: Callable[[], Any] = task.get(kind, lambda: value)
         return [view, Distillation(name="late", spine=SPINE, teacher=SERVICE, student=SERVICE, task=task_of())]
     uses: dict[Any, Callable[[], Any]] = {

@@ -1,4 +1,5 @@
 import copy
+import importlib
 import json
 import math
 import re
@@ -703,3 +704,24 @@ def test_a_vectorizer_is_the_same_wherever_its_words_lie_in_memory() -> None:
     first, second = (TfidfVectorizer(stop_words=[*words]).fit(["the rain", "a song"]) for words in (("the",), ("the",)))
     assert first._stop_words_id != second._stop_words_id
     assert fingerprint(first) == fingerprint(second)
+
+
+def test_a_partial_of_a_module_is_part_of_a_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a task of one's own: its objective is a loss with other settings."""
+    text = """
+from functools import partial
+from isthmus.distill.losses import soft_targets
+soft = partial(soft_targets, {keywords})
+class Mine:
+    def objective(self):
+        return soft
+"""
+    found = []
+    for turn, keywords in enumerate(
+        ("temperature=2.0", "temperature=3.0", "temperature=2.0, a=1", "a=1, temperature=2.0")
+    ):
+        (tmp_path / f"mine_{turn}.py").write_text(text.replace("{keywords}", keywords))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        found.append(fingerprint(importlib.import_module(f"mine_{turn}").Mine))
+    assert len({*found}) == 3
+    assert found[2] == found[3]

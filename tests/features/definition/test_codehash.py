@@ -9,6 +9,7 @@ import textwrap
 import types
 from collections.abc import Callable
 from contextlib import ExitStack
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -713,3 +714,25 @@ def test_the_place_of_a_library_does_not_matter(tmp_path: Path) -> None:
 def test_a_distribution_that_is_installed_to_be_edited_is_the_users(tmp_path: Path) -> None:
     first, second = (_install(tmp_path / f"edited_{n}", n, record=False) for n in (1, 2))
     assert _elsewhere(tmp_path, first) != _elsewhere(tmp_path, second)
+
+
+@pytest.mark.accept
+def test_the_place_of_pyspark_does_not_matter(tmp_path: Path) -> None:
+    """As `pip install --target` leaves it: without its JAR files, which the definitions do not need."""
+    spark = metadata.distribution("pyspark")
+    installed, target = Path(str(spark.locate_file("pyspark"))), tmp_path / "target"
+    shutil.copytree(installed, target / "pyspark", ignore=shutil.ignore_patterns("jars", "__pycache__"))
+    about = next(installed.parent.glob("pyspark-*.dist-info"))
+    shutil.copytree(about, target / about.name)
+    program = """
+import pathlib, pyspark
+from isthmus.orchestration.project import Project
+print(Project(pathlib.Path("examples/flights")).definitions.contract.hash, pathlib.Path(pyspark.__file__).parents[1])
+"""
+    found = []
+    for paths in ({}, {"PYTHONPATH": str(target)}):
+        done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[3], check=True, timeout=120,
+                              env={**os.environ, **paths}, capture_output=True, text=True)  # fmt: skip
+        found.append(done.stdout.split())
+    assert found[0][0] == found[1][0]
+    assert found[1][1] == str(target)
