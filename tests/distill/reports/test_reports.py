@@ -191,7 +191,7 @@ def test_the_model_card_says_what_the_report_says() -> None:
 def test_a_student_that_is_no_better_than_chance_is_named() -> None:
     changed = report()
     assert not warnings(read_report(changed))
-    changed["measures"]["lift_kept"] = -0.2
+    changed["measures"] = {"lift_kept": -0.2}
     (sentence,) = warnings(read_report(changed))
     assert sentence.startswith("The student is no better than chance: its auc is 0.7471 after 1,792 steps.")
     assert sentence in model_card(changed)
