@@ -430,7 +430,7 @@ def test_keys_and_metrics_are_as_for_predictions(tmp_path: Path, redis_url: str)
             assert server.http.get("/v2/models/draws", headers=key).status_code == 200
         fed["inputs"][1]["data"] = [10] * 6
         assert server.http.post(INFER, json=fed, headers={"authorization": keys["own"]}).status_code == 422
-        lines = server.http.get("/metrics", headers={"authorization": keys["own"]}).text.splitlines()
+        lines = server.http.get("/metrics", headers={"authorization": keys["other"]}).text.splitlines()
         route = 'route="/v2/models/{model}/infer"'
         # It never came to its route.
         assert 'isthmus_errors_total{error="UnauthenticatedError",route="/v2/models/{model}"} 1.0' in lines
