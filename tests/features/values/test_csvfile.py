@@ -60,8 +60,10 @@ def test_what_python_writes_is_read_to_the_letter(data: st.DataObject) -> None:
     table = data.draw(st.lists(st.lists(CELLS, min_size=width, max_size=width), max_size=12))
     header = [f"h{n}" for n in range(width)]
     text = io.StringIO()
-    ends, quoting = st.sampled_from(["\n", "\r\n", "\r"]), st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL])
-    writer = csv.writer(text, lineterminator=data.draw(ends), quoting=data.draw(quoting))
+    end = data.draw(st.sampled_from(["\n", "\r\n", "\r"]))
+    # Python does not quote a line feed where lines end with something else.
+    quoting = csv.QUOTE_ALL if end == "\r" or data.draw(st.booleans()) else csv.QUOTE_MINIMAL
+    writer = csv.writer(text, lineterminator=end, quoting=quoting)
     writer.writerows([header, *table])
     content = text.getvalue().encode()
     name = data.draw(st.sampled_from([*WRAPPED]))
