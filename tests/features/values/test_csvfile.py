@@ -62,7 +62,7 @@ def test_what_python_writes_is_read_to_the_letter(data: st.DataObject) -> None:
     text = io.StringIO()
     end = data.draw(st.sampled_from(["\n", "\r\n", "\r"]))
     # Python does not quote a line feed where lines end with something else.
-    quoting = csv.QUOTE_ALL if end == "\r" or data.draw(st.booleans()) else csv.QUOTE_MINIMAL
+    quoting: Any = csv.QUOTE_ALL if end == "\r" or data.draw(st.booleans()) else csv.QUOTE_MINIMAL
     writer = csv.writer(text, lineterminator=end, quoting=quoting)
     writer.writerows([header, *table])
     content = text.getvalue().encode()
