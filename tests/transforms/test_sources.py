@@ -1,3 +1,4 @@
+import bz2
 import csv
 import gzip
 import zipfile
@@ -32,13 +33,15 @@ def write_csv(path: Path, text: str = CSV) -> None:
     if path.suffix == ".zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("inside.csv", text)
+    elif path.suffix == ".bz2":
+        path.write_bytes(bz2.compress(text.encode()))
     elif path.suffix == ".gz":
         path.write_bytes(gzip.compress(text.encode()))
     else:
         path.write_text(text)
 
 
-@pytest.mark.parametrize("name", ["flights.csv", "FLIGHTS.CSV", "flights.csv.zip", "flights.csv.gz"])
+@pytest.mark.parametrize("name", ["flights.csv", "FLIGHTS.CSV", "flights.csv.zip", "flights.csv.gz", "flights.csv.bz2"])
 def test_csv_in_every_wrapping_gives_the_same_rows(read: Read, tmp_path: Path, name: str) -> None:
     write_csv(tmp_path / name)
     assert read(flights(name)).toArrow().to_pylist() == ROWS

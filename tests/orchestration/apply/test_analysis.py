@@ -1,6 +1,7 @@
 """Mistakes in data and functions are found by `apply`, all at once; what it cannot see it does not claim."""
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from isthmus.features.errors import ConfigurationError
 from isthmus.orchestration.apply.analysis import remember, unbuildable
 from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.cli.screens.report import apply_blocks
 from tests.orchestration.shop import Open, Shop
 
 MORE = """
@@ -125,7 +127,10 @@ def test_only_what_has_changed_is_analyzed_again(shop: Shop, project: Open, tmp_
 
 
 def test_a_column_that_is_text_unless_declared_is_named_with_the_line_to_write(shop: Shop, project: Open) -> None:
-    assert apply(project(shop)).sources["customers"] == {
+    applied = apply(project(shop))
+    (shown,) = apply_blocks(asdict(applied))
+    assert "customer Int64, joined_at UnixTimestamp, city String, member Bool, born Int64" in str(shown)
+    assert applied.sources["customers"] == {
         "customer": "Int64", "joined_at": "UnixTimestamp", "city": "String", "member": "Bool", "born": "Int64",
         "last_call": "UnixTimestamp",
     }  # fmt: skip

@@ -115,7 +115,8 @@ class Source:
     def csv(self) -> bool:
         """Whether it is a CSV file."""
         suffixes = [suffix.lower() for suffix in PurePosixPath(self.path).suffixes]
-        return "://" not in self.path and (".csv" in suffixes or suffixes[-1:] in ([".zip"], [".gz"]))
+        compressed = suffixes[-2:] in ([".csv", ".bz2"], [".csv", ".zst"])
+        return "://" not in self.path and (compressed or suffixes[-1:] in ([".csv"], [".zip"], [".gz"]))
 
     @property
     def column_types(self) -> Mapping[str, DataType]:
