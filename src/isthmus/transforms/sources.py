@@ -41,7 +41,7 @@ _READ_AS_TEXT = "correct the cell; or read the column as text, types={{{!r}: Str
 _REPAIR = "bring the complete file there, or correct the source's path"
 _NAMES = {kind: name for name, kind in ARROW.items()}
 _SAIL_NAME, _SAIL_PART = re.compile(r"ObjectName\(\[.*?\]\)"), re.compile(r'Identifier\("(.*?)"\)')
-_UNREAD = re.compile(r"\\|%[0-9A-Fa-f]{2}|" + UNPRINTED.pattern)
+_UNREAD = re.compile(r"[\\|]|%[0-9A-Fa-f]{2}|" + UNPRINTED.pattern)
 _SKIPPED = re.compile(r"^[_.]|[=:]|" + _UNREAD.pattern)
 _STACK = "Traceback (most recent call last):"
 
@@ -287,8 +287,8 @@ def _folder(path: Path) -> str:
 def _plainly_named(source: Source, path: Path, files: Sequence[str], staging: Path) -> Path:
     """The path of Parquet, or that of links to its files with names that every engine reads.
 
-    Sail skips files of a folder whose names have a "=", and takes a backslash and "%2F" for a slash; Apache Spark opens
-    no file with a ":". Both skip a file that begins with "_" or ".", also where it is named.
+    Sail skips files of a folder whose names have a "=", and reads a backslash, "%2F" or a "|" at the end as a slash.
+    Apache Spark opens no file with a ":". Both skip a file that begins with "_" or ".", also where it is named.
     """
     single = path.is_file()
     if not _UNREAD.search(str(path)) and not any(
