@@ -112,7 +112,7 @@ def test_engine_graph_and_plain_python_agree(anywhere: "SparkSession", seed: int
     source = RequestSource(
         "asked",
         [Field(name, dtype) for name, dtype in types.items()],
-        expectations=[rule for rules, _ in ruled.values() for rule in rules],  # type: ignore[misc]
+        expectations=[rule for rules, _ in ruled.values() for rule in rules],
         defaults={name: default for name, (_, default) in ruled.items() if default is not None},
     )
     contract = compile_contract("shop", [source], compiler=compiled).transforms["asked"]
