@@ -4,6 +4,7 @@ The first row names the columns. Lines without a character are not rows, as for 
 """
 
 import csv
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ _REPAIR = "bring the complete file there, or correct its path"
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _BLOCK = 1 << 20
 _LARGEST_BLOCK = 2**31 - 1
+_RAGGED = re.compile(r"Row #(\d+): Expected \d+ columns, got (\d+): (.*)", re.DOTALL)
 _END = b"end"
 """The cells of a row after the last one: it is a part of a cell whose quotation mark is not closed."""
 _FORMS = {
@@ -122,12 +124,6 @@ class CsvFile:
 
     def _blocks(self, size: int) -> Iterator[pa.RecordBatch]:
         names = [str(n) for n in range(len(self._kinds))]
-        ragged: list[pa.csv.InvalidRow] = []
-
-        def refuse(row: pa.csv.InvalidRow) -> str:
-            ragged.append(row)
-            return "error"
-
         end = b"\n" + b",".join([_END] * len(names))
         with self._reading(), self._open() as file:
             try:
@@ -135,14 +131,15 @@ class CsvFile:
                 yield from pa.csv.open_csv(
                     pa.PythonFile(_Ended(file, end), "r"),
                     pa.csv.ReadOptions(column_names=names, block_size=size, use_threads=False),
-                    pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=refuse),
+                    pa.csv.ParseOptions(newlines_in_values=True),
                     pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()), null_values=[]),
                 )
-            except pa.ArrowInvalid:
-                if not ragged:
+            except pa.ArrowInvalid as error:
+                ragged = _RAGGED.search(str(error))
+                if ragged is None:
                     raise
-                row = ragged[0]
-                found = f"row {row.number} has {row.actual_columns} cells: {row.text.removesuffix(end.decode())[:80]!r}"
+                row, cells, text = ragged.groups()
+                found = f"row {row} has {cells} cells: {text.removesuffix(end.decode())[:80]!r}"
                 remedy = "correct that row; a cell with a comma, a quotation mark or a line break needs quotation marks"
                 raise self._error(found, f"{len(names)}, as in the first row", remedy) from None
 
