@@ -26,8 +26,7 @@ from isthmus.features import clock
 from isthmus.features.days import FIRST, LAST
 from isthmus.features.definition.spec import Source
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, nearest, one_of
-from isthmus.features.files import publish, write_atomically
-from isthmus.features.paths import UNPRINTED, is_url, require_delta
+from isthmus.features.files import UNPRINTED, is_url, publish, require_delta, write_atomically
 from isthmus.transforms.tables import delta, iceberg, objects, parquet, sql
 from isthmus.transforms.tables.reaching import reaching
 from isthmus.transforms.tables.table import Table, Within

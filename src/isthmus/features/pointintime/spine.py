@@ -11,7 +11,7 @@ import pyarrow.csv
 import pyarrow.dataset as ds
 
 from isthmus.features.errors import DataError, first_line
-from isthmus.features.paths import require_local
+from isthmus.features.files import require_local
 from isthmus.features.pointintime.join import BATCH
 
 FORMS = (

@@ -7,9 +7,9 @@ import pyarrow as pa
 
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import DataError, RequestError
+from isthmus.features.files import require_local
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.paths import require_local
 from isthmus.features.pointintime.spine import SpineRows, spine_rows
 from isthmus.orchestration.artifacts import RECORD, SPINE, TrainingSet, records_folder
 from isthmus.orchestration.project import Project
