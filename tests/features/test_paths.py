@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.features.errors import ConfigurationError, RequestError
-from isthmus.features.paths import is_url, require_delta, require_local
+from isthmus.features.files import is_url, require_delta, require_local
 from tests.end_to_end.test_paths import NAMES, REFUSED
 
 _TABLE = """

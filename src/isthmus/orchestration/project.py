@@ -44,8 +44,8 @@ from isthmus.features.errors import (
     nearest,
     one_of,
 )
+from isthmus.features.files import UNPRINTED, is_url, require_delta
 from isthmus.features.package.signature import PASSWORD, Signer, read_public_key
-from isthmus.features.paths import UNPRINTED, is_url, require_delta
 from isthmus.orchestration.settings import FILE, ProjectSettings, find, load
 from isthmus.serving.recorder.options import Recording
 from isthmus.transforms.request.compute import compiled

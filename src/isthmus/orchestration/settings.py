@@ -23,8 +23,8 @@ from pydantic_settings import (
 
 from isthmus.distill.declaration import RUNTIMES
 from isthmus.features.errors import ConfigurationError, Problem, nearest, one_of
+from isthmus.features.files import is_url
 from isthmus.features.package.signature import PASSWORD
-from isthmus.features.paths import is_url
 from isthmus.features.profiles import ServingProfile, TrainingProfile
 from isthmus.features.redis.address import SCHEMES
 from isthmus.serving.limits import Limits

@@ -23,8 +23,15 @@ from isthmus.features import clock
 from isthmus.features.days import FIRST, LAST
 from isthmus.features.definition.spec import Source
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, nearest, one_of
-from isthmus.features.files import move_atomically, publish, scratch_folder, write_atomically
-from isthmus.features.paths import UNPRINTED, is_url, require_delta
+from isthmus.features.files import (
+    UNPRINTED,
+    is_url,
+    move_atomically,
+    publish,
+    require_delta,
+    scratch_folder,
+    write_atomically,
+)
 from isthmus.features.values.arrow import ARROW
 from isthmus.features.values.csvfile import CsvFile
 from isthmus.transforms.tables import delta, iceberg, objects, parquet, sql

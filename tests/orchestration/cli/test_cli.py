@@ -128,7 +128,7 @@ def test_every_verb_that_ends_has_one_document_for_programs() -> None:
     ("verb", "argument"),
     [
         (["distill"], "[NAME]  Distillation; may be left out where there is only one."),
-        (["package", "verify"], "PATH  The folder of the package.  [required]"),
+        (["package", "verify"], "PATH  The folder of the package. A local path, not a URL.  [required]"),
     ],
 )
 def test_help_says_what_an_argument_is(verb: list[str], argument: str) -> None:

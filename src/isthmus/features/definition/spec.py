@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from isthmus.features.clock import MICROSECOND
 from isthmus.features.definition.expectations import Between, Expectation, Length, OneOf, Present
-from isthmus.features.paths import is_url
+from isthmus.features.files import is_url
 from isthmus.features.types import DataType, UnixTimestamp
 
 OWNER = 'an email address or "team:NAME"'

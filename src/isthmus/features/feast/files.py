@@ -16,8 +16,7 @@ from feast.infra.offline_stores.file_source import FileSource
 from feast.repo_config import RepoConfig
 
 from isthmus.features.errors import ConfigurationError, Problem
-from isthmus.features.files import publish, write_atomically
-from isthmus.features.paths import require_delta
+from isthmus.features.files import publish, require_delta, write_atomically
 
 OFFLINE = "isthmus.offline"
 """The tag of a registered view with the path from the registry to the folder of its table."""

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from isthmus.features.errors import DependencyError, first_line
-from isthmus.features.paths import is_url
+from isthmus.features.files import is_url
 
 _SIGNS = ("Generic S3 error", "lacked the necessary privileges", "<Error><Code>", "Error performing ")
 """In what deltalake says of a storage that refuses or does not answer."""

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from isthmus.features.errors import DataError, first_line
-from isthmus.features.paths import require_local
+from isthmus.features.files import require_local
 from isthmus.features.pointintime.join import BATCH
 from isthmus.features.types import DataType, String
 from isthmus.features.values.arrow import ARROW

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isthmus.features.paths import is_url
+from isthmus.features.files import is_url
 
 if TYPE_CHECKING:
     from isthmus.orchestration.project import Project

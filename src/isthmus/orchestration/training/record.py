@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 
 from isthmus.features.contract.contract import ViewContract
 from isthmus.features.errors import DataError, RequestError
+from isthmus.features.files import require_local
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.paths import require_local
 from isthmus.features.pointintime.spine import SpineRows, spine_rows
 from isthmus.features.types import TYPES
 from isthmus.features.values.arrow import ARROW

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 
 from isthmus.features.errors import DataError, first_line
-from isthmus.features.paths import is_url
+from isthmus.features.files import is_url
 from isthmus.transforms.tables.table import Table, Within, reading
 
 if TYPE_CHECKING:
