@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from isthmus.distill.declaration import EXPORTING, JUDGING
 from isthmus.distill.distillation import JUDGED_ANEW, DistillationReport
 from isthmus.distill.export.export import export
-from isthmus.distill.identity import code
+from isthmus.distill.restore import code
 from isthmus.features.errors import ContractMismatch
 from tests.distill.conftest import SERVING
 from tests.distill.support import PROFILE, material, run

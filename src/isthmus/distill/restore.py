@@ -1,9 +1,16 @@
-"""The task of a declaration, and a trained student with its task."""
+"""The task of a declaration, a trained student with its task, and the identities of a student."""
 
+import ast
+import dataclasses
 import importlib
+import inspect
 import json
-from collections.abc import Iterable
+import re
+import textwrap
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +20,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from isthmus.distill.causal.models import function_of
 from isthmus.distill.causal.task import CausalTask
-from isthmus.distill.declaration import Distillation, Tabular
-from isthmus.distill.identity import trained_alike
+from isthmus.distill.declaration import EXPORTING, JUDGING, Distillation, Tabular
+from isthmus.distill.labels import Binary
 from isthmus.distill.language.causal import Causal
+from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tabular.student import read_record, unreadable
 from isthmus.distill.tabular.task import TabularTask
 from isthmus.distill.tasks.task import Material, Task
+from isthmus.distill.teachers.fingerprint import fingerprint
+from isthmus.features.contract.contract import sha256
+from isthmus.features.definition import codehash
 from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, one_of
+from isthmus.transforms.preparation.steps import described
 
 REPORT = "report.json"
 
@@ -129,3 +142,177 @@ def _load(task: Task, file: Path) -> nn.Module:
     except (OSError, RuntimeError, SafetensorError) as error:
         raise unreadable(file, error) from error
     return student.eval().requires_grad_(requires_grad=False)
+
+
+def training_identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
+    """Digest what the weights of all seeds depend on.
+
+    These are the rows and their split, the inputs and the label, the shape of the student, the code of the task but for
+    `JUDGING`, the name of the metric that selects the weights, the teacher's outputs, the settings, the seeds, the
+    profile, and the versions of Isthmus and torch.
+    """
+    metric = [task.metric, task.more]
+    return _identity(task, settings, outputs, {"training": origins(task)["training"], "metric": metric})
+
+
+def student_identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
+    """Digest what the weights and the report depend on: all of `training_identity`, and the rest of the task's code."""
+    return _identity(task, settings, outputs, whole(origins(task)))
+
+
+def _identity(task: Task, settings: TrainingSettings, outputs: str, made_of: dict[str, Any]) -> str:
+    material = task.material
+    return sha256({
+        "contract": material.contract,
+        "made_of": made_of,
+        "seeds": [material.declaration.seed, material.declaration.seeds],
+        "settings": settings.identity(),
+        "outputs": outputs,
+        "profile": material.profile.identity(),
+        "versions": [version("isthmus"), torch.__version__],
+    })[:12]  # fmt: skip
+
+
+def origins(task: Task) -> dict[str, str]:
+    """Digest the task with its training set, label, inputs, split and shape, for the `made_of` of a report.
+
+    Returns:
+        The training set; the digest of everything (`kind`), of what training depends on, and of what training and
+        report depend on. Reports of earlier versions have the first two.
+    """
+    return origins_of(type(task), task.material)
+
+
+def origins_of(kind: type, material: Any) -> dict[str, str]:
+    """The `origins` of a task of this class; of the material only what they are about."""
+    declared = material.declaration
+    kinds: dict[str, Any] = {"kind": fingerprint(kind)}
+    if isinstance(declared.task, Tabular):
+        plan = declared.task.plan(material.student_inputs)
+        numbers = {name: [described(step) for step in chain] for name, chain in plan.numbers.items()}
+        preparation = {**numbers, **{name: described(text) for name, text in plan.texts.items()}}
+        kinds = {"kind": {**_options(declared.task), "preparation": preparation}}
+    elif isinstance(declared.task, Causal):
+        # What base and teacher answer is in the identity of their outputs.
+        new = declared.task.student
+        digest = None if new is None else fingerprint(function_of(new))
+        kinds = {"kind": {"causal": declared.task.identity(), "student": digest}}
+    else:
+        kinds |= {"training": code(kind, JUDGING), "report": code(kind, EXPORTING)}
+    device = declared.student.device
+    about = {
+        # Only where a device keeps rows: other students keep their identity.
+        **({} if device is None else {"ages": device.identity()}),
+        "label": material.label,
+        "inputs": [[item.name, item.dtype.name] for item in material.student_inputs],
+        "split": [*declared.split, declared.split_by],
+        **({"shape": dict(declared.shape)} if declared.shape else {}),
+    }
+    digests = {name: sha256({**about, "task": kind}) for name, kind in kinds.items()}
+    same = dict.fromkeys(("training", "report"), digests["kind"])
+    return {"training_set": material.training_set, **same, **digests}
+
+
+def whole(made_of: dict[str, str]) -> dict[str, str]:
+    """The `origins` that tell training and judging not apart, as earlier versions had them."""
+    return {key: made_of[key] for key in ("training_set", "kind")}
+
+
+def trained_alike(before: dict[str, Any], task: Task, part: str = "training") -> bool:
+    """Whether a student with these `origins` is the one that the task would train today.
+
+    With the part "report" its report must be the same, too. Reports of earlier versions do not tell the parts apart.
+    """
+    now = origins(task)
+    return before.get("training_set") == now["training_set"] and (
+        before.get("kind") == now["kind"] or before.get(part) == now[part]
+    )
+
+
+@lru_cache
+def code(kind: type, without: frozenset[str]) -> Any:
+    """Describe the code of a class and its bases but for some members, and for helpers that only these members use.
+
+    A member that the rest of the code mentions is part of it, whatever its name.
+    """
+    users = [each for each in kind.__mro__ if codehash.of_user(each)]
+    libraries = [fingerprint(each) for each in kind.__mro__ if each not in users and each is not object]
+    trees = [_tree(each) for each in users]
+    own = {name for tree in trees for node in tree.body for name in _names(node)}
+    own |= {name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Assign) for name in _set(node)}
+    helpers = {name for name in own if not (hasattr(Task, name) or name.startswith("__"))}
+    left_out = own & {*without}
+    # A helper that nothing mentions by name may be used by any code: only what judging mentions is left out.
+    while more := _mentioned(helpers - left_out, _described(users, own - left_out)):
+        left_out |= more
+    rest = _described(users, left_out)
+    while more := _mentioned(left_out, rest):
+        left_out -= more
+        rest = _described(users, left_out)
+    return [rest, libraries]
+
+
+def _described(kinds: Sequence[type], without: Collection[str]) -> str:
+    """The code of classes but for these members, with what the rest refers to."""
+    parts = []
+    for kind in kinds:
+        tree = _tree(kind)
+        body = [node for node in tree.body if not (_names(node) and _names(node) <= {*without})]
+        tree.body = [_Unset(without).visit(node) for node in body] or [ast.Pass()]
+        parts.append(codehash.described(tree, kind.__module__, kinds))
+    return json.dumps(parts)
+
+
+def _mentioned(names: Collection[str], text: str) -> set[str]:
+    if re.search(r"getattr\(self, (?!'\w+'[,)])", text):  # any name
+        return {*names}
+    return {*names} & {found for pair in re.findall(r"\.(\w+)|'(\w+)'", text) for found in pair}
+
+
+def _tree(kind: type) -> ast.ClassDef:
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(tree, ast.ClassDef)  # noqa: S101 - the source of a class
+    return tree
+
+
+def _names(node: ast.stmt) -> set[str]:
+    """The members that a statement of a class defines; none if it does more than that."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    names = {target.id for target in targets if isinstance(target, ast.Name)}
+    return names if len(names) == len(targets) else set()
+
+
+def _set(node: ast.Assign) -> set[str]:
+    """The attributes of `self` that an assignment sets; none if it does more than that."""
+    names = {
+        target.attr
+        for target in node.targets
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
+    }
+    return names if len(names) == len(node.targets) else set()
+
+
+class _Unset(ast.NodeTransformer):
+    """Drops assignments to attributes of these names: a task may set a tolerance in `__init__`."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.names = {*names}
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        return node  # whose `self` is not the task
+
+    def visit_Assign(self, node: ast.Assign) -> ast.stmt:
+        return ast.Pass() if _set(node) and _set(node) <= self.names else node
+
+
+def _options(task: Tabular) -> dict[str, Any]:
+    """What a Tabular says but its preparation. With the usual label and calibration, students keep their identity."""
+    options = dataclasses.asdict(replace(task, preparation={}))
+    for name, usual in (("label", Binary()), ("calibration", None)):
+        value = getattr(task, name)
+        del options[name]
+        if value != usual:
+            options[name] = {"kind": type(value).__name__, **dataclasses.asdict(value)}
+    return options

@@ -28,10 +28,9 @@ from isthmus.distill.export.decoding import Origin, TextFiles
 from isthmus.distill.export.package import contents, package_bytes, write_package, xctest
 from isthmus.distill.formats.conversions import require_runtimes, wanted
 from isthmus.distill.formats.programs import INTERPRETED
-from isthmus.distill.identity import trained_alike
 from isthmus.distill.onnx.runtime import Run, described, ort_format
 from isthmus.distill.portable.network import Portable, portable
-from isthmus.distill.restore import REPORT, Restored, restored
+from isthmus.distill.restore import REPORT, Restored, restored, trained_alike
 from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.task import Material
 from isthmus.distill.training.teacheroutputs import complete_outputs

@@ -18,9 +18,9 @@ from isthmus.distill.evaluation.interval import Interval, interval
 from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.evaluation.slices import worst_slices
 from isthmus.distill.export.candidate import Candidate
-from isthmus.distill.identity import origins
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.reports.report import AtAge, Estimate, Model, RunReport, TrainingHalf, TrainingRun, WorstSlice
+from isthmus.distill.restore import origins
 from isthmus.distill.tasks.answers import student_answers
 from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.split import PARTS

@@ -20,9 +20,9 @@ from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.export.acceptance import finite
 from isthmus.distill.export.candidate import Candidate, Limits, Reference, sample_cases
 from isthmus.distill.export.conversion import in_precision
-from isthmus.distill.identity import origins, whole
 from isthmus.distill.onnx.runtime import ort_format
 from isthmus.distill.outputs.cache import TeacherOutputs
+from isthmus.distill.restore import origins, whole
 from isthmus.distill.search.trials import Budget, Trial
 from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.task import Task

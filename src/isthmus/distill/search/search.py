@@ -19,11 +19,10 @@ import torch
 
 from isthmus.distill.declaration import Search
 from isthmus.distill.export.acceptance import allowed_precisions
-from isthmus.distill.identity import origins, whole
 from isthmus.distill.onnx.host import host
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.preflight import rehearse, require_measured
-from isthmus.distill.restore import create_task, require_shape
+from isthmus.distill.restore import create_task, origins, require_shape, whole
 from isthmus.distill.search.bench import Bench
 from isthmus.distill.search.sampler import Known, propose
 from isthmus.distill.search.trials import FORMAT, Budget, Trial, Trials, front, nearest, recommended, values_at

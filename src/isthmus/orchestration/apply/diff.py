@@ -117,8 +117,7 @@ def _student(project: Project, contract: Contract, artifacts: Artifacts) -> str:
     declared, made_of = artifacts.declared, artifacts.last_report()["made_of"]
     if not isinstance(declared.task, str) or "training" not in made_of:
         return ""
-    from isthmus.distill.identity import origins_of
-    from isthmus.distill.restore import task_class
+    from isthmus.distill.restore import origins_of, task_class
 
     inputs = [ModelInput(column.name, column.dtype) for column in contract.inputs(declared.student.name)]
     about = SimpleNamespace(

@@ -11,9 +11,8 @@ import pytest
 
 from isthmus.distill.declaration import Distillation, Tabular
 from isthmus.distill.distillation import distill
-from isthmus.distill.identity import origins
 from isthmus.distill.labels import Binary, Classes, Isotonic, Label, Number, Rank, Temperature
-from isthmus.distill.restore import create_task
+from isthmus.distill.restore import create_task, origins
 from isthmus.distill.tabular.kinds.classes import ClassLabels
 from isthmus.distill.tabular.kinds.number import NumberLabels
 from isthmus.distill.tabular.kinds.rank import RankLabels
