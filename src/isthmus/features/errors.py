@@ -5,9 +5,11 @@ IsthmusError
 ├── DataError              exit 1   data does not match its declaration; nothing was written
 ├── ContractMismatch       exit 1   rows, tables or packages of another contract
 ├── GateFailed             exit 1   a verdict, a parity check or a budget did not pass
+│   └── ParityFailed       exit 1   a model file answers differently from its student
 ├── PackageError           exit 1   a model package is damaged, altered or incomplete
 ├── RequestError           exit 2   a lookup or prediction asks for what does not exist
 ├── DependencyError        exit 3   Redis, Java, an engine or an optional library is not available
+│   └── LostRowsError      exit 3   Redis no longer has rows that were materialized
 └── Stopped                exit 130 or 143   SIGINT or SIGTERM; finished work stays
 """
 
@@ -108,7 +110,7 @@ class GateFailed(IsthmusError):
 
 
 class ParityFailed(GateFailed):
-    """A model file that does not answer as its student."""
+    """A model file answers differently from its student."""
 
 
 class PackageError(IsthmusError):
@@ -155,7 +157,7 @@ class DependencyError(IsthmusError):
 
 
 class LostRowsError(DependencyError):
-    """Rows that were materialized and that the online store no longer has."""
+    """The online store no longer has rows that were materialized."""
 
 
 class Stopped(IsthmusError):
