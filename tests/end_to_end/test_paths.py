@@ -36,7 +36,7 @@ more = Source("more", path={folder!r}, timestamp="ts")
 shop = Entity("shop", join_keys={{"k": String}})
 
 
-@transform(entities=[shop], sources=[sales, more], schema=[Field("x", Int64)])
+@transform(entities=[shop], sources=[sales, more], ttl=None, schema=[Field("x", Int64)])
 def v(sales: DataFrame, more: DataFrame) -> DataFrame:
     rows = sales.unionByName(more)
     return rows.select("k", rows.ts.alias("event_timestamp"), "x")

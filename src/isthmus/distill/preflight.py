@@ -70,7 +70,8 @@ def rehearse(
     _first_step(task, student, objective, outputs, settings)
     _require_compatible(task, teacher, student, outputs)
     if outputs.missing and objective.asks_teacher and (size := teacher.size()) is not None:
-        note(_require_smaller(student, size[0], where))
+        for text in _require_smaller(student, size[0], where):
+            note(text)
     rows = task.material.parts.validation[:1]
     require_steady(task, student.eval(), task.material.parts.validation[:STEADY])
     model = student_graph(task, student)
@@ -162,8 +163,8 @@ def _first_step(
             raise ConfigurationError(place, [problem], remedy=remedy) from error
 
 
-def _require_smaller(student: nn.Module, teacher: int, where: str) -> str:
-    """Refuses a student with more parameters than the teacher that it asks; their bytes depend on the precision."""
+def _require_smaller(student: nn.Module, teacher: int, where: str) -> list[str]:
+    """Refuse a student with more parameters than its teacher, and note an equal number; bytes depend on precision."""
     size = sum(weights.numel() for weights in student.parameters())
     if size > teacher:
         raise ConfigurationError(
@@ -171,4 +172,4 @@ def _require_smaller(student: nn.Module, teacher: int, where: str) -> str:
             [Problem("its parameters", f"{size:,}", f"at most the teacher's {teacher:,}")],
             remedy="make the student smaller: nothing would be gained by it",
         )
-    return f"the student has {'as many' if size == teacher else 'fewer'} parameters ({size:,} of {teacher:,})"
+    return [f"the student has as many parameters as its teacher ({size:,})"] if size == teacher else []

@@ -228,7 +228,7 @@ def test_a_student_of_the_teachers_size_learns_from_it(table: pa.Table, tmp_path
         rehearse(
             task, teacher, outputs, task.material.declaration.training_settings(PROFILE, table.num_rows), notes.append
         )
-        assert notes == ["the student has as many parameters (257 of 257)"]
+        assert notes == ["the student has as many parameters as its teacher (257)"]
 
 
 def test_a_remote_teacher_is_asked_as_announced_and_never_twice(table: pa.Table, tmp_path: Path) -> None:

@@ -518,7 +518,7 @@ def shown(blocks: str, report: object) -> subprocess.CompletedProcess[str]:
 def test_an_export_on_the_screen_says_what_is_served() -> None:
     report = {
         "path": "/a/late-1", "bytes": {"fp32": 900, "int8": 700}, "left_out": {},
-        "worst": {"model.fp32.onnx": 3.2e-8, "model.int8.onnx": 1e-3},
+        "advice": "", "worst": {"model.fp32.onnx": 3.2e-8, "model.int8.onnx": 1e-3},
         "quality": {"model.fp32.onnx": {"auc": 0.75}, "model.int8.onnx": {"auc": None}},
         "served": {
             "precision": "int8", "threads": 1, "p50_us": 40.25, "p99_us": 90.5, "requests_per_second": 24_000.0,

@@ -308,7 +308,7 @@ SIZE = 64
 
 def made(shop: Shop, **serving: Any) -> Project:
     """A project with a student and its package, the graphs of which were written by hand, and a report of them."""
-    told = copy.deepcopy(report()) | {"id": "5f0c2a9be1d4", "name": "late_order"}
+    told = copy.deepcopy(report()) | {"id": "5f0c2a9be1d4", "name": "late_order", "measures": {}}
     half = told.pop("serving") | serving
     student = shop.state / "models" / "late_order" / told["id"]
     student.mkdir(parents=True)

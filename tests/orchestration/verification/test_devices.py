@@ -153,7 +153,7 @@ def test_a_snapshot_that_no_device_takes_fails(project: Project) -> None:
     digit = whole.index(b'"hash":"') + 8
     for altered in (whole[: len(whole) // 2], whole[:digit] + bytes([whole[digit] ^ 1]) + whole[digit + 1 :]):
         file.write_bytes(altered)
-        assert refused() == "it was altered since it was written"
+        assert refused() == "it is damaged: its SHA-256 differs"
     file.unlink()
     assert refused() == "its file is gone"
     verdict = verify(project)

@@ -61,7 +61,7 @@ B6 = {"carrier": ["B6"]}
         ({"request": {"distance": [1.0]}}, 422, "entities.carrier", "missing"),
         ({"entities": {"carrier": ["B6"]}}, 422, "request.distance", "missing"),
         ({"entities": {**B6, "distance": [1.0]}}, 422, "entities.distance", "put it into `request`"),
-        ({"entities": B6, "request": {"distance": ["one"]}}, 422, "request.distance", "Expected a number, got 'one'"),
+        ({"entities": B6, "request": {"distance": ["one"]}}, 422, "request.distance", r"row 0 is \"one\""),
         ({"entities": B6, "request": {"distance": ["1"]}}, 422, "request.distance", "Float64"),
         ({"entities": {"carrier": ["B6"]}, "request": {"distance": [True]}}, 422, "request.distance", "Float64"),
         ({"entities": {"carrier": ["B6"]}, "request": {"distance": [1.0, 2.0]}}, 422, "entities", "length"),

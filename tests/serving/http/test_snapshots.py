@@ -141,7 +141,7 @@ def test_a_shared_snapshot_that_is_not_what_its_name_says_is_not_served(
     data[place] ^= 1
     shelf.path(digest).write_bytes(data)
     refused = server.http.get("/snapshots/late", headers=PLAIN)
-    assert (refused.status_code, refused.json()["found"]) == (503, "is damaged: its SHA-256 is another")
+    assert (refused.status_code, refused.json()["found"]) == (503, "is damaged: its SHA-256 differs")
     assert refused.json()["remedy"] == "run `isthmus snapshot`"
     assert str(shelf.folder) not in refused.text
 

@@ -104,8 +104,8 @@ def exposed(watched: Server) -> Series:
     assert watched.predict(**PREDICT).status_code == 200
     assert watched.predict(entities={"carrier": ["UA"]}, request={"distance": [1e300]}).status_code == 500
     assert watched.http.get("/invented").status_code == 404
-    for route in ("/push", "/write-to-online-store", "/v2/models/late/infer"):
-        assert watched.http.post(route, json={}).status_code == 422
+    for route, status in (("/push", 422), ("/write-to-online-store", 422), ("/v2/models/late/infer", 404)):
+        assert watched.http.post(route, json={}).status_code == status
     series: dict[str, list[dict[str, str]]] = {}
     for family in parse_text(watched.http.get("/metrics").text):
         for sample in family.samples:

@@ -235,7 +235,7 @@ def _batch(number: int) -> bytearray:
     """Ten answers, in about 700 bytes."""
     answers = b"".join(PACK(n, 0, 0.0, 0, 0, 0, 30) for n in range(10))
     group = Group("lookup", "", "", "", answers, b"x" * 300, (), b"", 0, b"", (), ((b"", b""),))
-    return encoded(Batch("run", number, 0, 0, "", ("",), (group,)))
+    return encoded(Batch("run", number + 1, 0, 0, "", ("",), (group,)))
 
 
 def test_the_oldest_segments_make_room_if_that_is_the_policy(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def _state(value: Any, seen: _Seen, within: tuple[object, ...]) -> Any:
             name = getattr(value, "__qualname__", value.__name__)
             return ["named", former(getattr(value, "__module__", None) or "", name)]
         return ["method", value.__name__, _described(owner, seen, within)]
-    if hasattr(value, "tolist") and hasattr(value, "dtype") and not hasattr(value, "index"):
+    if hasattr(value, "tolist") and hasattr(value, "shape") and not hasattr(value, "index"):
         # An array or a tensor: its state holds places in memory, or names of modules that NumPy has moved.
         return ["array", repr(value.dtype), list(value.shape), _described(value.tolist(), seen, within)]
     return ["object", *(_described(part, seen, within) for part in (type(value), *reduced(value)))]

@@ -98,7 +98,7 @@ class Shelf:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             if _sha256(path, status.st_ino, status.st_ctime_ns, status.st_size) != digest:
-                raise DataError(str(path), "is damaged: its SHA-256 is another", remedy="run `isthmus snapshot`")
+                raise DataError(str(path), "is damaged: its SHA-256 differs", remedy="run `isthmus snapshot`")
             return file.read()
 
     def delta(self, digest: str, latest: Latest) -> bytes:

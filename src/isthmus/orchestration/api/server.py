@@ -84,7 +84,8 @@ def settings(project: Project, url: str, port: int | None = None, *, private: bo
         require_keys=server.require_keys and not private,
         hosts=server.hosts,
         check_share=server.check_share,
-        missing=server.missing,
+        # A verdict names each row that is missing.
+        missing="null" if private else server.missing,
         host="127.0.0.1" if private else server.host,
         port=server.port if port is None else port,
         workers=server.workers,

@@ -128,6 +128,7 @@ def _server_settings(project: Project) -> str:
         "require_keys": server.require_keys,
         "hosts": server.hosts,
         "check_share": server.check_share,
+        "missing": server.missing,
         "host": "0.0.0.0",  # noqa: S104 - of a container, with keys
         "port": server.port,
         "workers": server.workers,

@@ -137,9 +137,9 @@ def _decode(where: str, raw: msgspec.Raw, column: Column, decoders: Mapping[str,
         message = str(error)
         remedy = "put each of them in quotes" if column.dtype.name == "String" and "got `int`" in message else ""
         if place := _ROW.search(message):
-            wrong = msgspec.json.decode(raw)[int(place[1])]
-            shown = "null" if wrong is None else f"{wrong!r:.60}"
-            message, expected = f"row {place[1]} is {shown}", expected.removeprefix("a list of ")
+            # As sent: no type of Python holds every number of JSON.
+            sent = bytes(msgspec.json.decode(raw, type=list[msgspec.Raw])[int(place[1])]).decode(errors="replace")
+            message, expected = f"row {place[1]} is {sent:.60}", expected.removeprefix("a list of ")
         raise RequestError(where, message, expected=expected, remedy=remedy) from error
     except FAILURES as error:
         raise unreadable(where, bytes(raw), error) from error
