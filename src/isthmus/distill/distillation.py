@@ -216,11 +216,11 @@ class _Trainings:
 
     @property
     def judged_anew(self) -> bool:
-        """Whether the weights were selected while the student was judged in another way."""
+        """Return whether the weights were selected under judging code that has changed since."""
         return self._selected.read_text(encoding="utf-8") != self.student
 
     def end(self) -> None:
-        """Removes all checkpoints, which are large, but the weights of this training."""
+        """Record that the student is written. Remove all checkpoints, which are large, but keep these weights."""
         write_atomically(self._written, self.student.encode())
         for run in self.folder.parent.glob("*/*"):
             discard(run, finished=run.parent != self.folder)

@@ -65,7 +65,7 @@ def accept(
 
 
 def require_near(file: str, limits: Limits, precision: str, apart: Sequence[Deviation]) -> None:
-    """Raises a ParityFailed, with the number that is farthest beyond its limit, if there is one."""
+    """Raise a ParityFailed that names the number farthest beyond its limit, if any number is beyond it."""
     far = max(apart, key=lambda each: each.share)
     if far.share <= 1:
         return

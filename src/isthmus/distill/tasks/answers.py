@@ -35,9 +35,9 @@ def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.de
 
 
 def require_steady(task: Task, module: nn.Module, rows: Index, whose: str = "student") -> None:
-    """Refuses a module in eval mode that answers these rows otherwise when asked again, or beside other rows.
+    """Raise an error if a module in eval mode answers the same rows differently on a second call or in another batch.
 
-    No figure would hold for it. What it counts in its buffers stays as it was.
+    Measurements of such a module would mean nothing. Buffers are restored after the check.
     """
     batch = task.batch(torch.from_numpy(rows))
     state = {name: buffer.clone() for name, buffer in module.named_buffers()}

@@ -133,7 +133,7 @@ class Case:
     numbers: Sequence[int] = ()
 
     def row_name(self, row: int) -> str:
-        """The name of a row in messages."""
+        """Return the name of a row for messages."""
         return f"row {self.numbers[row]} of the training set" if row < len(self.numbers) else f"golden row {row}"
 
     def fed(self, variant: Variant) -> Feeds:

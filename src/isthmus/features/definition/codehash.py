@@ -89,10 +89,10 @@ def of_user(value: types.FunctionType | type) -> bool:
 
 
 def reduced(value: Any) -> tuple[Any, ...]:
-    """The state of an object as for a pickle, which is not written: how to create it, the arguments, and its parts.
+    """Return an object's pickle state without writing a pickle: its constructor, the arguments, and its parts.
 
     Raises:
-        OSError: it has no state that can be read.
+        OSError: the state of the object cannot be read.
     """
     try:
         registered = copyreg.dispatch_table.get(type(value))
@@ -142,7 +142,7 @@ def _described(value: Any, seen: _Seen, within: tuple[object, ...] = ()) -> Any:
 
 
 def _state(value: Any, seen: _Seen, within: tuple[object, ...]) -> Any:
-    """An object that no statement of a module assigns: a part of a container, of an instance or of a closure."""
+    """Describe an object that no module statement assigns: part of a container, an instance or a closure."""
     if not seen.state or type(value).__module__ == "isthmus.features.definition.spec":
         return None  # a declaration is in the contract
     if isinstance(value, types.MethodType):
@@ -169,7 +169,7 @@ def _methods(value: Any, seen: _Seen) -> list[Any]:
 
 
 def _wraps(value: Any, *, outermost: bool) -> bool:
-    """Whether a user's function wraps another that does not name it as a decorator, which would be in its source."""
+    """Return whether a user's function wraps another without appearing as a decorator in its source."""
     inner = inspect.unwrap(value)
     if inner is value or not (isinstance(value, types.FunctionType) and of_user(value)):
         return False

@@ -49,7 +49,7 @@ class Losses(NamedTuple):
 
 
 def loads(text: bytes, where: str) -> dict[str, Written]:
-    """The materializations in the file."""
+    """Parse the materializations in the text of the file."""
     try:
         return msgspec.json.decode(text, type=dict[str, Written])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -57,7 +57,7 @@ def loads(text: bytes, where: str) -> dict[str, Written]:
 
 
 def read(file: Path) -> dict[str, Written]:
-    """The materializations in the file; none if it is missing or damaged."""
+    """Return the materializations in the file; an empty dict if the file is missing or damaged."""
     try:
         return loads(file.read_bytes(), str(file))
     except (FileNotFoundError, DataError):
@@ -65,13 +65,13 @@ def read(file: Path) -> dict[str, Written]:
 
 
 def note(file: Path, view: ViewContract, record: Published) -> None:
-    """Write to the file that a view was materialized."""
+    """Record in the file that a view was materialized. Replace the view's earlier entry."""
     entry = Written(record.contract, record.built, record.at)
     write_atomically(file, msgspec.json.encode({**read(file), view.online_name: entry}))
 
 
 def sample(project: str, view: ViewContract) -> bytes:
-    """The Redis key of the sample of a view's keys, which is MessagePack."""
+    """Return the Redis key that holds a sample of a view's keys, as MessagePack."""
     return records.beside(project, view.online_name, "sample")
 
 
@@ -98,7 +98,7 @@ def check(
 
 
 def _differs(record: Published | None, last: Written | None, nodes: Iterable[Mapping[str, Any]]) -> str:
-    """Why a view may have lost rows, by its record; empty if the record gives no reason."""
+    """Say why a view may have lost rows, judging by its record; empty if the record gives no reason."""
     if record is None:
         return "" if last is None else "Redis holds nothing of what was materialized"
     if last is not None and (record.built, record.at) < (last.built, last.at):
@@ -120,7 +120,7 @@ def _policy(nodes: Iterable[Mapping[str, Any]]) -> str:
 
 
 def refusal(view: str, why: str) -> LostRowsError:
-    """The error about a view that may have lost rows."""
+    """Return the error about a view that may have lost rows."""
     return LostRowsError(
         f"view {view}", f"has lost online rows: {why}", remedy="run `isthmus materialize`", passes=False
     )

@@ -154,7 +154,7 @@ def waiting(
 
 
 def _entries(client: Client, project: str, table: str, read: Callable[[bytes], Any]) -> list[Any]:
-    """The entries that `read` finds in a stream, once all of them have places."""
+    """Return the entries that `read` finds in a stream. Renumber the stream first if an id is too large for a place."""
     name = stream(project, table)
     entries: list[Any] = read(name)
     if any(ms >> _MOMENT or count >> _SEQUENCE for ms, count in (_numbers(entry[0]) for entry in entries)):
@@ -170,12 +170,12 @@ def _entry(place: int, fields: Mapping[bytes, bytes]) -> Entry:
 
 
 def aside(project: str, table: str) -> bytes:
-    """The Redis key of the stream of entries that could not be read."""
+    """Return the Redis key of the stream of entries that could not be read."""
     return record.beside(project, table, "aside")
 
 
 def set_aside(client: Client, project: str, table: str, entries: Iterable[Entry]) -> None:
-    """Copies entries to the stream of those that could not be read. A run that was killed does so again, in vain."""
+    """Copy entries to the stream of unreadable entries. A repeat after a kill skips copied entries."""
     name = aside(project, table)
     for place in (_id(entry.place) for entry in entries):
         if not client.xrange(name, place, place):
@@ -187,7 +187,7 @@ def set_aside(client: Client, project: str, table: str, entries: Iterable[Entry]
 
 
 def put_back(client: Client, project: str, table: str) -> None:
-    """Appends what was set aside to the stream again. If it is killed, an entry may come twice, as one row."""
+    """Move the entries that were set aside back to the stream. After a kill an entry may be there twice, as one row."""
     for name, fields in cast("list[Any]", client.xrange(aside(project, table))):
         if fields.keys() >= {b"k", b"r"} and fields.get(b"a", b"").isdigit():
             arguments = [b"%d" % (1 << 62), fields[b"a"], fields[b"k"], fields[b"r"]]

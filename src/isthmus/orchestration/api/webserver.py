@@ -56,12 +56,12 @@ class Webserver(DagsterWebserver[Any, Any]):
     """Dagster's webserver behind `OwnPages`."""
 
     def build_middleware(self) -> list[Middleware]:
-        """The guard, then Dagster's own."""
+        """Put the guard before Dagster's own middleware."""
         return [Middleware(OwnPages), *super().build_middleware()]
 
 
 def main() -> None:
-    """Run Dagster's command, whose webserver is ours."""
+    """Run a Dagster command with the guarded webserver."""
     # Neither has a parameter for its webserver. `isthmus dev` looks whether there is a guard, whatever a release has.
     app: Any = dagster_webserver.app
     cli: Any = dagster_webserver.cli

@@ -72,7 +72,7 @@ class _Problems:
     other: set[Path] = field(default_factory=set)
 
     def note(self, path: Path, problem: str, *, over: bool) -> None:
-        """Notes that a part of a segment cannot be read, unless that is still being written."""
+        """Note that a part of a segment cannot be read, unless a server is still writing it."""
         if over:
             self.damaged.add(path)
             back = f"{path.stem}{_AGAIN}{SUFFIX}"

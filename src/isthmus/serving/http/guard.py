@@ -206,7 +206,7 @@ class _Exchange:
 def require_own_page(
     scope: Scope, hosts: Collection[str], *, name_it: str, instead: str = _CREATE, visits: bool = False
 ) -> None:
-    """Refuse a request, or a WebSocket, that a page from elsewhere has a browser on this machine send.
+    """Refuse a request or a WebSocket that a web page of another site sends through a browser on this machine.
 
     A page may also have given its own name the address of this machine, so what came by loopback must name loopback, or
     one of `hosts`; `name_it` is the remedy for another name, `instead` for another page. With `visits`, a person may
@@ -232,7 +232,7 @@ def require_own_page(
 
 
 def _by_loopback(scope: Scope) -> bool:
-    """Whether a request came to a loopback address; also if that is not known."""
+    """Return whether a request came to a loopback address; True if the address is not known."""
     try:
         address = ipaddress.ip_address((scope.get("server") or ("",))[0])
     except ValueError:

@@ -177,7 +177,7 @@ def batches(segment: bytes | bytearray) -> Iterator[Batch]:
 
 
 def _decoded(payload: memoryview) -> Batch | str:
-    """A batch, or what is wrong with it."""
+    """Return a batch, or a description of what is wrong with it."""
     try:
         batch = _DECODER.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
