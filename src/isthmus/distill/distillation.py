@@ -35,8 +35,8 @@ from isthmus.features.progress import Progress, silent
 
 UNCHANGED = "training set, settings, task and code are the same as in its training, so nothing was trained"
 JUDGED_ANEW = (
-    "only how the student is judged has changed: what is trained already is not trained again, and its weights stay "
-    "those that the metric selected as it was then; `isthmus distill --again` selects them anew"
+    "only how the student is judged has changed: the trained students are not trained again and keep "
+    "the weights that the earlier metric selected; `isthmus distill --again` trains and selects anew"
 )
 
 

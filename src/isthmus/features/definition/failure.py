@@ -53,7 +53,7 @@ def declared(function: F, name: str = "") -> F:
 
 
 def mistyped(declared: object, where: str, but: Sequence[str] = ()) -> list[Problem]:
-    """Return a problem for each dataclass field whose value has another type than declared, except the fields in `but`."""
+    """Return a problem for each dataclass field whose value has another type than declared. Skip fields in `but`."""
     return [
         Problem(f"{where}{name}", _shown(value), _named(kind) + _line(name, kind, value))
         for name, kind in get_type_hints(type(declared)).items()

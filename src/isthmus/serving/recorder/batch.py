@@ -183,9 +183,9 @@ def _decoded(payload: memoryview) -> Batch | str:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return f"cannot be read ({error})"
     if not (_LEAST <= batch.written <= _MOST and 0 < batch.number < 1 << 53 and 0 <= batch.dropped < 1 << 63):
-        return "has numbers that none has"
+        return "has numbers outside their range"
     if not all(_fits(group, len(batch.callers)) for group in batch.groups):
-        return "has columns of other lengths than its answers, or values that none has"
+        return "has a column whose length differs from the number of answers, or a value outside its range"
     return batch
 
 
