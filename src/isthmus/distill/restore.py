@@ -184,7 +184,7 @@ def origins(task: Task) -> dict[str, str]:
 
 
 def origins_of(kind: type, material: Any) -> dict[str, str]:
-    """The `origins` of a task of this class; they use only a few fields of the material."""
+    """Return the `origins` of a task of this class. They use only a few fields of the material."""
     declared = material.declaration
     kinds: dict[str, Any] = {"kind": fingerprint(kind)}
     if isinstance(declared.task, Tabular):

@@ -51,8 +51,8 @@ class Candidate:
 class Limits:
     """The largest differences of model files from their student, by precision and output.
 
-    A declared tolerance is the limit of every output. The default, `Task.tolerance`, counts times the scale of each
-    output; two steps of float32 at the output's largest number are added, as those are rounding.
+    A declared tolerance is the limit of every output. The default, `Task.tolerance`, is multiplied by the scale of
+    each output. Two float32 steps at the output's largest number are added for rounding.
 
     Attributes:
         tolerances: by precision.

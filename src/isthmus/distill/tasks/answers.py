@@ -83,7 +83,7 @@ def _apart(first: dict[str, Tensor], second: dict[str, Tensor], what: str, expec
     for key, answer in first.items():
         ours, theirs = answer.float(), second[key].float()
         scale = max(float(ours.abs().max()), 1e-6) if ours.numel() else 1.0
-        # Neither to the bit: products of other sizes are added up in another order.
+        # Do not compare to the bit: products of other sizes are added up in another order.
         if (apart := float((ours - theirs).abs().max()) if ours.numel() else 0.0) > 1e-3 * scale:
             found = f"{what} differ by up to {apart:.3g}, of numbers up to {scale:.3g}"
             problems.append(Problem(f"output {key}", found, expected, remedy))

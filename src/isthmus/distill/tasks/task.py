@@ -349,7 +349,7 @@ class Task(ABC):
         return Case(fed, self.expected(student, fed))
 
     def numbered_case(self, student: nn.Module, rows: Index) -> Case:
-        """A case of these rows, with their numbers for messages."""
+        """Return a case of these rows that knows their row numbers, for messages."""
         return replace(self.case(student, rows), numbers=rows.tolist())
 
     def edges(self, student: nn.Module) -> Sequence[Case]:  # noqa: ARG002 - of subclasses

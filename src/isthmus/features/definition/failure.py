@@ -1,4 +1,4 @@
-"""Why definitions do not run, and what does not fit a declaration; with the name or line that was probably meant."""
+"""Explain why definitions do not run or a declaration does not fit. Suggest the name or line that was meant."""
 
 import builtins
 import functools

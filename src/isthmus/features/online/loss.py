@@ -1,4 +1,4 @@
-"""Lost rows: what was materialized, by a file beside the contract, against what Redis holds.
+"""Find lost rows: compare the materializations in a file beside the contract with the rows in Redis.
 
 The check costs a few commands, whatever the size of a view: its record, how many keys each server has evicted, and
 whether a sample of its keys is there.
@@ -22,7 +22,7 @@ from isthmus.features.redis.routing import Command
 
 FILE = "materialized.json"
 SAMPLE = 64
-"""Keys of a view that must be there."""
+"""Number of keys of a view that the sample holds."""
 INFO = ("server", "stats", "memory")
 """Sections of a server's INFO with its run_id, evicted_keys and maxmemory_policy."""
 
@@ -42,7 +42,12 @@ Materialized = Mapping[str, Written]
 
 
 class Losses(NamedTuple):
-    """Online name of each view that may have lost rows, to the reason; and why Redis may evict rows, if it may."""
+    """Views that may have lost rows.
+
+    Attributes:
+        views: online name of a view to why it may have lost rows.
+        policy: why Redis may evict rows; empty if it may not.
+    """
 
     views: Mapping[str, str] = {}
     policy: str = ""

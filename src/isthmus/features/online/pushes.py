@@ -20,7 +20,7 @@ from isthmus.features.redis.routing import Command, Script
 _MOMENT, _SEQUENCE = 41, 22
 """Bits of the two numbers of an id, a millisecond and the count of its rows, in the place that we make of it."""
 
-# All rows of a push, or none if too many would wait. Replies with the rows that it has appended, and how many wait.
+# Append all rows of a push, or no row if too many would wait. Reply with the number of appended and of waiting rows.
 APPEND = Script("""
 local call, stream = redis.call, KEYS[1]
 local waiting, rows = call('XLEN', stream), (#ARGV - 2) / 2
@@ -29,8 +29,8 @@ for i = 3, #ARGV, 2 do call('XADD', stream, '*', 'k', ARGV[i], 'r', ARGV[i + 1],
 return {rows, waiting + rows}
 """)
 
-# Gives entries whose ids have no place, which a clock that has jumped leaves and every clock from 2039 on, ids after
-# those before them: by the clock until 12 days before the end of the range, and then one after the other.
+# Give new ids to entries whose ids are too large for a place. A clock that jumped makes such ids, as does any clock
+# from 2039 on. New ids follow the ids before them: by the clock until 12 days before the end of the range, then by 1.
 _RENUMBER = Script(f"""
 if redis.replicate_commands then redis.replicate_commands() end -- before Redis 7, to write after TIME
 local call, stream, clock = redis.call, KEYS[1], redis.call('TIME')
@@ -182,7 +182,7 @@ def set_aside(client: Client, project: str, table: str, entries: Iterable[Entry]
             for _, fields in cast("list[Any]", client.xrange(stream(project, table), place, place)):
                 try:
                     client.xadd(name, fields, id=place)
-                except redis.ResponseError:  # What is there has come later, by a clock that went back.
+                except redis.ResponseError:  # The clock went back: the stream ends with a greater id.
                     client.xadd(name, fields)
 
 

@@ -31,7 +31,7 @@ from isthmus.serving.recorder.spool import SUFFIX, ended, note_collected, segmen
 LOT = 1 << 16
 """Answers of a commit, about."""
 _AGAIN = ".again"
-"""What a segment that was set aside has in its name when it is put back."""
+"""Part of the name of a segment that was set aside and put back."""
 BYTES = 64 << 20
 """Of the answers of a commit: one may have ten thousand rows."""
 

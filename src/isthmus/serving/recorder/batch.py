@@ -143,10 +143,10 @@ def encoded(batch: Batch) -> bytearray:
 
 
 def batches(segment: bytes | bytearray) -> Iterator[Batch]:
-    """The batches of a segment, also those behind one that cannot be read.
+    """Yield the batches of a segment, also the batches behind one that cannot be read.
 
     Raises:
-        DamagedBatchError: at the end, if something was no batch.
+        DamagedBatchError: a part of the segment cannot be read. It is raised at the end.
         OtherVersionError: the next batch is of another version.
     """
     place, problem = 0, ""
@@ -190,7 +190,7 @@ def _decoded(payload: memoryview) -> Batch | str:
 
 
 def _fits(group: Group, callers: int) -> bool:
-    """Whether the columns of a group have the lengths, and the values the range, that they must have."""
+    """Return whether the columns of a group have the right lengths and all values are in range."""
     if len(group.answers) % ANSWER.itemsize or not _HASH(group.contract):
         return False
     found = np.frombuffer(group.answers, ANSWER)

@@ -163,7 +163,7 @@ class Files:
         )
 
     def batches(self, column: str | None, within: Within) -> Iterator[pa.RecordBatch]:
-        """The rows, in the types of each file."""
+        """Yield the rows, with the types of each file."""
         for fragment in self._fragments:
             wanted = _condition(fragment.physical_schema, column, within) if column and within else None
             with reading(self._source, self.place):
@@ -198,7 +198,7 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 
 def _kinds(fragment: Any, footer: Any) -> dict[str, pa.DataType]:
-    """The types of a file's columns. An INT96 is a moment, as for Spark, which wrote it."""
+    """Return the types of a file's columns. An INT96 is a timestamp, as in Spark, which wrote it."""
     moments = {column.path for column in map(footer.schema.column, range(footer.num_columns))
                if column.physical_type == "INT96"}  # fmt: skip
     kinds = {field.name: field.type for field in fragment.physical_schema}

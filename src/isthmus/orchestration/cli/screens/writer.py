@@ -22,7 +22,7 @@ _NAME, _FIRST = 40, 56
 """The greatest widths that columns insist on, and the first of them, which has the names of rows."""
 _FIELD = 16
 _GAP = 2
-"""What a column takes beside its width."""
+"""Characters that a table column takes in addition to its width."""
 _WIDE = 110
 """The width where there is no terminal."""
 
