@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 def _text(value: str) -> str:
     if is_url(value):
         raise typer.BadParameter(
-            f"{value} is a URL. Give a local path, and copy the file from or to the storage with the "
-            "storage's own tool"
+            f"{value} is a URL. Give a local path, and copy the file from or to the storage with the storage's own tool"
         )
     return value
 
