@@ -480,11 +480,11 @@ class Distillation:
         return wrong
 
     def training_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
-        """How student and control are trained under a profile on so many rows."""
+        """Return the settings that train student and control under a profile on this many rows."""
         return self._timed(self.settings or replace(TABLES, batch=profile.batch), profile, rows)
 
     def search_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
-        """How the students of a search are trained under a profile on so many rows."""
+        """Return the settings that train the students of a search under a profile on this many rows."""
         settings = None if self.search is None else self.search.settings
         if settings is None:
             return self.training_settings(profile, rows)

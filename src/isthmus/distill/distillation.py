@@ -35,8 +35,8 @@ from isthmus.features.progress import Progress, silent
 
 UNCHANGED = "training set, settings, task and code are the same as in its training, so nothing was trained"
 JUDGED_ANEW = (
-    "only how the student is judged has changed: what is trained already is not trained again, and its weights stay "
-    "those that the metric selected as it was then; `isthmus distill --again` selects them anew"
+    "only how the student is judged has changed: the trained students are not trained again and keep "
+    "the weights that the earlier metric selected; `isthmus distill --again` trains and selects anew"
 )
 
 
@@ -216,11 +216,11 @@ class _Trainings:
 
     @property
     def judged_anew(self) -> bool:
-        """Whether the weights were selected while the student was judged in another way."""
+        """Return whether the weights were selected under judging code that has changed since."""
         return self._selected.read_text(encoding="utf-8") != self.student
 
     def end(self) -> None:
-        """Removes all checkpoints, which are large, but the weights of this training."""
+        """Record that the student is written. Remove all checkpoints, which are large, but keep these weights."""
         write_atomically(self._written, self.student.encode())
         for run in self.folder.parent.glob("*/*"):
             discard(run, finished=run.parent != self.folder)

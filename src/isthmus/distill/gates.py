@@ -27,7 +27,7 @@ class GateResult:
 
     @property
     def failure(self) -> str:
-        """The broken bound, in words."""
+        """Describe the broken bound."""
         if self.value is None:
             return f"gate {self.gate.metric} failed: it has no value"
         least = self.gate.at_least is not None and self.value < self.gate.at_least

@@ -61,7 +61,7 @@ def create_task(material: Material) -> Task:
 
 
 def task_class(declared: Distillation) -> type[Task]:
-    """The class of the task that a declaration names; a ConfigurationError if there is none."""
+    """Return the task class that a declaration names. Raise a ConfigurationError if it does not exist."""
     if isinstance(declared.task, str):
         module, _, name = declared.task.partition(":")
         where = f"{declared.where}: task"
@@ -184,7 +184,7 @@ def origins(task: Task) -> dict[str, str]:
 
 
 def origins_of(kind: type, material: Any) -> dict[str, str]:
-    """The `origins` of a task of this class; of the material only what they are about."""
+    """Return the `origins` of a task of this class. They use only a few fields of the material."""
     declared = material.declaration
     kinds: dict[str, Any] = {"kind": fingerprint(kind)}
     if isinstance(declared.task, Tabular):
@@ -214,14 +214,14 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
 
 
 def whole(made_of: dict[str, str]) -> dict[str, str]:
-    """The `origins` that tell training and judging not apart, as earlier versions had them."""
+    """Return `origins` as earlier versions wrote them, without separate parts for training and judging."""
     return {key: made_of[key] for key in ("training_set", "kind")}
 
 
 def trained_alike(before: dict[str, Any], task: Task, part: str = "training") -> bool:
-    """Whether a student with these `origins` is the one that the task would train today.
+    """Return whether the task would train the same student today as the one with these `origins`.
 
-    With the part "report" its report must be the same, too. Reports of earlier versions do not tell the parts apart.
+    With `part="report"`, the report must match as well. Earlier versions wrote one digest for both parts.
     """
     now = origins(task)
     return before.get("training_set") == now["training_set"] and (
@@ -253,7 +253,7 @@ def code(kind: type, without: frozenset[str]) -> Any:
 
 
 def _described(kinds: Sequence[type], without: Collection[str]) -> str:
-    """The code of classes but for these members, with what the rest refers to."""
+    """Describe the code of classes without these members, and the code that the other members refer to."""
     parts = []
     for kind in kinds:
         tree = _tree(kind)
@@ -276,7 +276,7 @@ def _tree(kind: type) -> ast.ClassDef:
 
 
 def _names(node: ast.stmt) -> set[str]:
-    """The members that a statement of a class defines; none if it does more than that."""
+    """Return the members that a class statement defines; empty if the statement does anything else."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {node.name}
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
@@ -285,7 +285,7 @@ def _names(node: ast.stmt) -> set[str]:
 
 
 def _set(node: ast.Assign) -> set[str]:
-    """The attributes of `self` that an assignment sets; none if it does more than that."""
+    """Return the attributes of `self` that an assignment sets; empty if it does anything else."""
     names = {
         target.attr
         for target in node.targets

@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders, whose readers see all of the new content or none of it; what is a local path."""
+"""Local paths, and atomic writes of files and folders: readers see either the old content or the new."""
 
 import errno
 import fcntl
@@ -27,7 +27,7 @@ UNPRINTED = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def is_url(place: object) -> bool:
-    """Whether a text begins like a URL, `s3://` for example."""
+    """Return whether a text begins like a URL, `s3://` for example."""
     return bool(_URL.match(str(place)))
 
 
@@ -35,7 +35,7 @@ def require_local(where: str, place: Path | str) -> Path:
     """Return a local path.
 
     Raises:
-        RequestError: it is a URL, of which `Path` would make the local folder `s3:`.
+        RequestError: `place` is a URL. `Path` would turn it into a local folder named `s3:`.
     """
     if is_url(place):
         raise RequestError(where, f"{place} is a URL", expected="a local path",
@@ -82,7 +82,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def private_folder(folder: Path) -> None:
-    """Make a folder that its owner alone may enter, whatever the umask says, also where others could enter it before.
+    """Make a folder that only its owner may enter, whatever the umask. Close it if it exists and is open to others.
 
     Files that a library writes into it need no mode of their own.
     """

@@ -62,7 +62,7 @@ class TrainingProfile:
 
     @property
     def passes(self) -> int:
-        """Epochs, the usual number if none is given."""
+        """Return the number of epochs, or the default if none is given."""
         return self.epochs or EPOCHS
 
     def identity(self) -> dict[str, Any]:

@@ -156,7 +156,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         return self.applied and self.current not in (None, self.contract)
 
     def _unfinished(self, state: str) -> str:
-        """The state of a run that had not ended when the status was written."""
+        """Return the state of a run that had not ended when the status was written."""
         return state if state == "canceled" else f"{state} at {minute(self.found_at)}"
 
     def as_dict(self) -> dict[str, Any]:

@@ -246,7 +246,7 @@ class Artifacts:
         return package if package and not outdated(package, contract) else None
 
     def blocked(self) -> str:
-        """Why the last student is not exported; empty if its gates hold, or there is no student."""
+        """Say why the last student is not exported; empty if its gates hold, or if no student exists."""
         with suppress(IsthmusError):
             results = check_gates(self.last_report(), self.declared.required, self.declared.where)
             if failed := [result.failure for result in results if not result.holds]:

@@ -75,7 +75,7 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
 
 
 def require_rows(status: Status) -> None:
-    """Raises a LostRowsError if Redis has lost rows of a view."""
+    """Raise a LostRowsError if Redis has lost rows of a view."""
     for name, view in status.views.items():
         if view.lost:
             raise LostRowsError(f"view {name}", view.lost)

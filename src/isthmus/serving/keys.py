@@ -59,9 +59,9 @@ class Grants(msgspec.Struct, frozen=True):
             )  # fmt: skip
 
     def require_status(self, model: str | None = None) -> None:
-        """Refuses a key that may not see what the server says about itself, or about a model it may not ask.
+        """Refuse a key that may not see the server's status, or that may not see the status of this model.
 
-        A key that may read every value may see their names and counts, too: keys were made for that before `status:*`.
+        A `read:*` key may also see the status: such keys were made for Prometheus before `status:*` existed.
         """
         open_to = {"status:*", "read:*"} | (set() if model is None else {f"predict:{model}", "predict:*"})
         if not self.scopes & open_to:

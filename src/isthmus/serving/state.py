@@ -133,7 +133,7 @@ class State:
 
     @property
     def stored(self) -> list[ViewContract]:
-        """The views whose rows are read."""
+        """Return the views whose rows are read."""
         return [*self.contract.views.values(), *self.earlier_views]
 
     def _predictor_of(self, model: Model) -> AnyPredictor:

@@ -59,7 +59,7 @@ class Watch:
 
     @property
     def written(self) -> loss.Materialized:
-        """What was materialized, as far as the file says so."""
+        """Return the materializations that the file records."""
         content = self._written.content
         return content if isinstance(content, dict) else {}
 
@@ -67,7 +67,7 @@ class Watch:
         """Reads what has changed, and replaces the state if something has."""
         loaded = False
         if self._written.changed():
-            self._written.load()  # It is no part of the state.
+            self._written.load()  # The state does not include it.
         for file in self._files:
             if file.changed():
                 file.load()

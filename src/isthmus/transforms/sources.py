@@ -287,12 +287,12 @@ def _parquet(source: Source, root: Path, staging: Path) -> Path:
 
 
 def _folder(path: Path) -> str:
-    """The folder below which the names of folders are columns, with a slash at its end."""
+    """Return the folder whose subfolder names are columns, with a trailing slash."""
     return f"{path if path.is_dir() else path.parent}/"
 
 
 def _plainly_named(source: Source, path: Path, files: Sequence[str], staging: Path) -> Path:
-    """The path of Parquet, or that of links to its files with names that every engine reads.
+    """Return the path of the Parquet files, or of a folder with links to them that every engine can read.
 
     Sail skips files of a folder whose names have a "=", and reads a backslash, "%2F" or a "|" at the end as a slash.
     Apache Spark opens no file with a ":". Both skip a file that begins with "_" or ".", also where it is named.

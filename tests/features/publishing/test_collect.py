@@ -327,7 +327,7 @@ def test_what_cannot_be_read_is_set_aside_and_keeps_no_row_waiting(store: Offlin
         client.xadd(stream(PROJECT, VIEW.table), dict(fields))  # type: ignore[arg-type]
         push(client, [(10 + n, 5, 6, n)])
     result = brought(client, store)
-    assert (result.rows, result.aside, result.why) == (len(planted), len(planted), "is no row")
+    assert (result.rows, result.aside, result.why) == (len(planted), len(planted), "is not a row")
     assert len(history(store)) == 1 + len(planted)
     assert [fields for _, fields in entries(client, pushes.aside(PROJECT, VIEW.table))] == [*planted.values()]
     assert brought(client, store) == Collected()

@@ -65,7 +65,7 @@ def accept(
 
 
 def require_near(file: str, limits: Limits, precision: str, apart: Sequence[Deviation]) -> None:
-    """Raises a ParityFailed, with the number that is farthest beyond its limit, if there is one."""
+    """Raise a ParityFailed that names the number farthest beyond its limit, if any number is beyond it."""
     far = max(apart, key=lambda each: each.share)
     if far.share <= 1:
         return
@@ -145,7 +145,7 @@ def fastest_within_budget(
 
 
 def no_gain(models: Mapping[str, bytes], row: Feeds, threads: int) -> str:
-    """Why the file in INT8 is not worth serving on this host; empty if it is smaller and as fast as that in fp32."""
+    """Say why the INT8 file is not worth serving on this host; empty if it is smaller and no slower than fp32."""
     if not models.keys() >= {"fp32", "int8"}:
         return ""
     times = interleaved({name: Candidate(models[name], threads).call(row) for name in ("fp32", "int8")}, calls=500)

@@ -51,8 +51,8 @@ class Candidate:
 class Limits:
     """The largest differences of model files from their student, by precision and output.
 
-    A declared tolerance is the limit of every output. The default, `Task.tolerance`, counts times the scale of each
-    output; two steps of float32 at the output's largest number are added, as those are rounding.
+    A declared tolerance is the limit of every output. The default, `Task.tolerance`, is multiplied by the scale of
+    each output. Two float32 steps at the output's largest number are added for rounding.
 
     Attributes:
         tolerances: by precision.
@@ -65,7 +65,7 @@ class Limits:
 
     @classmethod
     def of(cls, task: Task, student: nn.Module, rows: Index) -> "Limits":
-        """The limits of a student; scales are measured on some of these rows."""
+        """Return the limits of a student. Measure the scales of its outputs on some of these rows."""
         tolerances = task.tolerances(student)
         if tolerances is not Task.tolerance:
             return cls(task, tolerances, {})
@@ -80,16 +80,16 @@ class Limits:
         return cls(task, tolerances, scales)
 
     def limit(self, precision: str, output: str) -> float:
-        """The largest difference of an output in a precision."""
+        """Return the largest difference allowed for an output in a precision."""
         scale, rounding = self.scales.get(output, (1.0, 0.0))
         return self.tolerances[precision] * scale + rounding
 
     def largest(self, precision: str) -> float:
-        """The largest limit of all outputs."""
+        """Return the largest limit of all outputs."""
         return max((self.limit(precision, name) for name in self.scales), default=self.tolerances[precision])
 
     def compare(self, precision: str, case: Case, outputs: Answers) -> list[Deviation]:
-        """The farthest number of each output of a case."""
+        """Return, for each output of a case, the number that is farthest from its expected value."""
         return [
             deviation(name, case.expected[name], values, self.limit(precision, name), widths=True,
                       row_name=case.row_name)
@@ -97,7 +97,7 @@ class Limits:
         ]  # fmt: skip
 
     def source(self, precision: str) -> str:
-        """Where a limit comes from."""
+        """Say in words where a limit comes from."""
         if isinstance(self.task.material.declaration.task, str):
             name = f'tolerance["{precision}"]'
             scaled = f"the default {name}, {self.tolerances[precision]:g}, times the scale of the output"
@@ -105,7 +105,7 @@ class Limits:
         return f"the tolerance of this kind of task in {precision}"
 
     def line(self, precision: str, apart: float) -> str:
-        """The attribute to write into the task to let a file pass that is so far apart; empty where there is none."""
+        """Return the `tolerance` line of a task that lets a difference of `apart` pass; empty for built-in tasks."""
         if not isinstance(self.task.material.declaration.task, str) or not math.isfinite(apart):
             return ""
         largest = {name: self.largest(name) for name in self.tolerances} | {precision: 1.2 * apart}

@@ -69,9 +69,9 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
 
 
 def _quantize_tables(graph: onnx.GraphProto) -> int:
-    """Stores tables in eight bits and a step for each row; a row is cast and multiplied by its step once it is read.
+    """Store each table in eight bits with a step per row. The graph casts a row and multiplies it by its step.
 
-    Tables that another operator reads, too, stay as they are. Returns the number of tables.
+    A table that another operator also reads stays as it is. Return the number of tables changed.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT}
     readers: dict[str, list[onnx.NodeProto]] = {}

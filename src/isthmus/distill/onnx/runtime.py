@@ -62,7 +62,7 @@ def _outputs(opened: ort.InferenceSession, names: Sequence[str] | None, feeds: F
 
 
 def _refused(error: Exception, what: str) -> Exception:
-    """The error to raise for one of ONNX Runtime, whose exceptions have no base class of their own."""
+    """Return the error to raise in place of ONNX Runtime's, whose exceptions share no base class."""
     if isinstance(error, OSError | MemoryError) or "alloc" in str(error):
         return error
     reason = " ".join(str(error).rpartition("Status Message: ")[2].split())[:_SHOWN]
@@ -71,7 +71,7 @@ def _refused(error: Exception, what: str) -> Exception:
 
 
 def oldest_runtime(model: bytes) -> str:
-    """Return the oldest release of ONNX Runtime that opens a file; the one at hand if no older one is known to."""
+    """Return the oldest ONNX Runtime release known to open a file, or else the installed release."""
     newest, is_ort = ".".join(ort.__version__.split(".")[:2]), model[4:8] == IDENTIFIER
     if is_ort:
         versions, used = operators(model)

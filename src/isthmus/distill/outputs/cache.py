@@ -147,7 +147,7 @@ class TeacherOutputs:
         return int((self._shard[self._identity] < 0).sum())
 
     def calls(self, first: Any) -> int:
-        """Number of calls of the teacher that all missing outputs take, if those of these rows are computed first."""
+        """Return how many teacher calls the missing outputs take if the `first` rows are computed first."""
         missing = self._shard < 0
         early = int(missing[np.unique(self._identity[first])].sum())
         return sum(math.ceil(count / self.batch) for count in (early, int(missing.sum()) - early))

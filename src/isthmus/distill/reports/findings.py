@@ -21,7 +21,7 @@ def teacher_gain(report: Report) -> list[str]:
 
 
 def warnings(report: Report) -> list[str]:
-    """What makes a student useless: it knows no more than a model without inputs."""
+    """Return a warning if the student is no better than a model without inputs."""
     if (lift := report.measures.get("lift_kept")) is None or lift > 0:
         return []
     reached = measure(report.models["student"].quality[report.metric])

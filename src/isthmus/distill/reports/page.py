@@ -69,7 +69,7 @@ def _summary(report: Report) -> Iterable[Paragraph]:
 
 
 def _conclusion(gates: Sequence[GateResult]) -> Iterable[Paragraph]:
-    """Whether the student may be exported, in a sentence."""
+    """Say in one sentence whether the student may be exported."""
     broken = [gate.metric for gate in gates if not gate.holds]
     if broken:
         yield Paragraph(

@@ -35,9 +35,9 @@ def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.de
 
 
 def require_steady(task: Task, module: nn.Module, rows: Index, whose: str = "student") -> None:
-    """Refuses a module in eval mode that answers these rows otherwise when asked again, or beside other rows.
+    """Raise an error if a module in eval mode answers the same rows differently on a second call or in another batch.
 
-    No figure would hold for it. What it counts in its buffers stays as it was.
+    Measurements of such a module would mean nothing. Buffers are restored after the check.
     """
     batch = task.batch(torch.from_numpy(rows))
     state = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -86,7 +86,7 @@ def _apart(first: dict[str, Tensor], second: dict[str, Tensor], what: str, expec
     for key, answer in first.items():
         ours, theirs = answer.float(), second[key].float()
         scale = max(float(ours.abs().max()), 1e-6) if ours.numel() else 1.0
-        # Neither to the bit: products of other sizes are added up in another order.
+        # Do not compare to the bit: products of other sizes are added up in another order.
         if (apart := float((ours - theirs).abs().max()) if ours.numel() else 0.0) > 1e-3 * scale:
             found = f"{what} differ by up to {apart:.3g}, of numbers up to {scale:.3g}"
             problems.append(Problem(f"output {key}", found, expected, remedy))

@@ -16,9 +16,9 @@ _ROWS = 8
 
 
 def student_graph(task: Task, student: nn.Module) -> onnx.ModelProto:
-    """The graph of a student, without metadata of the machine that exported it.
+    """Return the graph of a student, without metadata of the machine that exported it.
 
-    Raises a ConfigurationError if it fixes a size that differs between the rows that the task feeds.
+    Raise a ConfigurationError if the graph fixes a size that differs between the task's rows.
     """
     # torch.onnx exports these with a loop over time, unless torch remembers their form of an earlier export.
     for operator in (torch.ops.aten.lstm.input, torch.ops.aten.gru.input):
@@ -57,7 +57,7 @@ def _require_open(task: Task, graph: onnx.GraphProto) -> None:
 
 
 def _remedy(task: Task, sizes: Mapping[tuple[str, int], tuple[int, ...]], rows: tuple[int, ...]) -> str:
-    """The arguments of torch.onnx.export for the sizes that differ; equal sizes have one name."""
+    """Return the torch.onnx.export arguments that open the sizes that differ. Equal sizes share one name."""
     names = {rows: "N"}
     spare = iter((*task.max_sizes, *"PQRSTUVWXYZ"))
     axes: dict[str, dict[int, str]] = {name: {} for name, _ in sizes}

@@ -133,7 +133,7 @@ class Case:
     numbers: Sequence[int] = ()
 
     def row_name(self, row: int) -> str:
-        """The name of a row in messages."""
+        """Return the name of a row for messages."""
         return f"row {self.numbers[row]} of the training set" if row < len(self.numbers) else f"golden row {row}"
 
     def fed(self, variant: Variant) -> Feeds:
@@ -349,7 +349,7 @@ class Task(ABC):
         return Case(fed, self.expected(student, fed))
 
     def numbered_case(self, student: nn.Module, rows: Index) -> Case:
-        """A case of these rows, with their numbers for messages."""
+        """Return a case of these rows that knows their row numbers, for messages."""
         return replace(self.case(student, rows), numbers=rows.tolist())
 
     def edges(self, student: nn.Module) -> Sequence[Case]:  # noqa: ARG002 - of subclasses

@@ -46,7 +46,7 @@ class FunctionTeacher(Teacher):
         return {key: self._numbers(key, value) for key, value in named(answers, self.keys, self.where).items()}
 
     def _numbers(self, key: str, answer: Any) -> Any:
-        """The answer; names of classes as the logits or probabilities of just these classes."""
+        """Return the answer as numbers: a class name becomes logits or probabilities of that class alone."""
         first = answer[0] if isinstance(answer, list | tuple | np.ndarray) and len(answer) else None
         if not isinstance(first, str):
             return answer

@@ -18,7 +18,7 @@ BY_CLASS = ("logits", "probabilities")
 """Outputs whose last dimension is the classes."""
 
 LEAST = np.finfo(np.float32).tiny
-"""The probability of a class that is ruled out, whose logarithm is finite."""
+"""Probability to use for a class that is ruled out. Its logarithm is finite."""
 
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 

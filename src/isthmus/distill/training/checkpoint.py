@@ -127,12 +127,12 @@ def pack(module: nn.Module, optimizer: torch.optim.Optimizer, best: Tensors) -> 
 
 
 def final(best: Tensors) -> dict[str, torch.Tensor]:
-    """All that a run which is over still needs."""
+    """Return the part of a checkpoint that a finished run still needs."""
     return {f"best.{name}": value.cpu().contiguous() for name, value in best.items()}
 
 
 def restore(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The reverse of `pack`, or of `final`; returns the best weights."""
+    """Load a checkpoint that `pack` or `final` made. Return the best weights."""
     begin = "best." if all(name.startswith(("best.", "random.")) for name in tensors) else "module."
     weights = {name.removeprefix(begin): value for name, value in tensors.items() if name.startswith(begin)}
     module.load_state_dict(weights)

@@ -246,14 +246,14 @@ class _Run:
         self.rows += len(rows)
 
     def _versions(self) -> list[int | None]:
-        """The state of each gradient, which changes when a backward pass adds to it."""
+        """Return a version number for each gradient. A backward pass that adds to the gradient changes it."""
         return [None if p.grad is None else p.grad._version for p in self.trainable.values()]
 
     def _join(self, before: Sequence[int | None]) -> None:
-        """Adds zero to gradients that the backward pass has left alone: the other processes wait for each of them.
+        """Add zero to each gradient that the backward pass did not touch, because the other processes wait for it.
 
-        So it is with a loss whose weight has become 0. As with one process, the optimizer leaves weights alone that no
-        process has used; all processes see the same sum.
+        This happens if the weight of a loss becomes 0. The optimizer skips weights that no process has used, as it does
+        with one process. All processes see the same sum.
         """
         pairs = zip(self.trainable.values(), before, self._versions(), strict=True)
         if unused := [(weights, was is None) for weights, was, now in pairs if was == now]:

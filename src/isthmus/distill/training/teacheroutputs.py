@@ -58,9 +58,9 @@ def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progres
 
 
 def announced(teacher: Teacher, outputs: TeacherOutputs, first: Index) -> str:
-    """The calls of a function that complete its outputs, in words, if those of these rows are computed first.
+    """Say how many calls of a function complete its outputs if the `first` rows are computed first.
 
-    Empty for other teachers, and where nothing is missing.
+    The text is empty for other teachers, and if no output is missing.
     """
     if not (isinstance(teacher, FunctionTeacher) and outputs.missing):
         return ""

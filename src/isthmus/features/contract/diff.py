@@ -99,7 +99,7 @@ def changed_parts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[s
 
 
 def stored_parts(before: ViewContract, after: ViewContract) -> list[str]:
-    """The changed parts of a view that decide what its rows are, not only how they are read."""
+    """Return the changed parts of a view that affect its stored rows, not only how rows are read."""
     columns = [[(column.name, column.dtype, column.size) for column in view.fields] for view in (before, after)]
     beside = {"ttl", "entities", "lookback", *(["fields"] if columns[0] == columns[1] else [])}
     return [part for part in changed_parts(before.as_dict(), after.as_dict()) if part not in beside]

@@ -104,7 +104,7 @@ class Generations:
             yield self.next
 
     def views(self) -> dict[str, ViewContract]:
-        """The definitions of views in all of these, by their hashes."""
+        """Return all definitions of views by hash."""
         return {view.hash: view for contract in self.every() for view in contract.views.values()}
 
     def of_model(self, exported: Contract, service: str) -> Contract | None:

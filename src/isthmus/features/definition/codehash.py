@@ -68,7 +68,10 @@ def digest(function: Callable[..., Any], *, state: bool = True) -> str:
 
 
 def described(tree: ast.stmt, module: str, seen: Iterable[object]) -> list[Any]:
-    """A statement of a user module, and the user code it refers to, as plain data; `seen` count by their place."""
+    """Describe a statement of a user module and the user code it refers to, as plain data.
+
+    Code in `seen` is described by its position in `seen` instead.
+    """
     normal = _normal(ast.Module([tree], []), decorated=True)
     return [ast.unparse(normal), _referred(normal, vars(sys.modules[module]), _Seen(seen, state=True))]
 
@@ -89,10 +92,10 @@ def of_user(value: types.FunctionType | type) -> bool:
 
 
 def reduced(value: Any) -> tuple[Any, ...]:
-    """The state of an object as for a pickle, which is not written: how to create it, the arguments, and its parts.
+    """Return an object's pickle state without writing a pickle: its constructor, the arguments, and its parts.
 
     Raises:
-        OSError: it has no state that can be read.
+        OSError: the state of the object cannot be read.
     """
     try:
         registered = copyreg.dispatch_table.get(type(value))
@@ -142,7 +145,7 @@ def _described(value: Any, seen: _Seen, within: tuple[object, ...] = ()) -> Any:
 
 
 def _state(value: Any, seen: _Seen, within: tuple[object, ...]) -> Any:
-    """An object that no statement of a module assigns: a part of a container, of an instance or of a closure."""
+    """Describe an object that no module statement assigns: part of a container, an instance or a closure."""
     if not seen.state or type(value).__module__ == "isthmus.features.definition.spec":
         return None  # a declaration is in the contract
     if isinstance(value, types.MethodType):
@@ -159,7 +162,7 @@ def _state(value: Any, seen: _Seen, within: tuple[object, ...]) -> Any:
 
 
 def _methods(value: Any, seen: _Seen) -> list[Any]:
-    """The class of a container if a user has given it methods: a named tuple with functions, for example."""
+    """Return the class of a container if it has a user's methods: a named tuple with functions, for example."""
     kind = type(value)
     own = [part for part in vars(kind).values() if isinstance(part, types.FunctionType | property | classmethod)]
     files = [getattr(getattr(part, "fget", getattr(part, "__func__", part)), "__code__", None) for part in own]
@@ -169,7 +172,7 @@ def _methods(value: Any, seen: _Seen) -> list[Any]:
 
 
 def _wraps(value: Any, *, outermost: bool) -> bool:
-    """Whether a user's function wraps another that does not name it as a decorator, which would be in its source."""
+    """Return whether a user's function wraps another without appearing as a decorator in its source."""
     inner = inspect.unwrap(value)
     if inner is value or not (isinstance(value, types.FunctionType) and of_user(value)):
         return False
@@ -216,7 +219,7 @@ def _parsed(function: types.FunctionType) -> ast.Module:
 def _referred(
     tree: ast.AST, names: Mapping[str, Any], seen: _Seen, cells: Collection[str] = ()
 ) -> list[tuple[str, Any]]:
-    """The names of user code that a tree reads, with what they stand for. `cells` are the names of a closure."""
+    """Return the names of user code that a tree reads, with their values. `cells` are the names of a closure."""
     references = []
     names = {**names, **_imported(tree, names.get("__package__"))}
     for reference in _references(tree):
@@ -338,7 +341,7 @@ def _is_users(file: str | None) -> bool:
 
 @functools.cache
 def _listed(entry: str) -> frozenset[str]:
-    """The modules and packages in a folder or archive that its distributions list. Editable ones list no code."""
+    """Return the modules that distributions list in a folder or archive. Editable installs list no code."""
     names = set()
     for distribution in metadata.distributions(path=[entry]):
         for line in (distribution.read_text("RECORD") or "").splitlines():

@@ -1,4 +1,4 @@
-"""Why definitions do not run, and what does not fit a declaration; with the name or line that was probably meant."""
+"""Explain why definitions do not run or a declaration does not fit. Suggest the name or line that was meant."""
 
 import builtins
 import functools
@@ -26,10 +26,10 @@ _LINES = {"ttl": "write ttl=timedelta(days=30), for example, or ttl=None for val
 
 
 def declared(function: F, name: str = "") -> F:
-    """Makes a call that does not fit the parameters of a declaration a ConfigurationError.
+    """Raise a ConfigurationError in place of a TypeError if a call does not fit a declaration's parameters.
 
     Raises:
-        ConfigurationError: an argument is unknown or missing; with the line to write.
+        ConfigurationError: an argument is unknown or missing. The message has the line to write.
     """
 
     @functools.wraps(function)
@@ -53,7 +53,7 @@ def declared(function: F, name: str = "") -> F:
 
 
 def mistyped(declared: object, where: str, but: Sequence[str] = ()) -> list[Problem]:
-    """A problem for each field of a dataclass, `but` these, whose value is of another type than it is declared with."""
+    """Return a problem for each dataclass field whose value has another type than declared. Skip fields in `but`."""
     return [
         Problem(f"{where}{name}", _shown(value), _named(kind) + _line(name, kind, value))
         for name, kind in get_type_hints(type(declared)).items()
@@ -84,14 +84,14 @@ def _named(kind: Any) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value for a message: a declaration by its name."""
+    """Return a value as text for a message. A declaration is shown by its name."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_shown, value))}]"
     return f"{type(value).__name__} {value.name!r}" if is_dataclass(value) and hasattr(value, "name") else repr(value)
 
 
 def _line(name: str, kind: Any, value: Any) -> str:
-    """The line that was probably meant; empty if none is likely."""
+    """Return the line that the user probably meant; empty if there is no likely one."""
     items = value if isinstance(value, list | tuple) else [value]
     for each in get_args(kind) if get_origin(kind) in (Union, UnionType) else [kind]:
         origin, arguments = get_origin(each), get_args(each)
@@ -113,7 +113,7 @@ def _line(name: str, kind: Any, value: Any) -> str:
 
 
 def _misfit(text: str, known: Mapping[str, inspect.Parameter]) -> tuple[str, str] | None:
-    """How a call does not fit its function, from Python's words, and what would."""
+    """Say why a call does not fit its function, based on Python's message, and what would fit."""
     # `*args` have no default either.
     needed = sorted(key for key, each in known.items() if each.default is each.empty and "*" not in str(each))
     if wrong := _ARGUMENT.match(text):

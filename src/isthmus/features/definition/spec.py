@@ -113,14 +113,14 @@ class Source:
 
     @property
     def csv(self) -> bool:
-        """Whether it is a CSV file."""
+        """Return whether the source is a CSV file."""
         suffixes = [suffix.lower() for suffix in PurePosixPath(self.path).suffixes]
         compressed = suffixes[-2:] in ([".csv", ".bz2"], [".csv", ".zst"])
         return "://" not in self.path and (compressed or suffixes[-1:] in ([".csv"], [".zip"], [".gz"]))
 
     @property
     def column_types(self) -> Mapping[str, DataType]:
-        """The columns of a CSV file that are not text by default."""
+        """Return the declared types of a CSV file's columns, including its time columns."""
         times = [column for column in (self.timestamp, self.known) if column is not None]
         return {**dict.fromkeys(times, UnixTimestamp), **self.types}
 
@@ -244,7 +244,7 @@ def _projection(view: FeatureView | RequestTransform, features: Sequence[str]) -
 
 
 def listed(values: Any) -> Any:
-    """A tuple of the values; what is no list stays, for a check to name it."""
+    """Return a tuple of the values. Return anything but a list unchanged, so that a check can name it."""
     return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else values
 
 

@@ -144,7 +144,7 @@ def cell(value: object) -> str:
 
 
 def decimal(value: float, digits: int = 4, sign: str = "") -> str:
-    """A number with so many significant digits, in which only tiny and huge ones have an exponent."""
+    """Format a number with `digits` significant digits. Only tiny and huge numbers get an exponent."""
     text = f"{value:{sign},.{digits}g}"
     if "e" not in text or not _TINY <= abs(value) < _HUGE:
         return text

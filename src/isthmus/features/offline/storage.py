@@ -31,7 +31,7 @@ def unavailable(where: str, place: str, error: BaseException) -> DependencyError
 
 
 def commits(table: DeltaTable, place: str, count: int) -> list[dict[str, Any]]:
-    """Return the last commits of a table up to its version, the newest first."""
+    """Return the last `count` commits of a table, the newest first."""
     found: list[dict[str, Any]] = table.history(count)
     if not found and not is_url(place):
         # deltalake lists none where a folder above has a "#" or a "?" in its name.

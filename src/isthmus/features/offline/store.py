@@ -198,7 +198,7 @@ class OfflineStore:
             )
 
     def under(self, view: ViewContract) -> Prepared:
-        """The rows of a view's table as they are, to be recorded under this contract of the view: no row is written."""
+        """Return the unchanged rows of a view's table, to be recorded under this contract. Writes no row."""
         table = self._table(view.table)
         assert table is not None  # noqa: S101 - the caller has its commit
         before = self._commit(view.table, table)

@@ -1,4 +1,4 @@
-"""Lost rows: what was materialized, by a file beside the contract, against what Redis holds.
+"""Find lost rows: compare the materializations in a file beside the contract with the rows in Redis.
 
 The check costs a few commands, whatever the size of a view: its record, how many keys each server has evicted, and
 whether a sample of its keys is there.
@@ -22,7 +22,7 @@ from isthmus.features.redis.routing import Command
 
 FILE = "materialized.json"
 SAMPLE = 64
-"""Keys of a view that must be there."""
+"""Number of keys of a view that the sample holds."""
 INFO = ("server", "stats", "memory")
 """Sections of a server's INFO with its run_id, evicted_keys and maxmemory_policy."""
 
@@ -42,14 +42,19 @@ Materialized = Mapping[str, Written]
 
 
 class Losses(NamedTuple):
-    """Online name of each view that may have lost rows, to the reason; and why Redis may evict rows, if it may."""
+    """Views that may have lost rows.
+
+    Attributes:
+        views: online name of a view to why it may have lost rows.
+        policy: why Redis may evict rows; empty if it may not.
+    """
 
     views: Mapping[str, str] = {}
     policy: str = ""
 
 
 def loads(text: bytes, where: str) -> dict[str, Written]:
-    """The materializations in the file."""
+    """Parse the materializations in the text of the file."""
     try:
         return msgspec.json.decode(text, type=dict[str, Written])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -57,7 +62,7 @@ def loads(text: bytes, where: str) -> dict[str, Written]:
 
 
 def read(file: Path) -> dict[str, Written]:
-    """The materializations in the file; none if it is missing or damaged."""
+    """Return the materializations in the file; an empty dict if the file is missing or damaged."""
     try:
         return loads(file.read_bytes(), str(file))
     except (FileNotFoundError, DataError):
@@ -65,13 +70,13 @@ def read(file: Path) -> dict[str, Written]:
 
 
 def note(file: Path, view: ViewContract, record: Published) -> None:
-    """Write to the file that a view was materialized."""
+    """Record in the file that a view was materialized. Replace the view's earlier entry."""
     entry = Written(record.contract, record.built, record.at)
     write_atomically(file, msgspec.json.encode({**read(file), view.online_name: entry}))
 
 
 def sample(project: str, view: ViewContract) -> bytes:
-    """The Redis key of the sample of a view's keys, which is MessagePack."""
+    """Return the Redis key that holds a sample of a view's keys, as MessagePack."""
     return records.beside(project, view.online_name, "sample")
 
 
@@ -98,7 +103,7 @@ def check(
 
 
 def _differs(record: Published | None, last: Written | None, nodes: Iterable[Mapping[str, Any]]) -> str:
-    """Why a view may have lost rows, by its record; empty if the record gives no reason."""
+    """Say why a view may have lost rows, judging by its record; empty if the record gives no reason."""
     if record is None:
         return "" if last is None else "Redis holds nothing of what was materialized"
     if last is not None and (record.built, record.at) < (last.built, last.at):
@@ -120,7 +125,7 @@ def _policy(nodes: Iterable[Mapping[str, Any]]) -> str:
 
 
 def refusal(view: str, why: str) -> LostRowsError:
-    """The error about a view that may have lost rows."""
+    """Return the error about a view that may have lost rows."""
     return LostRowsError(
         f"view {view}", f"has lost online rows: {why}", remedy="run `isthmus materialize`", passes=False
     )

@@ -20,7 +20,7 @@ from isthmus.features.redis.routing import Command, Script
 _MOMENT, _SEQUENCE = 41, 22
 """Bits of the two numbers of an id, a millisecond and the count of its rows, in the place that we make of it."""
 
-# All rows of a push, or none if too many would wait. Replies with the rows that it has appended, and how many wait.
+# Append all rows of a push, or no row if too many would wait. Reply with the number of appended and of waiting rows.
 APPEND = Script("""
 local call, stream = redis.call, KEYS[1]
 local waiting, rows = call('XLEN', stream), (#ARGV - 2) / 2
@@ -29,8 +29,8 @@ for i = 3, #ARGV, 2 do call('XADD', stream, '*', 'k', ARGV[i], 'r', ARGV[i + 1],
 return {rows, waiting + rows}
 """)
 
-# Gives entries whose ids have no place, which a clock that has jumped leaves and every clock from 2039 on, ids after
-# those before them: by the clock until 12 days before the end of the range, and then one after the other.
+# Give new ids to entries whose ids are too large for a place. A clock that jumped makes such ids, as does any clock
+# from 2039 on. New ids follow the ids before them: by the clock until 12 days before the end of the range, then by 1.
 _RENUMBER = Script(f"""
 if redis.replicate_commands then redis.replicate_commands() end -- before Redis 7, to write after TIME
 local call, stream, clock = redis.call, KEYS[1], redis.call('TIME')
@@ -154,7 +154,7 @@ def waiting(
 
 
 def _entries(client: Client, project: str, table: str, read: Callable[[bytes], Any]) -> list[Any]:
-    """The entries that `read` finds in a stream, once all of them have places."""
+    """Return the entries that `read` finds in a stream. Renumber the stream first if an id is too large for a place."""
     name = stream(project, table)
     entries: list[Any] = read(name)
     if any(ms >> _MOMENT or count >> _SEQUENCE for ms, count in (_numbers(entry[0]) for entry in entries)):
@@ -170,24 +170,24 @@ def _entry(place: int, fields: Mapping[bytes, bytes]) -> Entry:
 
 
 def aside(project: str, table: str) -> bytes:
-    """The Redis key of the stream of entries that could not be read."""
+    """Return the Redis key of the stream of entries that could not be read."""
     return record.beside(project, table, "aside")
 
 
 def set_aside(client: Client, project: str, table: str, entries: Iterable[Entry]) -> None:
-    """Copies entries to the stream of those that could not be read. A run that was killed does so again, in vain."""
+    """Copy entries to the stream of unreadable entries. A repeat after a kill skips copied entries."""
     name = aside(project, table)
     for place in (_id(entry.place) for entry in entries):
         if not client.xrange(name, place, place):
             for _, fields in cast("list[Any]", client.xrange(stream(project, table), place, place)):
                 try:
                     client.xadd(name, fields, id=place)
-                except redis.ResponseError:  # What is there has come later, by a clock that went back.
+                except redis.ResponseError:  # The clock went back: the stream ends with a greater id.
                     client.xadd(name, fields)
 
 
 def put_back(client: Client, project: str, table: str) -> None:
-    """Appends what was set aside to the stream again. If it is killed, an entry may come twice, as one row."""
+    """Move the entries that were set aside back to the stream. After a kill an entry may be there twice, as one row."""
     for name, fields in cast("list[Any]", client.xrange(aside(project, table))):
         if fields.keys() >= {b"k", b"r"} and fields.get(b"a", b"").isdigit():
             arguments = [b"%d" % (1 << 62), fields[b"a"], fields[b"k"], fields[b"r"]]

@@ -288,17 +288,17 @@ class OnlineStore:
             self.client.delete(name.decode())
 
     def keep_sample(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]]) -> None:
-        """Stores the keys by which a check sees that rows of a view are gone."""
+        """Store a sample of a view's keys. A later check looks up their rows to find lost ones."""
         names = entity_keys(self.contract.project, view.keys, keys)
         self.client.set(loss.sample(self.contract.project, view).decode(), msgspec.msgpack.encode(names))
 
     def lacks_sample(self, view: ViewContract) -> bool:
-        """Whether a row of the sample is gone."""
+        """Return whether a row of the sample is gone."""
         keys = cast("bytes | None", self.client.get(loss.sample(self.contract.project, view).decode()))
         return keys is not None and not all(self._exist(view, msgspec.msgpack.decode(keys)))
 
     def losses(self, written: loss.Materialized) -> loss.Losses:
-        """What Redis has lost of the contract's views, of which these materializations are known."""
+        """Return view name to why Redis may have lost its rows, by comparing Redis with these materializations."""
         views = list(self.contract.views.values())
         steps = loss.check(self.contract.project, views, written, self._info())
         commands = next(steps)

@@ -54,11 +54,11 @@ class Deviation(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The difference as a share of its limit."""
+        """Return the difference divided by its limit."""
         return self.by / self.limit if self.by else 0.0
 
     def says(self, reference: str) -> str:
-        """The sentence of every parity check, in which `reference` gives the expected number."""
+        """Return the sentence that every parity check prints. `reference` names the source of the expected number."""
         return f"answers {self.found} where {reference} answers {self.expected}, {self.by:.3g} apart"
 
 
@@ -66,7 +66,7 @@ def deviation(
     name: str, expected: Array, found: Array, limit: float, *, widths: bool = False,
     row_name: Callable[[int], str] = "row {}".format,
 ) -> Deviation:  # fmt: skip
-    """The farthest number of an output. NaN never passes; whole numbers must be equal if the limit is below 1.
+    """Find the number farthest from its expected value. NaN never passes; integers must match if the limit is below 1.
 
     `widths` also compares floating-point numbers of different widths.
     """

@@ -147,7 +147,7 @@ _Parts = list[tuple[pa.Table, Ints]]
 def _parts(
     project: str, entries: Sequence[Entry], definitions: Iterable[ViewContract]
 ) -> tuple[_Parts, dict[int, str]]:
-    """The rows of each definition with their places among the entries; and the places of the rest, with the reasons."""
+    """Return the rows of each definition with their positions, and why each other position cannot be read."""
     known, parts, wrong = {view.prefix: view for view in definitions}, _Parts(), dict[int, str]()
     groups: dict[bytes, list[int]] = {}
     for n, entry in enumerate(entries):
@@ -156,7 +156,7 @@ def _parts(
     while left:
         prefix, own = left.pop()
         if prefix not in known:
-            wrong |= dict.fromkeys(own, f"is of contract {prefix.hex()}, which is gone" if prefix else "is no row")
+            wrong |= dict.fromkeys(own, f"is of contract {prefix.hex()}, which is gone" if prefix else "is not a row")
             continue
         try:
             parts.append((stored(project, known[prefix], [entries[n] for n in own]), np.array(own)))

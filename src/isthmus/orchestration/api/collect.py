@@ -90,7 +90,7 @@ def repeat(turn: Callable[[], str], seconds: float, say: Callable[[str], None], 
 
 
 def sentence(error: Exception) -> str:
-    """The message of an error; of a defect, with its place in the code."""
+    """Return the message of an error. For an unexpected exception, add its class and its place in the code."""
     if isinstance(error, IsthmusError):
         return str(error)
     return f"{type(error).__name__} at {place(error)}: {first_line(error)}"

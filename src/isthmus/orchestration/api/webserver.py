@@ -23,14 +23,17 @@ from isthmus.serving.wire.errors import ForbiddenError
 
 MODULE = "isthmus.orchestration.api.webserver"
 HOSTS = "DAGSTER_ALLOWED_HOSTS"
-"""The environment variable with further names of this machine, with commas between them."""
+"""The environment variable that lists other host names of this machine, separated by commas."""
 
-_NAME_IT = "open Dagster at localhost, or add the name to `[server] hosts` of isthmus.toml"
+_NAME_IT = (
+    "open Dagster at localhost, or add the name to `[server] hosts` of isthmus.toml (with `isthmus dev`) "
+    f"or to {HOSTS} (with a webserver of your own)"
+)
 _INSTEAD = "open Dagster in a tab of its own"
 
 
 class OwnPages:
-    """An ASGI application for the pages that it serves itself and for programs, and for no page of another site."""
+    """Serve requests of programs and of the application's own pages. Refuse requests of pages of other sites."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -40,7 +43,7 @@ class OwnPages:
         """Pass a request or a WebSocket on, or refuse it with 403."""
         try:
             if scope["type"] in ("http", "websocket"):
-                # Only a page may be visited: GraphQL, which may be behind a prefix, starts runs for a GET, too.
+                # People may follow links to pages, but not to GraphQL (perhaps behind a prefix): a GET can start runs.
                 visits = "graphql" not in scope["path"]
                 require_own_page(scope, self._hosts, name_it=_NAME_IT, instead=_INSTEAD, visits=visits)
         except ForbiddenError as error:
@@ -56,13 +59,13 @@ class Webserver(DagsterWebserver[Any, Any]):
     """Dagster's webserver behind `OwnPages`."""
 
     def build_middleware(self) -> list[Middleware]:
-        """The guard, then Dagster's own."""
+        """Put the guard before Dagster's own middleware."""
         return [Middleware(OwnPages), *super().build_middleware()]
 
 
 def main() -> None:
-    """Run Dagster's command, whose webserver is ours."""
-    # Neither has a parameter for its webserver. `isthmus dev` looks whether there is a guard, whatever a release has.
+    """Run a Dagster command with the guarded webserver."""
+    # Dagster has no parameter for its webserver class. `isthmus dev` checks that the guard answers, in any release.
     app: Any = dagster_webserver.app
     cli: Any = dagster_webserver.cli
     dev: Any = dagster._cli.dev

@@ -40,7 +40,7 @@ def unbuildable(project: Project) -> tuple[list[Problem], str]:
 
 
 def local_sources(project: Project) -> list[Source]:
-    """Return the sources of views and spines whose columns show without a connection, each once."""
+    """Return the local sources of views and spines, each once. Reading their columns needs no connection."""
     definitions = project.definitions
     declarations: list[FeatureView | Spine] = [*definitions.views.values(), *definitions.spines.values()]
     return [*{source.name: source for each in declarations for source in each.sources if source.local}.values()]

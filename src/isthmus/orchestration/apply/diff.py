@@ -113,7 +113,7 @@ def _table_change(
 
 
 def _student(project: Project, contract: Contract, artifacts: Artifacts) -> str:
-    """What the last student needs since the code of its own task has changed, in words; empty for nothing."""
+    """Say what to run after the code of the last student's task changed; empty if nothing is needed."""
     declared, made_of = artifacts.declared, artifacts.last_report()["made_of"]
     if not isinstance(declared.task, str) or "training" not in made_of:
         return ""

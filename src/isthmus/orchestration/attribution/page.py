@@ -123,7 +123,7 @@ def _bar(x: Axis, n: int, begin: float, end: float, kind: str) -> str:
 
 
 def _change(value: float, measure: Measure) -> str:
-    """A signed number; what rounding leaves is about zero."""
+    """Format a signed number. A rounding error is shown as about zero."""
     scale = max(abs(measure.ideal), abs(measure.answer))
     return "~0" if 0 < abs(value) < _NONE * scale else decimal(value, sign="+") if value else "0"
 
@@ -164,7 +164,7 @@ def _largest(result: Attribution) -> Table:
 
 
 def _near(value: float) -> str:
-    """A score, or a part of one."""
+    """Format a score, or a part of a score."""
     return "~0" if 0 < abs(value) < _NONE else cell(value)
 
 

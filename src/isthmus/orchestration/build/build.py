@@ -77,7 +77,7 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
 def _same_rows(
     project: Project, views: Sequence[FeatureView], contents: Mapping[str, str | None]
 ) -> dict[str, ViewContract]:
-    """The views whose tables have today's rows under an earlier definition, which read them otherwise, by name."""
+    """Return view name to earlier definition, for tables whose rows stay valid: only how rows are read has changed."""
     contract, store, known = project.definitions.contract, project.offline_store(), project.generations().views()
     same = {}
     for view in views:
@@ -256,7 +256,7 @@ class _Run:
                 yield source, column, types[column]
 
     def _before(self) -> Commit | None:
-        """The table as it is; None if there is none, or it is damaged, which is for others to report."""
+        """Return the existing table, or None if it is missing or damaged. Other code reports the damage."""
         try:
             return self.store.commit(self.compiled)
         except DataError:
@@ -274,7 +274,7 @@ def _new_days(view: FeatureView, commit: Commit | None, now: int) -> Days | None
 
 
 def _require_types(view: FeatureView, before: Commit | None, schemas: Mapping[str, Mapping[str, str]]) -> None:
-    """Refuse text in columns of CSV files that had guessed types when the table was built: values would change."""
+    """Refuse to turn CSV columns into text if an earlier version guessed their types: values would change."""
     for source in view.sources:
         was, now = before.origin.schemas.get(source.name, {}) if before else {}, schemas[source.name]
         guessed = {

@@ -84,7 +84,7 @@ def collect(
     follow: Annotated[
         bool, typer.Option("--follow", help="Again and again, every `[stores] history_seconds`, until it is ended.")
     ] = False,
-    again: Annotated[bool, typer.Option("--again", help="Also what could not be read before.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Try rows again that could not be read before.")] = False,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -132,7 +132,7 @@ def replay(
         ),
     ] = None,
     package: Annotated[
-        Path | None, typer.Option(**local("A package that answers instead of the one that did."))
+        Path | None, typer.Option(**local("Package to answer with, instead of the one that answered."))
     ] = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,

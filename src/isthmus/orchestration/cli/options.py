@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 def _text(value: str) -> str:
     if is_url(value):
         raise typer.BadParameter(
-            f"{value} is a URL, and this is about files of this machine. Give a local path, and copy what is there "
-            "from or to the storage with a tool of the storage"
+            f"{value} is a URL. Give a local path, and copy the file from or to the storage with the storage's own tool"
         )
     return value
 
@@ -37,7 +36,7 @@ ProjectOption = Annotated[
     Path | None, typer.Option("--project", **local("Project folder; by default the nearest isthmus.toml upwards."))
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")]
-HtmlOption = Annotated[Path | None, typer.Option(**local("Also write the page here, which needs no network."))]
+HtmlOption = Annotated[Path | None, typer.Option(**local("Also write the page to this file. It needs no network."))]
 OutOption = Annotated[Path, typer.Option(**local("Where to write; what this command wrote there before is replaced."))]
 NameArgument = Annotated[str | None, typer.Argument(help="Distillation; may be left out where there is only one.")]
 

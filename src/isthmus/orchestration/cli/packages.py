@@ -43,7 +43,7 @@ def verify(
             "interpreter of the graph for Core ML."
         ),
     ] = "ort",
-    key: Annotated[Path | None, typer.Option(**local("Public key, in PEM, of whoever must have signed it."))] = None,
+    key: Annotated[Path | None, typer.Option(**local("PEM file: the public key of the required signer."))] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check sums, manifest, signature, contract and golden cases of a package. Exit code 1 if one of them is wrong."""

@@ -327,7 +327,7 @@ def _owner(declared: "Distillation") -> list[str]:
 
 
 def _without_judging(trees: Iterable[ast.AST]) -> list[str]:
-    """The trees without the members of classes by which a student is judged, unless the rest mentions them."""
+    """Return the trees without the class members that only judge a student. Keep members that other code mentions."""
     from isthmus.distill.declaration import JUDGING
 
     left_out, dumps = set(JUDGING), list[str]()

@@ -116,7 +116,7 @@ def follow(project: Project, name: str | None, say: Callable[[str], None], stopp
             try:
                 result = monitor(project, each)
             except Exception as error:  # noqa: BLE001 - what one lacks is no reason to leave out the next
-                # Of several, one may have no measure, as ranks.
+                # Some of several may have no measure, ranks for example.
                 problems += [] if isinstance(error, RequestError) and name is None else [f"{each}: {sentence(error)}"]
                 continue
             for bound in (bound for bound in result.bounds if bound.broken):

@@ -31,7 +31,7 @@ from isthmus.serving.recorder.spool import SUFFIX, ended, note_collected, segmen
 LOT = 1 << 16
 """Answers of a commit, about."""
 _AGAIN = ".again"
-"""What a segment that was set aside has in its name when it is put back."""
+"""Part of the name of a segment that was set aside and put back."""
 BYTES = 64 << 20
 """Of the answers of a commit: one may have ten thousand rows."""
 
@@ -72,7 +72,7 @@ class _Problems:
     other: set[Path] = field(default_factory=set)
 
     def note(self, path: Path, problem: str, *, over: bool) -> None:
-        """Notes that a part of a segment cannot be read, unless that is still being written."""
+        """Note that a part of a segment cannot be read, unless a server is still writing it."""
         if over:
             self.damaged.add(path)
             back = f"{path.stem}{_AGAIN}{SUFFIX}"

@@ -89,7 +89,7 @@ class RecordedAnswers:
         return {run: version or 0 for run, version in found.items()}
 
     def batches(self, run: str) -> set[int]:
-        """The numbers of the batches of a run that are here."""
+        """Return the numbers of the run's batches that the table has."""
         return set(self.read(ds.field("run") == run, ["run", "sequence", "batch"])["batch"].to_pylist())
 
     def append(
@@ -201,7 +201,10 @@ def _days(table: DeltaTable) -> Counter[date]:
 
 
 def answers_of(batch: Batch) -> pa.Table:
-    """The answers of a batch, a row each; a ValueError or an Arrow error if that has what no column takes."""
+    """Return a row for each answer of a batch.
+
+    Raises a ValueError or an Arrow error if a value does not fit its column.
+    """
     return pa.concat_tables([SCHEMA.empty_table(), *(answers(batch, group) for group in batch.groups)])
 
 

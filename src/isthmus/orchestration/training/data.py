@@ -359,7 +359,7 @@ def _tables(
 
 
 def column_types(contract: Contract, histories: Sequence[ViewHistory]) -> dict[str, DataType]:
-    """The types of columns of a spine: join keys, request fields, and labels and times of declared spines.
+    """Return column types for a spine: join keys, request fields, and labels and times of declared spines.
 
     A name that two declarations give different types is left out.
     """

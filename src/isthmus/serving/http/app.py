@@ -140,7 +140,7 @@ class Handlers:
             await self._store.close()
 
     async def _follow_rows(self) -> None:
-        """Looks every second whether Redis has lost rows, until it is canceled."""
+        """Check every second whether Redis has lost rows, until canceled."""
         while True:
             with suppress(IsthmusError):  # requests say so
                 state = self._watch.state
@@ -426,7 +426,7 @@ def _tensors(model: Model) -> dict[str, Any]:
 
 
 async def _kept_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Does background work, and begins it again after a defect, until it is canceled."""
+    """Run background work until canceled. Restart it after an unexpected exception."""
     while True:
         try:
             return await work()

@@ -102,7 +102,7 @@ async def tokens_of(
     await turn.acquire()
     reading = asyncio.ensure_future(asyncio.to_thread(tokenizer.encode, parts, generation.context))
     reading.add_done_callback(lambda _: turn.release())
-    # The error of a prompt whose caller has left is no one's to hear.
+    # If the caller of a prompt has left, no one reads the error.
     reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
     return await asyncio.shield(reading)
 

@@ -206,11 +206,20 @@ class _Exchange:
 def require_own_page(
     scope: Scope, hosts: Collection[str], *, name_it: str, instead: str = _CREATE, visits: bool = False
 ) -> None:
-    """Refuse a request, or a WebSocket, that a page from elsewhere has a browser on this machine send.
+    """Refuse a request or a WebSocket that a web page of another site sends through a browser on this machine.
 
-    A page may also have given its own name the address of this machine, so what came by loopback must name loopback, or
-    one of `hosts`; `name_it` is the remedy for another name, `instead` for another page. With `visits`, a person may
-    follow a link of another site.
+    A page can also point its own host name at this machine. So a request over loopback must name a loopback host or one
+    of `hosts`.
+
+    Args:
+        scope: the request or WebSocket.
+        hosts: other host names of this machine.
+        name_it: remedy in the error about a wrong host name.
+        instead: remedy in the error about a page of another site.
+        visits: whether a person may follow a link from another site.
+
+    Raises:
+        ForbiddenError: the host name is wrong, or the request comes from a page of another site.
     """
     named = [value for header, value in scope["headers"] if header == b"host"]
     foreign = [host for host in named if not _is_loopback(host) and _name(host) not in hosts]
@@ -232,7 +241,7 @@ def require_own_page(
 
 
 def _by_loopback(scope: Scope) -> bool:
-    """Whether a request came to a loopback address; also if that is not known."""
+    """Return whether a request came to a loopback address; True if the address is not known."""
     try:
         address = ipaddress.ip_address((scope.get("server") or ("",))[0])
     except ValueError:

@@ -133,7 +133,7 @@ def _predictor_of(state: State, request: Request) -> AnyPredictor:
 
 
 def _tensors_of(state: State, request: Request) -> TensorPredictor:
-    """Likewise, of a model of tensors: to these paths, no other exists."""
+    """Likewise, of a model of tensors: these paths serve no other kind of model."""
     predictor = _predictor_of(state, request)
     if not isinstance(predictor, TensorPredictor):
         raise NotFoundError(f"model {predictor.model.deployment.model}", "takes rows of features, and no tensors",

@@ -143,10 +143,10 @@ def encoded(batch: Batch) -> bytearray:
 
 
 def batches(segment: bytes | bytearray) -> Iterator[Batch]:
-    """The batches of a segment, also those behind one that cannot be read.
+    """Yield the batches of a segment, also the batches behind one that cannot be read.
 
     Raises:
-        DamagedBatchError: at the end, if something was no batch.
+        DamagedBatchError: a part of the segment cannot be read. It is raised at the end.
         OtherVersionError: the next batch is of another version.
     """
     place, problem = 0, ""
@@ -177,20 +177,20 @@ def batches(segment: bytes | bytearray) -> Iterator[Batch]:
 
 
 def _decoded(payload: memoryview) -> Batch | str:
-    """A batch, or what is wrong with it."""
+    """Return a batch, or a description of what is wrong with it."""
     try:
         batch = _DECODER.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return f"cannot be read ({error})"
     if not (_LEAST <= batch.written <= _MOST and 0 < batch.number < 1 << 53 and 0 <= batch.dropped < 1 << 63):
-        return "has numbers that none has"
+        return "has numbers outside their range"
     if not all(_fits(group, len(batch.callers)) for group in batch.groups):
-        return "has columns of other lengths than its answers, or values that none has"
+        return "has a column whose length differs from the number of answers, or a value outside its range"
     return batch
 
 
 def _fits(group: Group, callers: int) -> bool:
-    """Whether the columns of a group have the lengths, and the values the range, that they must have."""
+    """Return whether the columns of a group have the right lengths and all values are in range."""
     if len(group.answers) % ANSWER.itemsize or not _HASH(group.contract):
         return False
     found = np.frombuffer(group.answers, ANSWER)

@@ -59,7 +59,7 @@ class Cluster:
             raise
 
     async def info(self) -> list[dict[str, str]]:
-        """The sections of every primary, see `Node.info`."""
+        """Return the `INFO` sections of every primary. See `Node.info`."""
         owners = self._owners or await self._learn(())
         return [*chain.from_iterable(await asyncio.gather(*(self._node(url).info() for url in set(owners))))]
 

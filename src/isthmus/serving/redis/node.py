@@ -75,7 +75,7 @@ class Node:
             raise reply
 
     async def info(self) -> list[dict[str, str]]:
-        """The sections `INFO` of the server; nothing if its user may not read them."""
+        """Return sections of the server's `INFO`; empty if the user may not run `INFO`."""
         replies = await self.ask([(b"INFO", section.encode()) for section in INFO], refusals=True)
         lines = [line for reply in replies if isinstance(reply, bytes) for line in reply.decode().splitlines()]
         found = dict(line.split(":", 1) for line in lines if ":" in line)

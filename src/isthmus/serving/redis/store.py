@@ -175,14 +175,14 @@ class Store:
             await self._stamps.of(contract)
 
     async def require_whole(self, project: str, views: Collection[ViewContract]) -> None:
-        """Looks whether Redis has lost rows of the views; raises a LostRowsError if those are refused."""
+        """Check whether Redis has lost rows of the views. Raise a LostRowsError if the server refuses lost rows."""
         await self.look(project, views)
         for view in views:
             if why := self.refused.get(view.online_name):
                 raise loss.refusal(view.name, why)
 
     async def look(self, project: str, views: Collection[ViewContract]) -> None:
-        """Looks whether Redis has lost rows of the views."""
+        """Check whether Redis has lost rows of the views."""
         written = self._written()
         async with self._bounded():
             steps = loss.check(project, views, written, await self._redis.info())

@@ -135,7 +135,7 @@ class Files:
 
     @cached_property
     def uniform(self) -> bool:
-        """Whether engines read the files as they are, and alike."""
+        """Return whether all engines read the files unchanged and with the same result."""
         kinds = [_kinds(fragment, footer) for fragment, footer in zip(self._fragments, self._footers, strict=True)]
         return all(map(_is_read, kinds[0].values())) and all(other == kinds[0] for other in kinds)
 
@@ -144,7 +144,7 @@ class Files:
         """The columns.
 
         Raises:
-            DataError: a column has values of types in several files that no type holds.
+            DataError: no single type holds the values that a column has in different files.
         """
         found: dict[str, dict[pa.DataType, str]] = {}
         empty: dict[str, pa.DataType] = {}
@@ -163,7 +163,7 @@ class Files:
         )
 
     def batches(self, column: str | None, within: Within) -> Iterator[pa.RecordBatch]:
-        """The rows, in the types of each file."""
+        """Yield the rows, with the types of each file."""
         for fragment in self._fragments:
             wanted = _condition(fragment.physical_schema, column, within) if column and within else None
             with reading(self._source, self.place):
@@ -173,7 +173,7 @@ class Files:
                     yield batch
 
     def _partition(self, fragment: Any) -> Mapping[str, str | None]:
-        """The columns in the names of a file's folders, as text: engines guess their types in different ways."""
+        """Return the columns named by a file's folders, as text, because engines guess types in different ways."""
         folders = fragment.path.removeprefix(self._root).split("/")[:-1]
         pairs = [folder.partition("=") for folder in folders if "=" in folder]
         return {name: None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value) for name, _, value in pairs}
@@ -198,7 +198,7 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 
 def _kinds(fragment: Any, footer: Any) -> dict[str, pa.DataType]:
-    """The types of a file's columns. An INT96 is a moment, as for Spark, which wrote it."""
+    """Return the types of a file's columns. An INT96 is a timestamp, as in Spark, which wrote it."""
     moments = {column.path for column in map(footer.schema.column, range(footer.num_columns))
                if column.physical_type == "INT96"}  # fmt: skip
     kinds = {field.name: field.type for field in fragment.physical_schema}
@@ -210,14 +210,14 @@ def _kinds(fragment: Any, footer: Any) -> dict[str, pa.DataType]:
 
 
 def _is_read(kind: pa.DataType) -> bool:
-    """Whether engines read a type themselves, as `_type` says, or not at all."""
+    """Return whether engines read a type themselves, as `_type` says, or not at all."""
     if pa.types.is_timestamp(kind):
         return bool(kind.unit != "ns")
     return _type(kind) in (kind, None) or kind in _PLAIN or pa.types.is_fixed_size_binary(kind)
 
 
 def _without_values(footer: Any, name: str) -> bool:
-    """Whether a file's statistics say that all values of a column are null."""
+    """Return whether a file's statistics say that all values of a column are null."""
     for column in range(footer.num_columns):
         if footer.schema.column(column).path == name:
             groups = [footer.row_group(n) for n in range(footer.num_row_groups)]
@@ -227,7 +227,7 @@ def _without_values(footer: Any, name: str) -> bool:
 
 
 def _condition(columns: pa.Schema, name: str, within: tuple[int, int]) -> Any:
-    """The rows of a time range, and those without a time. It only saves reading: None where types have other ranges."""
+    """Return a filter for rows in a time range or without a time. It only saves reading; None if no filter is safe."""
     import pyarrow.compute as pc
 
     kind = columns.field(name).type if name in columns.names else None

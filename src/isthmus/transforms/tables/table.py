@@ -30,7 +30,7 @@ class Table(Protocol):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns, in the types of its own system."""
+        """Return the columns, in the types of the table's own system."""
         ...
 
     def batches(self, column: str | None, within: Within) -> Iterator[pa.RecordBatch]:

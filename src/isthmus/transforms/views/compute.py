@@ -179,7 +179,7 @@ def _remedy(declaration: FeatureView | Spine, frames: Frames) -> str:
 
 
 def _texts(declaration: FeatureView | Spine, frames: Frames) -> str:
-    """A hint at the columns of CSV files that are text because nothing else is declared; empty without such columns."""
+    """Name the CSV columns that are text because their type is not declared; empty if there are none."""
     undeclared = [
         f"{name} of {source.name}"
         for source in declaration.sources

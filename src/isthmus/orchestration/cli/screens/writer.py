@@ -22,7 +22,7 @@ _NAME, _FIRST = 40, 56
 """The greatest widths that columns insist on, and the first of them, which has the names of rows."""
 _FIELD = 16
 _GAP = 2
-"""What a column takes beside its width."""
+"""Characters that a table column takes in addition to its width."""
 _WIDE = 110
 """The width where there is no terminal."""
 
@@ -44,7 +44,7 @@ def show(blocks: Iterable[Block]) -> None:
 
 
 def _lines(text: RichText, width: int) -> Iterator[RichText]:
-    """The lines of a text, below the first word of its first. Words that are longer than a line stay whole: paths."""
+    """Wrap a text and align its lines with its first word. A word longer than a line, such as a path, stays whole."""
     for line in text.split("\n", allow_blank=True):
         indent = next(iter(re.findall(r"^(?: *\S.*?  | *\* ?)?", line.plain)))
         begins, length = list[int](), 0
@@ -142,7 +142,7 @@ def _drawn_table(columns: Sequence[_Column], width: int) -> RichTable:
 
 
 def _cell(cell: Text, table: Table, n: int, is_narrow: bool) -> RichText:
-    """A cell; on narrow terminals the interval of a number stands below it."""
+    """Return a cell. On narrow terminals, the interval of a number goes below the number."""
     if is_narrow and isinstance(cell, tuple) and cell and isinstance(cell[-1], Span) and cell[-1].style == "aside":
         return RichText("\n").join([_cell(cell[:-1], table, n, False), RichText(harmless(cell[-1].text), "dim")])
     text = _styled(cell)
