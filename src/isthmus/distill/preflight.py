@@ -20,7 +20,7 @@ from isthmus.distill.teachers.compatibility import compatible, differing_tokens
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.training.groups import cuts
 from isthmus.distill.training.studentrun import TeacherBatches
-from isthmus.distill.training.teacheroutputs import TeacherCost, announced
+from isthmus.distill.training.teacheroutputs import TeacherCost, announced, most_parameters
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem, one_of
 from isthmus.features.head.form import HEAD
 
@@ -70,7 +70,7 @@ def rehearse(
     _first_step(task, student, objective, outputs, settings)
     _require_compatible(task, teacher, student, outputs)
     if outputs.missing and objective.asks_teacher and (size := teacher.size()) is not None:
-        for text in _require_smaller(student, size[0], where):
+        for text in _require_smaller(student, most_parameters(*size), where):
             note(text)
     rows = task.material.parts.validation[:1]
     require_steady(task, student.eval(), task.material.parts.validation[:STEADY])
@@ -103,8 +103,8 @@ def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, ref
     where, rows = task.material.declaration.where, task.material.parts.validation
     with torch.random.fork_rng(devices=[]):
         student, objective = task.student().eval(), task.objective()
-    if cost.parameters is not None and objective.asks_teacher:
-        _require_smaller(student, cost.parameters, where)
+    if cost.most_parameters is not None and objective.asks_teacher:
+        _require_smaller(student, cost.most_parameters, where)
     theirs = outputs.float32(rows)
     ours = student_answers(task, student, rows, torch.device("cpu"))
     quality = {*task.quality(theirs, rows, theirs), *task.quality(ours, rows, theirs)}

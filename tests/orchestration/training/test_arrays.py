@@ -148,7 +148,7 @@ def test_arrays_give_the_same_values_to_training_the_api_and_the_verdict(shop: S
         for wrong, words in (
             ([1.0, 2.0, 3.0], "an array of 3 elements at `list[1]`"),
             ([], "an array of 0 elements at `list[1]`"),
-            ([1.0, None, 3.0, 4.0], "row 1 is [1.0, None, 3.0, 4.0]"),
+            ([1.0, None, 3.0, 4.0], "row 1 is [1.0,null,3.0,4.0]"),
             (1.0, "row 1 is 1.0"),
         ):
             refused = _ask(http, {"customer": keys[:2], "query": [None, wrong]})

@@ -128,8 +128,8 @@ def test_no_tensors_that_the_document_allows_or_forbids_break_the_server(tmp_pat
         document = tmp_path / "openapi.json"
         document.write_text(json.dumps(written))
         answers = fuzz(running, document, "--phases", "examples,coverage,fuzzing", "--include-path-regex", "^/v2")
-    infer = "/v2/models/draws/infer"
-    assert answers[infer, 422] > 10
+    # The log has the template of a path that was refused.
+    assert answers["/v2/models/{model}/infer", 422] > 10
     assert answers["/v2/models/draws", 200] > 0
 
 

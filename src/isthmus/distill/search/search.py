@@ -80,7 +80,7 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     outputs, cost = _teacher_outputs(task, cache, progress)
     budget = Budget(
         profile.latency_objective_ms, profile.memory_mb, profile.load_ms, profile.package_kb, declared.most_bytes,
-        cost.parameters,
+        cost.most_parameters,
     )  # fmt: skip
     machine, digest = host(), sha256(_dependencies(task, declared, outputs, profile))
     own = folder / sha256({"search": digest, "host": machine})[:12]

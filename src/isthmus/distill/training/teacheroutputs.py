@@ -35,6 +35,20 @@ class TeacherCost(msgspec.Struct, frozen=True):
     p99_us: float
     runtime: str
 
+    @property
+    def most_parameters(self) -> int | None:
+        """The parameters that a student may have, see `most_parameters`."""
+        return None if self.parameters is None or self.bytes is None else most_parameters(self.parameters, self.bytes)
+
+
+def most_parameters(parameters: int, size: int) -> int:
+    """Return how many parameters the student of a teacher may have.
+
+    A network counts by its parameters, also in half precision. Trees count by their bytes, as float32 numbers: each
+    node is one record.
+    """
+    return max(parameters, size // 4)
+
 
 def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress) -> TeacherOutputs:
     """The outputs of a teacher for these rows, by their position: from the cache, or computed when first read.
