@@ -28,7 +28,7 @@ def test_a_student_below_its_gate_is_neither_packaged_nor_deployed(tmp_path: Pat
     assert "late_order/student: keeps_its_quality" in demo.stderr
     export = _isthmus("export", project=root)
     assert export.returncode == 1
-    assert "lift_kept is" in export.stderr
+    assert "gate lift_kept failed" in export.stderr
     assert "change the gates" in export.stderr
     assert "Traceback" not in demo.stderr + export.stderr
     assert not list((root / ".isthmus").glob("packages/*"))
