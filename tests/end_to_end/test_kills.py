@@ -43,7 +43,8 @@ def _online(project: Project) -> dict[bytes, Any]:
     """The rows in Redis; what was published from which table has times of the run in it."""
     with project.redis() as url, connect(url) as client:
         keys = [key for key in client.keys("*") if not key.endswith(b":tables")]
-        return {key: client.hgetall(key) for key in keys}
+        samples = {key for key in keys if key.endswith(b"|sample")}
+        return {key: client.get(key) if key in samples else client.hgetall(key) for key in keys}
 
 
 def _files(*places: str, without: tuple[str, ...] = ()) -> Callable[[Project], dict[str, str]]:
