@@ -195,7 +195,7 @@ def test_a_batch_whose_columns_do_not_fit_is_put_aside(opened: Project, changes:
     spool.close()
     counts = collect(opened)
     assert (counts.answers, len(counts.problems)) == (3, 1)
-    assert "other lengths than its answers" in counts.problems[0]
+    assert "whose length differs from the number of answers" in counts.problems[0]
     assert len([*damaged_folder(opened).iterdir()]) == 1
     assert collect(opened) == Collected()
 

@@ -174,12 +174,13 @@ class CsvFile:
     def _open(self) -> Any:
         if self._path.suffix.lower() != ".zip":
             return pa.input_stream(str(self._path), compression=_COMPRESSIONS.get(self._path.suffix.lower()))
-        archive = ZipFile(self._path)
-        names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
-        if len(names) != 1:
-            found = f"holds {len(names)} files" + (f" ({', '.join(names[:5])})" if names else "")
-            raise self._error(found, "one CSV file", "put each file into a .zip of its own")
-        return archive.open(names[0])
+        # An open member keeps the file open.
+        with ZipFile(self._path) as archive:
+            names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
+            if len(names) != 1:
+                found = f"holds {len(names)} files" + (f" ({', '.join(names[:5])})" if names else "")
+                raise self._error(found, "one CSV file", "put each file into a .zip of its own")
+            return archive.open(names[0])
 
 
 class _Ended:
