@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -173,10 +174,13 @@ def _bytes(folder: Path) -> dict[str, str]:
 def test_no_arrival_is_known_before_the_flight_was_over(outcome: dict[str, Any], flights: Path) -> None:
     (raw,) = (flights / ".isthmus" / "sources").glob("flights-*.parquet")
     flown = pq.read_table(raw).to_pandas().dropna(subset=["arr_delay"])
-    departed = flown["time_hour"] + (flown["minute"] + flown["dep_delay"]).astype("timedelta64[m]")
-    landed = departed + flown["air_time"].astype("timedelta64[m]")
+    # Columns that no view reads are text.
+    minutes = {
+        name: pd.to_timedelta(pd.to_numeric(flown[name]), unit="m") for name in ("minute", "dep_delay", "air_time")
+    }
+    landed = flown["time_hour"] + minutes["minute"] + minutes["dep_delay"] + minutes["air_time"]
     spine = pq.read_table(Path(outcome["training_set"]["path"]) / "data.parquet").to_pandas()
-    flown = flown.assign(landed=landed, scheduled=flown["time_hour"] + flown["minute"].astype("timedelta64[m]"))
+    flown = flown.assign(landed=landed, scheduled=flown["time_hour"] + minutes["minute"])
     keys = ["carrier", "origin", "dest", "tailnum"]
     earliest = flown.groupby(["scheduled", *keys], as_index=False)["landed"].min()
     joined = spine.merge(earliest, left_on=["event_timestamp", *keys], right_on=["scheduled", *keys])
