@@ -259,7 +259,7 @@ def _described(kinds: Sequence[type], without: Collection[str]) -> str:
         tree = _tree(kind)
         body = [node for node in tree.body if not (_names(node) and _names(node) <= {*without})]
         tree.body = [_Unset(without).visit(node) for node in body] or [ast.Pass()]
-        parts.append(codehash.described(tree, kind.__module__, kinds))
+        parts.append(codehash.described(tree, kind, kinds))
     return json.dumps(parts)
 
 
