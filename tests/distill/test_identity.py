@@ -130,6 +130,61 @@ def test_what_training_reaches_by_any_way_is_part_of_it(written: Any) -> None:
         assert code(kinds[0], JUDGING) != code(kinds[1], JUDGING)
 
 
+REACHED = """
+import operator
+from isthmus.distill.tabular.task import TabularTask
+from isthmus.distill.tasks.task import Task
+from torch.utils.data import Dataset
+
+def picked(task, name):
+    return getattr(task, name)
+
+def times(factor):
+    return lambda function: lambda *given: function(*given) * factor
+
+class Judged({base}):
+    SCALE = 1.0
+
+    def quality(self, answers, rows, teacher):
+        return {{"error": self._fed(rows) * self.SCALE}}
+
+    def _fed(self, rows):
+        return rows * 3
+
+    {member}
+"""
+
+
+@pytest.mark.parametrize(
+    ("base", "member"),
+    [
+        ("Task", "def objective(self, weight=SCALE): return weight"),
+        ("Task", "shape = {'width': SCALE}"),
+        ("Task", "batch = times(SCALE)(Task.batch)"),
+        ("Task", "@times(SCALE)\n    def batch(self, rows): return rows"),
+        ("Task", "scale = property(lambda self: 1, _fed)"),
+        ("Task", "_inputs = _fed"),
+        ("Task", "def batch(self, rows): return picked(self, '_f' + 'ed')(rows)"),
+        ("Task", "def batch(self, rows): return operator.attrgetter('_f' + 'ed')(self)(rows)"),
+        ("Task", "def batch(self, rows): return rows * vars(type(self))['SC' + 'ALE']"),
+        ("TabularTask", "_answer = SCALE"),
+        ("Dataset, Task", "pass"),
+    ],
+)
+def test_what_a_class_or_its_base_reaches_is_part_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str, member: str
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = REACHED.format(base=base, member=member)
+    kinds = []
+    for n, source in enumerate((text, text.replace("1.0", "2.0").replace("rows * 3", "rows * 4"))):
+        name = f"reached_{abs(hash((base, member)))}_{n}"
+        (tmp_path / f"{name}.py").write_text(source)
+        importlib.invalidate_caches()
+        kinds.append(importlib.import_module(name).Judged)
+    assert code(kinds[0], JUDGING) != code(kinds[1], JUDGING)
+
+
 @pytest.fixture
 def steps() -> Iterator[list[int]]:
     """A number for each step of an optimizer."""

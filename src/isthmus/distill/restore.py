@@ -233,14 +233,19 @@ def trained_alike(before: dict[str, Any], task: Task, part: str = "training") ->
 def code(kind: type, without: frozenset[str]) -> Any:
     """Describe the code of a class and its bases but for some members, and for helpers that only these members use.
 
-    A member that the rest of the code mentions is part of it, whatever its name.
+    A member that the rest of the code mentions is part of it, whatever its name. So are all members of a class with a
+    base from an installed package: its code may call any of them.
     """
     users = [each for each in kind.__mro__ if codehash.of_user(each)]
+    ours = [each for each in kind.__mro__ if each.__module__.startswith("isthmus.")]
+    if not {*kind.__mro__} <= {*users, *ours, *Task.__mro__}:
+        without = frozenset()
     libraries = [fingerprint(each) for each in kind.__mro__ if each not in users and each is not object]
     trees = [_tree(each) for each in users]
     own = {name for tree in trees for node in tree.body for name in _names(node)}
     own |= {name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Assign) for name in _set(node)}
-    helpers = {name for name in own if not (hasattr(Task, name) or name.startswith("__"))}
+    used = {name for each in ours for name in (*dir(each), *re.findall(r"self\.(\w+)", inspect.getsource(each)))}
+    helpers = {name for name in own - used if not name.startswith("__")}
     left_out = own & {*without}
     # A helper that nothing mentions by name may be used by any code: only what judging mentions is left out.
     while more := _mentioned(helpers - left_out, _described(users, own - left_out)):
@@ -259,13 +264,13 @@ def _described(kinds: Sequence[type], without: Collection[str]) -> str:
         tree = _tree(kind)
         body = [node for node in tree.body if not (_names(node) and _names(node) <= {*without})]
         tree.body = [_Unset(without).visit(node) for node in body] or [ast.Pass()]
-        parts.append(codehash.described(tree, kind.__module__, kinds))
+        parts += [codehash.described(tree, kind, kinds), [f".{name}" for name in _read(tree)]]
     return json.dumps(parts)
 
 
 def _mentioned(names: Collection[str], text: str) -> set[str]:
-    if re.search(r"getattr\(self, (?!'\w+'[,)])", text):  # any name
-        return {*names}
+    if re.search(r"getattr\((?![\w.]+, '\w+'[,)])|attrgetter|methodcaller|vars\(|__dict__|__getattribute__", text):
+        return {*names}  # it may be any
     return {*names} & {found for pair in re.findall(r"\.(\w+)|'(\w+)'", text) for found in pair}
 
 
@@ -273,6 +278,16 @@ def _tree(kind: type) -> ast.ClassDef:
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(tree, ast.ClassDef)  # noqa: S101 - the source of a class
     return tree
+
+
+def _read(tree: ast.ClassDef) -> list[str]:
+    """Return the bare names that a class reads outside of its functions: in defaults, decorators and other members."""
+    parts = [
+        part
+        for node in tree.body
+        for part in ([*node.decorator_list, node.args] if isinstance(node, ast.FunctionDef) else [node])
+    ]
+    return sorted({inner.id for part in parts for inner in ast.walk(part) if isinstance(inner, ast.Name)})
 
 
 def _names(node: ast.stmt) -> set[str]:

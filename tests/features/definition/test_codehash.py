@@ -203,6 +203,32 @@ def test_two_closures_of_one_factory(load: Load) -> None:
     _differ(load, text, "make(1)", "make(3)")
 
 
+def test_two_classes_of_one_factory(load: Load) -> None:
+    text = """
+        LIMIT = 15
+        def counted(function):
+            LIMIT = 1
+            def call(self, x):
+                return function(self, x) + LIMIT
+            return call
+        def made(n):
+            class Made:
+                @staticmethod
+                def all(): return n
+                def __call__(self, x): return x * n + LIMIT
+            return Made
+        Made = made(2)
+        class Plain:
+            @counted
+            def __call__(self, x): return x + LIMIT
+        def f(x): return Made()(x)
+        def g(x): return Plain()(x)
+    """
+    _differ(load, text, "made(2)", "made(3)")
+    one, other = (digest(load(text.replace("LIMIT = 15", f"LIMIT = {limit}")).g) for limit in (15, 16))
+    assert one != other  # what a decorator binds hides no name of the module
+
+
 def test_lambdas_in_a_file(load: Load) -> None:
     text = """
         A = lambda x: x + 1

@@ -120,6 +120,28 @@ def test_rows_that_are_gone_are_reported_and_come_back(built: Shop, project: Ope
         assert {counts.changed for counts in materialize(opened, full=True).values()} == {0}
 
 
+def test_neither_a_damaged_sample_nor_a_user_without_info_hides_a_loss(built: Shop, project: Open) -> None:
+    with with_redis(built, project) as (opened, client):
+        key = loss.sample("shop", opened.applied().views["customer_orders"]).decode()
+        with served(opened) as http:
+            for damaged in (b"\xff\x00", b"\xa1x", b""):
+                client.set(key, damaged)
+                require_well(http, opened)
+                materialize(opened)
+                assert client.get(key) != damaged, "it is written anew"
+        client.acl_setuser("reader", enabled=True, passwords=["+pw"], keys=["*"], categories=["+@read", "+@connection"])
+        built.replace("redis://127", "redis://reader:pw@127", "isthmus.toml")
+        reader = project(built)
+        asked = (reader, "customer_orders:orders_7d", ["customer=1000003"])
+        assert lookup(*asked)["results"][-1]["statuses"]
+        require_rows(status(reader, measure=False))
+        client.flushall()
+        with pytest.raises(LostRowsError):
+            lookup(*asked)
+        with pytest.raises(LostRowsError):
+            require_rows(status(reader, measure=False))
+
+
 @pytest.mark.accept
 def test_evicted_rows_and_the_policy_that_evicts_them_are_reported(built: Shop, project: Open) -> None:
     said: list[str] = []

@@ -7,6 +7,7 @@ of the standard library and of installed packages counts by its name only, where
 """
 
 import ast
+import contextlib
 import copyreg
 import functools
 import hashlib
@@ -21,7 +22,7 @@ import sysconfig
 import textwrap
 import types
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import date, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
@@ -67,13 +68,10 @@ def digest(function: Callable[..., Any], *, state: bool = True) -> str:
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
-def described(tree: ast.stmt, module: str, seen: Iterable[object]) -> list[Any]:
-    """Describe a statement of a user module and the user code it refers to, as plain data.
-
-    Code in `seen` is described by its position in `seen` instead.
-    """
+def described(tree: ast.stmt, kind: type, seen: Iterable[object]) -> list[Any]:
+    """Describe the statement of a class, and the user code it refers to, as plain data; `seen` count by their place."""
     normal = _normal(ast.Module([tree], []), decorated=True)
-    return [ast.unparse(normal), _referred(normal, vars(sys.modules[module]), _Seen(seen, state=True))]
+    return [ast.unparse(normal), _referred(normal, *_scope(kind), _Seen(seen, state=True))]
 
 
 def location(function: Callable[..., Any]) -> str:
@@ -186,15 +184,9 @@ def _decorators(function: types.FunctionType) -> bool:
 def _function(function: types.FunctionType, seen: _Seen) -> list[Any]:
     # The decorator of the feature function (entities, schema, ttl) is already in the contract.
     tree = _normal(_parsed(function), decorated=inspect.unwrap(seen[0]) is not function)  # type: ignore[arg-type]
-    names, cells = dict(function.__globals__), set[str]()
-    for free, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            names[free] = cell.cell_contents
-            cells.add(free)
-        except ValueError:  # not assigned yet
-            continue
+    cells = dict(_cells(function))
     defaults = _described([list(function.__defaults__ or ()), function.__kwdefaults__ or {}], seen)
-    return [ast.unparse(tree), defaults, _referred(tree, names, seen, cells)]
+    return [ast.unparse(tree), defaults, _referred(tree, {**function.__globals__, **cells}, cells, seen)]
 
 
 def _class(value: type, seen: _Seen) -> list[Any]:
@@ -203,7 +195,25 @@ def _class(value: type, seen: _Seen) -> list[Any]:
     except OSError:
         # A named tuple, created by a call: only its fields count.
         return [value.__qualname__, list(getattr(value, "_fields", ()))]
-    return [ast.unparse(tree), _referred(tree, vars(sys.modules[value.__module__]), seen)]
+    return [ast.unparse(tree), _referred(tree, *_scope(value), seen)]
+
+
+def _scope(kind: type) -> tuple[dict[str, Any], set[str]]:
+    """Return the names that the code of a class sees, and which of them are of the function that made the class."""
+    cells: dict[str, Any] = {}
+    for part in vars(kind).values():
+        for each in (part.fget, part.fset) if isinstance(part, property) else (getattr(part, "__func__", part),):
+            function = inspect.unwrap(each) if isinstance(each, types.FunctionType) else None
+            if function and function.__code__.co_qualname.startswith(f"{kind.__qualname__}."):  # not a decorator's
+                cells |= _cells(function)
+    cells.pop("__class__", None)
+    return {**vars(sys.modules[kind.__module__]), **cells}, {*cells}
+
+
+def _cells(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            yield name, cell.cell_contents
 
 
 def _parsed(function: types.FunctionType) -> ast.Module:
@@ -216,9 +226,7 @@ def _parsed(function: types.FunctionType) -> ast.Module:
     return ast.Module([ast.Expr(node) for node in lambdas], [])
 
 
-def _referred(
-    tree: ast.AST, names: Mapping[str, Any], seen: _Seen, cells: Collection[str] = ()
-) -> list[tuple[str, Any]]:
+def _referred(tree: ast.AST, names: Mapping[str, Any], cells: Collection[str], seen: _Seen) -> list[tuple[str, Any]]:
     """Return the names of user code that a tree reads, with their values. `cells` are the names of a closure."""
     references = []
     names = {**names, **_imported(tree, names.get("__package__"))}
@@ -304,7 +312,7 @@ def _assigned(value: Any, names: Mapping[str, Any], reference: str, seen: _Seen)
         definition = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         if not definition and any(node.id == head for node in stored):
             seen.append(value)
-            assignments.append([ast.unparse(statement), _referred(statement, names, seen)])
+            assignments.append([ast.unparse(statement), _referred(statement, names, (), seen)])
     return assignments or None
 
 

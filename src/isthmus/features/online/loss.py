@@ -80,6 +80,14 @@ def sample(project: str, view: ViewContract) -> bytes:
     return records.beside(project, view.online_name, "sample")
 
 
+def sampled(text: bytes | None) -> list[bytes]:
+    """Return the keys of a sample; empty if it is missing or damaged."""
+    try:
+        return [] if text is None else msgspec.msgpack.decode(text, type=list[bytes])
+    except msgspec.DecodeError:
+        return []
+
+
 def check(
     project: str, views: Collection[ViewContract], written: Materialized, nodes: Sequence[Mapping[str, Any]]
 ) -> Generator[list[Command], list[Any], Losses]:
@@ -91,8 +99,8 @@ def check(
         record, last = records.decode(text), written.get(view.online_name)
         if why := _differs(record, last if last is not None and last.contract == view.hash else None, nodes):
             lost[view.online_name] = why
-        elif keys is not None and record is not None and not record.pending and record.contract == view.hash:
-            commands += [(b"HEXISTS", key, view.online_name.encode()) for key in msgspec.msgpack.decode(keys)]
+        elif record is not None and not record.pending and record.contract == view.hash:
+            commands += [(b"HEXISTS", key, view.online_name.encode()) for key in sampled(keys)]
     there = (yield commands) if commands else []
     gone = [command[2].decode() for command, found in zip(commands, there, strict=True) if not found]
     # A materialization that began meanwhile may have removed keys of the sample: its record says so.
