@@ -231,30 +231,27 @@ def trained_alike(before: dict[str, Any], task: Task, part: str = "training") ->
 
 @lru_cache
 def code(kind: type, without: frozenset[str]) -> Any:
-    """Describe the code of a class and its bases but for some members, and for helpers that only these members use.
+    """Describe the code of a task class and its bases that runs if the members `without` are never called.
 
-    A member that the rest of the code mentions is part of it, whatever its name. So are all members of a class with a
-    base from an installed package: its code may call any of them.
+    It starts at the other members that Isthmus calls and follows the names that their code mentions. Every member
+    counts where names are computed, where a decorator or a metaclass sees the class, and where a base class comes from
+    an installed package.
     """
     users = [each for each in kind.__mro__ if codehash.of_user(each)]
     ours = [each for each in kind.__mro__ if each.__module__.startswith("isthmus.")]
-    if not {*kind.__mro__} <= {*users, *ours, *Task.__mro__}:
-        without = frozenset()
     libraries = [fingerprint(each) for each in kind.__mro__ if each not in users and each is not object]
     trees = [_tree(each) for each in users]
     own = {name for tree in trees for node in tree.body for name in _names(node)}
     own |= {name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Assign) for name in _set(node)}
-    used = {name for each in ours for name in (*dir(each), *re.findall(r"self\.(\w+)", inspect.getsource(each)))}
-    helpers = {name for name in own - used if not name.startswith("__")}
-    left_out = own & {*without}
-    # A helper that nothing mentions by name may be used by any code: only what judging mentions is left out.
-    while more := _mentioned(helpers - left_out, _described(users, own - left_out)):
-        left_out |= more
-    rest = _described(users, left_out)
-    while more := _mentioned(left_out, rest):
-        left_out -= more
-        rest = _described(users, left_out)
-    return [rest, libraries]
+    called = {name for each in ours for name in (*dir(each), *re.findall(r"self\.(\w+)", inspect.getsource(each)))}
+    reached = {name for name in own if name in called - without or name.startswith("__")}
+    if any(tree.decorator_list or tree.keywords for tree in trees) or not {*kind.__mro__} <= {
+        *users, *ours, *Task.__mro__
+    }:  # fmt: skip
+        reached = own
+    while more := _mentioned(own - reached, text := _described(users, own - reached)):
+        reached |= more
+    return [text, libraries]
 
 
 def _described(kinds: Sequence[type], without: Collection[str]) -> str:
@@ -269,8 +266,11 @@ def _described(kinds: Sequence[type], without: Collection[str]) -> str:
 
 
 def _mentioned(names: Collection[str], text: str) -> set[str]:
-    if re.search(r"getattr\((?![\w.]+, '\w+'[,)])|attrgetter|methodcaller|vars\(|__dict__|__getattribute__", text):
-        return {*names}  # it may be any
+    computed = (
+        r"getattr\((?![\w.]+, '\w+'[,)])|attrgetter|methodcaller|getmembers|(vars|dir)\(|__dict__|__getattribute__"
+    )
+    if re.search(computed, text):
+        return {*names}
     return {*names} & {found for pair in re.findall(r"\.(\w+)|'(\w+)'", text) for found in pair}
 
 
