@@ -19,15 +19,15 @@ import torch
 from result import Comparison, report
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from isthmus.distill.decoding.network import CachedModel
-from isthmus.distill.decoding.probes import Probes
-from isthmus.distill.decoding.weights import in_precision
-from isthmus.distill.decoding.work import Sizes
+from isthmus.distill.decoder.network import CachedModel
+from isthmus.distill.decoder.probes import Probes
+from isthmus.distill.decoder.weights import in_precision
+from isthmus.distill.decoder.work import Sizes
 from isthmus.distill.language.decoding import PRECISIONS
 from isthmus.distill.onnx.runtime import ask, ort_format
 from isthmus.distill.types import Array
-from isthmus.features.decoding.decoder import Decoder
-from isthmus.features.decoding.generation import Generation
+from isthmus.features.generation.decoder import Decoder
+from isthmus.features.generation.prompt import Generation
 from isthmus.features.package.inputs import Feeds
 from isthmus.features.package.replay import session_options
 

@@ -37,14 +37,14 @@ from isthmus.distill.distillation import distill
 from isthmus.features.clock import MICROSECOND
 from isthmus.features.progress import silent
 from isthmus.features.snapshot.owners import key_of, open_owners
-from isthmus.features.snapshot.shelf import Shelf
+from isthmus.features.snapshot.store import Shelf
 from isthmus.features.types import Float32, Float64, Int64, String
 from isthmus.orchestration.artifacts import DATA, Artifacts
 from isthmus.orchestration.demo import demo
-from isthmus.orchestration.device.site import site
-from isthmus.orchestration.device.snapshot import copy, declared, shelf, signer, snapshot
-from isthmus.orchestration.models import models
+from isthmus.orchestration.models import students
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.snapshots.create import copy, declared, shelf, signer, snapshot
+from isthmus.orchestration.snapshots.site import site
 
 FLIGHTS = Path(__file__).parents[1] / "examples" / "flights"
 SNAPSHOT_BYTES, SHARE, APPLIED_MS, PREDICTED_MS, COST = 15_000, 0.25, 20, 5, 0.01
@@ -84,8 +84,8 @@ def ages(project: Project, folder: Path, progress: Any) -> list[Comparison]:
     """Test AUC by the age of features, of a student trained for age beside one trained with fresh features."""
     artifacts = Artifacts.of(project, None)
     examples = artifacts.current_training_set()
-    aged = models._material(artifacts, examples)
-    learn = partial(models._learn, project, str(examples.path / DATA), aged.student_inputs)
+    aged = students._material(artifacts, examples)
+    learn = partial(students._learn, project, str(examples.path / DATA), aged.student_inputs)
     found = {}
     for name, material in {"aged": aged, "fresh": replace(aged, device=None, learn=learn)}.items():
         with project.importing():

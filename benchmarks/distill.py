@@ -26,7 +26,7 @@ from result import less, report
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
-from isthmus.distill.device import accelerator
+from isthmus.distill.accelerator import accelerator
 from isthmus.distill.evaluation.metrics import auc
 from isthmus.distill.settings import Settings
 from isthmus.distill.training.loop import Training

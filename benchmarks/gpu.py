@@ -22,7 +22,7 @@ import torch
 from result import Comparison, less, more, report
 from torch import Tensor, nn
 
-from isthmus.distill.device import accelerator
+from isthmus.distill.accelerator import accelerator
 from isthmus.distill.losses import soft_targets
 from isthmus.distill.settings import Settings
 from isthmus.distill.training.loop import Training

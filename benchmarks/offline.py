@@ -28,9 +28,9 @@ from processes import free_port, last_json, redis_server
 from result import Comparison, at_most, less, report
 
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 
 JOBS = Path(__file__).with_name("offline_jobs.py")
 NAMES = {

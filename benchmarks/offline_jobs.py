@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from offline_data import COLUMNS, FEATURES, KEYS, TTL_DAYS, VIEWS
 
 if TYPE_CHECKING:
-    from isthmus.features.contract.contract import ViewContract
+    from isthmus.features.contract.schema import ViewContract
 
 Job = Callable[[], pa.Table]
 TTL = timedelta(days=TTL_DAYS)
@@ -132,7 +132,7 @@ def by_executors(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStac
 
 
 def _view(name: str) -> "ViewContract":
-    from isthmus.features.contract.contract import Column, ViewContract
+    from isthmus.features.contract.schema import Column, ViewContract
     from isthmus.features.types import Float32, String
 
     fields = tuple(Column(f"f{n}", Float32) for n in range(FEATURES))

@@ -30,9 +30,9 @@ from result import Comparison, at_most, less, more, report
 from isthmus.features.online.plan import LookupPlan
 from isthmus.features.redis.pipeline import ask
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 
 SCRIPT = Path(__file__).with_name("lookup.lua")
 FEAST, OURS = "Feast, best settings", "Isthmus"

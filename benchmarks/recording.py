@@ -28,12 +28,12 @@ from result import Comparison, at_least, at_most, report
 
 from isthmus.features import clock
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
 from isthmus.orchestration.recording.replay import replay
 from isthmus.orchestration.recording.table import RecordedAnswers
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 
 CASES = [Case("stats", 1, 0), Case("stats", 100, 0)]
 RATE, P99 = 0.95, 1.10

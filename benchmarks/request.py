@@ -37,7 +37,7 @@ from feast.utils import _augment_response_with_on_demand_transforms
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 from result import Comparison, at_most, less, report
 
-from isthmus.features.contract.contract import Column, TransformContract, request_column
+from isthmus.features.contract.schema import Column, TransformContract, request_column
 from isthmus.features.definition.spec import Field, RequestSource, RequestTransform
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.types import Bool, DataType, Float64, Int32, Int64, String, UnixTimestamp

@@ -104,9 +104,9 @@ def main() -> None:
 def run(step: str, folder: Path) -> dict[str, float]:
     """One step in this process."""
     from isthmus.orchestration.apply.apply import apply
-    from isthmus.orchestration.build.build import build
-    from isthmus.orchestration.build.materialize import materialize
     from isthmus.orchestration.project import Project
+    from isthmus.orchestration.tables.build import build
+    from isthmus.orchestration.tables.materialize import materialize
     from isthmus.orchestration.training.set import training_set
 
     project = Project(folder)

@@ -111,7 +111,7 @@ def train(heard: str, steps: Path) -> None:
     import torch
     from torch import nn
 
-    from isthmus.distill.device import accelerator
+    from isthmus.distill.accelerator import accelerator
     from isthmus.distill.settings import Settings
     from isthmus.distill.training.loop import Training
     from isthmus.features.profiles import TrainingProfile

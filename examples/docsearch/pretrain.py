@@ -24,7 +24,7 @@ from texts import FILE as TEXTS
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from isthmus.distill.device import accelerator, threads
+from isthmus.distill.accelerator import accelerator, threads
 from isthmus.distill.losses import cosine, lists
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.outputs.identity import identities

@@ -29,7 +29,7 @@ from isthmus.distill.teachers.fingerprint import fingerprint
 from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Answers, Array, Index
-from isthmus.features.contract.contract import sha256
+from isthmus.features.contract.schema import sha256
 from isthmus.features.errors import DataError
 from isthmus.features.package.inputs import Feeds
 

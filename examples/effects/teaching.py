@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from isthmus.distill.device import accelerator, threads
+from isthmus.distill.accelerator import accelerator, threads
 from isthmus.distill.settings import Settings
 from isthmus.distill.teachers.fingerprint import fingerprint
 from isthmus.distill.training.checkpoint import discard
 from isthmus.distill.training.loop import Training
-from isthmus.features.contract.contract import sha256
+from isthmus.features.contract.schema import sha256
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.progress import Progress
 

@@ -10,9 +10,9 @@ from visits import write
 
 from isthmus import training_data
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.verification.verify import verify
 
 START = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(days=20)

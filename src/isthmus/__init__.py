@@ -5,7 +5,6 @@ Everything a `definitions.py` needs is here; importing it loads no third-party l
 
 from dataclasses import is_dataclass
 
-from isthmus import _moved
 from isthmus.distill.declaration import Distillation, Gate, Search, Tabular
 from isthmus.distill.labels import Binary, Classes, Isotonic, Monitor, Number, Rank, Temperature
 from isthmus.distill.language.causal import Causal
@@ -36,12 +35,10 @@ from isthmus.features.errors import (
     RequestError,
 )
 from isthmus.features.types import Array, Bool, Bytes, Float32, Float64, Int32, Int64, String, UnixTimestamp
-from isthmus.orchestration.api.push import push
+from isthmus.orchestration.server.push import push
 from isthmus.orchestration.training.notebook import training_data
 from isthmus.transforms.decorators import request_transform, spine, transform
 from isthmus.transforms.preparation.steps import Clip, Embed, Hashed, Impute, Log1p, OneHot, Ordinal, Standardize
-
-_moved.install()
 
 __all__ = [
     "Array",

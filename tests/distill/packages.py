@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from isthmus.distill.export.export import export
 from isthmus.distill.export.package import contents, write_package
 from isthmus.distill.onnx.runtime import ask, described, ort_format, session
-from isthmus.features.contract.contract import Column, Contract, ServiceContract
+from isthmus.features.contract.schema import Column, Contract, ServiceContract
 from isthmus.features.package.checksums import SUMS
 from isthmus.features.package.golden import Case, Golden, TensorBytes
 from isthmus.features.package.manifest import FORMAT_VERSION, Manifest, Variant

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from safetensors.torch import save_file
 from torch import nn
 
-from isthmus.distill.device import accelerator
+from isthmus.distill.accelerator import accelerator
 from isthmus.distill.settings import Settings
 from isthmus.distill.training.loop import Outcome, Training
 from isthmus.features.profiles import TrainingProfile

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import httpx
 
-from isthmus.orchestration.api.server import serving
-from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.server.serve import serving
+from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.verification.verify import verify
 from tests.serving.support import free_port, wait
 

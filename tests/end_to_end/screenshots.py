@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 
 from playwright.sync_api import Page, sync_playwright
 
-from isthmus.orchestration.device.site import site
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.snapshots.site import site
 from tests.chromium import launch
 from tests.end_to_end.files import served
 from tests.end_to_end.phones import opened

@@ -26,17 +26,17 @@ from isthmus.features.snapshot.file import read_snapshot
 from isthmus.features.types import Int64, String
 from isthmus.orchestration import settings
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 from isthmus.serving.recorder.batch import HEAD, encoded
 from isthmus.serving.recorder.spool import Spool, segments
 from tests.distill.packages import of_tensors, resum
 from tests.features.snapshot.support import made
 from tests.features.support import make_view
-from tests.orchestration.api.served import served
 from tests.orchestration.recording.test_recorded import batch
+from tests.orchestration.server.served import served
 
 COUNT = int(os.environ.get("TEST_DAMAGED", "250"))
 TOKENS = (b"\x00", b"\xff\xfe", b"\n", b"\r", b'"', b",", b"nan", b"-1", b"1e999", b"9" * 40, b"{", b"]", "é".encode())

@@ -23,10 +23,10 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.inputs import feeds
 from isthmus.features.package.manifest import read_package
 from isthmus.features.pointintime.join import point_in_time
-from isthmus.orchestration.device.site import site
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.products import RUNTIMES
 from isthmus.orchestration.runtimes.web import installed
+from isthmus.orchestration.snapshots.site import site
 from isthmus.serving.state import State
 from tests.end_to_end.files import served
 from tests.features.support import join_naively

@@ -21,16 +21,16 @@ from tokenizers import Tokenizer
 from transformers import BertConfig, BertModel, BertTokenizer
 
 from isthmus.distill.distillation import DistillationReport
-from isthmus.distill.formats.conversions import CONVERSIONS
 from isthmus.distill.onnx.runtime import predict, session
+from isthmus.distill.runtimes.conversions import CONVERSIONS
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.inputs import Feeds
 from isthmus.features.package.manifest import open_package, package_digest, read_package
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.device.site import site
-from isthmus.orchestration.models.models import distill, export, parity
+from isthmus.orchestration.models.students import distill, export, parity
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.snapshots.site import site
+from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.runtimes import compare_runtimes
 from tests.end_to_end.api import deployed

@@ -14,18 +14,18 @@ from playwright.sync_api import Page, expect
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from isthmus.features.decoding.tokenizer import Text
+from isthmus.features.generation.tokenizer import Text
 from isthmus.features.package.manifest import open_package, package_digest
 from isthmus.features.package.prompts import open_tokenizer, read_prompts
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import verdict_file
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.device.site import site
-from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.models.students import distill, export
 from isthmus.orchestration.planning.plan import plan
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.snapshots.site import site
+from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.training.set import training_set
-from tests.distill.decoding.support import greedy_naively
+from tests.distill.decoder.support import greedy_naively
 from tests.end_to_end.api import deployed
 from tests.end_to_end.files import served
 

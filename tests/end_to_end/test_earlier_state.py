@@ -15,15 +15,15 @@ from feast.infra.offline_stores.offline_utils import get_offline_store_from_conf
 from feast.repo_config import RepoConfig
 
 from isthmus.distill.teachers.fingerprint import fingerprint
-from isthmus.features.contract.contract import RESERVED, Contract
+from isthmus.features.contract.schema import RESERVED, Contract
 from isthmus.features.package.inspect import inspect
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.redis.connection import connect
-from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.models.release import history, rollback
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.web import NAME as WEB
+from isthmus.orchestration.server.serve import serving
 from isthmus.orchestration.status import status
 from isthmus.orchestration.training.record import repeat
 from isthmus.orchestration.verification import verify

@@ -23,8 +23,8 @@ from skimage.io import imread, imsave
 from skimage.metrics import peak_signal_noise_ratio
 
 from isthmus.distill.distillation import DistillationReport
-from isthmus.distill.formats.conversions import CONVERSIONS
 from isthmus.distill.onnx.runtime import predict, session
+from isthmus.distill.runtimes.conversions import CONVERSIONS
 from isthmus.distill.settings import Settings
 from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
@@ -33,10 +33,10 @@ from isthmus.features.package.golden import read_golden
 from isthmus.features.package.manifest import open_package, read_package
 from isthmus.features.profiles import TrainingProfile
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.device.site import site
-from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.models.students import distill, export
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.snapshots.site import site
+from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.training.set import training_set
 from tests.distill.support import material
 from tests.end_to_end.api import deployed

@@ -10,7 +10,7 @@ from isthmus.features.clients import FOLDER
 from isthmus.transforms.rowwise.core.expressions import traced
 from tests.distill.tabular.test_head import Flights, lines
 from tests.end_to_end.compilers import Command, kotlin, swift
-from tests.features.head import cases
+from tests.features.featurizer import cases
 from tests.transforms.request.test_heads import ROWS, Portion, drawn, exact
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1200)]

@@ -13,16 +13,16 @@ from isthmus.distill.reports import boundary_card, model_card, page
 from isthmus.features.errors import RequestError
 from isthmus.features.package.inspect import OnnxRuntime, inspect
 from isthmus.features.package.manifest import open_package
-from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
-from isthmus.orchestration.device.site import site
-from isthmus.orchestration.device.snapshot import snapshot
-from isthmus.orchestration.models.models import distill, export, ladder
 from isthmus.orchestration.models.release import deploy
+from isthmus.orchestration.models.students import distill, export, ladder
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.server.serve import serving
+from isthmus.orchestration.snapshots.create import snapshot
+from isthmus.orchestration.snapshots.site import site
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.client import Client
 from isthmus.orchestration.verification.verify import require_passed, verify

@@ -13,16 +13,16 @@ from playwright.sync_api import Page, expect
 
 from isthmus.features.errors import DataError
 from isthmus.features.snapshot.file import packed, read_snapshot
-from isthmus.features.snapshot.kept import kept_views
+from isthmus.features.snapshot.selection import kept_views
 from isthmus.features.values.rows import RowCodec
-from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
-from isthmus.orchestration.device.site import api_path, site
-from isthmus.orchestration.device.snapshot import snapshot
-from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.models.students import distill, export
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.server.serve import serving
+from isthmus.orchestration.snapshots.create import snapshot
+from isthmus.orchestration.snapshots.site import api_path, site
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set
 from tests.end_to_end.files import served
 from tests.orchestration.shop import Shop, learnable, with_device, with_owner, write

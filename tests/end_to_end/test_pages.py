@@ -19,20 +19,20 @@ from isthmus.features.errors import DataError
 from isthmus.features.package.inputs import feeds
 from isthmus.features.package.manifest import Manifest, read_package
 from isthmus.features.values.columns import from_python
-from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts, page_file
 from isthmus.orchestration.attribution.attribute import attribute
 from isthmus.orchestration.attribution.report import page_file as attribution_page
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
-from isthmus.orchestration.device.site import site
 from isthmus.orchestration.models.cards import PAGE, SEARCH
-from isthmus.orchestration.models.models import distill, export, search
 from isthmus.orchestration.models.release import deploy
+from isthmus.orchestration.models.students import distill, export, search
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.quality.measure import quality
 from isthmus.orchestration.quality.page import page as quality_page
-from isthmus.orchestration.quality.quality import quality
+from isthmus.orchestration.server.serve import serving
+from isthmus.orchestration.snapshots.site import site
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import verify
 from tests.end_to_end.files import served

@@ -12,10 +12,10 @@ import pytest
 from isthmus.features.errors import ConfigurationError
 from isthmus.features.pointintime.spine import spine_rows
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.graph.instance import dagster_home
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import write_training_set
 from tests.commandline import run
 

@@ -20,13 +20,13 @@ from isthmus.features.package.golden import read_golden
 from isthmus.features.package.manifest import open_package
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
-from isthmus.orchestration.device.snapshot import snapshot
-from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.models.students import distill, export
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.snapshots.create import snapshot
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set
-from tests.distill.decoding.support import packaged
+from tests.distill.decoder.support import packaged
 from tests.end_to_end.compilers import compiler
 from tests.end_to_end.test_labels import KINDS, shop_of
 

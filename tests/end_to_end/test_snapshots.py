@@ -21,12 +21,12 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Error, Page, Playwright, sync_playwright
 
 from isthmus.features.clients import FOLDER
-from isthmus.features.contract.contract import Column, ViewContract
+from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.snapshot.delta import difference
 from isthmus.features.snapshot.file import LARGEST, Header, SnapshotFile
 from isthmus.features.snapshot.owners import generation_of, key_of
-from isthmus.features.snapshot.seal import Sealer
-from isthmus.features.snapshot.shelf import Latest, Shelf
+from isthmus.features.snapshot.signature import Sealer
+from isthmus.features.snapshot.store import Latest, Shelf
 from isthmus.features.types import String
 from tests.chromium import launch, launch_persistent
 from tests.features.snapshot import vectors

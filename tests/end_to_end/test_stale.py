@@ -9,11 +9,11 @@ from playwright.sync_api import Page, expect
 
 from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.device.site import site
-from isthmus.orchestration.device.snapshot import snapshot
-from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.models.students import distill, export
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.snapshots.create import snapshot
+from isthmus.orchestration.snapshots.site import site
+from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.training.set import training_set
 from tests.end_to_end.files import served
 from tests.orchestration.shop import HOUR, Shop, learnable, with_device, with_moment, write

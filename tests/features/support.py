@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import Column, Contract, ViewContract
+from isthmus.features.contract.schema import Column, Contract, ViewContract
 from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.offline.latest import LatestRows
 from isthmus.features.pointintime.questions import moments

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
-from isthmus.orchestration.device.snapshot import snapshot
-from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.models.students import distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.web import installed
+from isthmus.orchestration.snapshots.create import snapshot
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import Shop, learnable, with_device, with_moment, with_owner

@@ -8,12 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from isthmus.features import clock
-from isthmus.features.status import Status, ViewStatus
+from isthmus.features.projectstatus import Status, ViewStatus
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.build.build import build
 from isthmus.orchestration.cli.screens.writer import show
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.status import note, status
+from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.training.set import training_set
 from tests.commandline import run
 from tests.orchestration.shop import VIEWS, Open, Shop, order_rows

@@ -20,7 +20,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from isthmus.features.contract.contract import Column, Contract, ServiceContract, ViewContract
+from isthmus.features.contract.schema import Column, Contract, ServiceContract, ViewContract
 from isthmus.features.files import write_atomically
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.package.golden import Case, Golden, TensorBytes
@@ -43,10 +43,10 @@ from isthmus.features.types import (
 )
 from isthmus.features.values.columns import from_python
 from isthmus.features.verdict import FeatureVerdict, Verdict
-from isthmus.serving.deployment.deployment import Deployment
+from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.keys import Key, Keyring, make
 from isthmus.serving.process import start
-from isthmus.serving.rollout.rollout import deploy
+from isthmus.serving.rollout.releases import deploy
 from isthmus.serving.settings import ServerSettings
 
 HOUR = 3_600_000_000

@@ -15,7 +15,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.schema import Contract
 from isthmus.features.package.golden import Case, Golden, TensorBytes
 from isthmus.features.package.inputs import Feeds
 from isthmus.features.package.manifest import Element, Manifest, Tensor, Variant

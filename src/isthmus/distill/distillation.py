@@ -14,14 +14,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
+from isthmus.distill.accelerator import resolve
 from isthmus.distill.declaration import Distillation
-from isthmus.distill.device import resolve
-from isthmus.distill.formats.conversions import require_runtimes
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.preflight import STEADY, rehearse, require_measured
 from isthmus.distill.reports.build import PUPILS, Trained, report
 from isthmus.distill.reports.report import FORMAT
 from isthmus.distill.restore import create_task, require_readable, student_identity, training_identity
+from isthmus.distill.runtimes.conversions import require_runtimes
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tasks.answers import require_steady, student_answers
 from isthmus.distill.tasks.task import Material, Task

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.language.causal import Causal
-from isthmus.features.contract.contract import SEPARATOR, Contract, optional
+from isthmus.features.contract.schema import SEPARATOR, Contract, optional
 from isthmus.features.definition.spec import FeatureProjection, RequestSource, RequestTransform
 from isthmus.features.errors import Problem, nearest, one_of
 from isthmus.features.types import INPUTS

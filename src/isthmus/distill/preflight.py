@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection
 import torch
 from torch import nn
 
-from isthmus.distill.device import enough_memory, is_full
-from isthmus.distill.formats.conversions import wanted
+from isthmus.distill.accelerator import enough_memory, is_full
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.onnx.runtime import described, predict, session
 from isthmus.distill.outputs.cache import TeacherOutputs
-from isthmus.distill.portable.network import portable
+from isthmus.distill.runtimes.conversions import wanted
+from isthmus.distill.runtimes.network import portable
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tasks.answers import require_steady, student_answers
 from isthmus.distill.tasks.graph import student_graph
@@ -22,7 +22,7 @@ from isthmus.distill.training.groups import cuts
 from isthmus.distill.training.studentrun import TeacherBatches
 from isthmus.distill.training.teacheroutputs import TeacherCost, announced, most_parameters
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem, one_of
-from isthmus.features.head.form import HEAD
+from isthmus.features.featurizer.form import HEAD
 
 STEADY = 4
 """Rows that a student is asked several times."""

@@ -30,7 +30,7 @@ from isthmus.distill.tabular.student import read_record, unreadable
 from isthmus.distill.tabular.task import TabularTask
 from isthmus.distill.tasks.task import Material, Task
 from isthmus.distill.teachers.fingerprint import fingerprint
-from isthmus.features.contract.contract import sha256
+from isthmus.features.contract.schema import sha256
 from isthmus.features.definition import codehash
 from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, one_of
 from isthmus.transforms.preparation.steps import described

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.gates import check_gates
-from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.diff import service_differences
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.files import read_pointer
 from isthmus.features.package.manifest import open_package, read_contract, read_package

@@ -14,7 +14,6 @@ from isthmus.features.errors import GateFailed
 from isthmus.features.progress import Progress, silent
 from isthmus.features.values.arrow import micros
 from isthmus.orchestration import status
-from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.graph.events import REPORT, Materialized, shown
@@ -23,6 +22,7 @@ from isthmus.orchestration.graph.outline import compiled
 from isthmus.orchestration.graph.resource import Context, Results, selection
 from isthmus.orchestration.graph.steps import STEPS, run_step
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.server.serve import serving
 from isthmus.orchestration.verification.client import Client
 
 EXAMPLES = 2

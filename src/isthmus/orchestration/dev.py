@@ -16,10 +16,10 @@ from typing import IO
 
 from isthmus.features.errors import DependencyError
 from isthmus.orchestration import supervisor
-from isthmus.orchestration.api.server import address, reachable, serving
 from isthmus.orchestration.graph.instance import dagster_home
 from isthmus.orchestration.graph.outline import outline
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.server.serve import address, reachable, serving
 from isthmus.serving.process import listen
 
 
@@ -45,7 +45,7 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
         url = address(project)
         starting[f"the API is ready: {url}/docs, and /status"] = f"{url}/healthz"
     command = [
-        sys.executable, "-P", "-m", "isthmus.orchestration.api.webserver", "dev",
+        sys.executable, "-P", "-m", "isthmus.orchestration.server.dagster", "dev",
         "--module-name", "isthmus.orchestration.definitions", "--host", host,
         "--port", str(page), "--log-level", settings.dev.log_level,
     ]  # fmt: skip
@@ -94,8 +94,8 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
 @contextmanager
 def _collecting(project: Project) -> Iterator[None]:
     """Brings pushed rows to their history in the meantime, and what is recorded of answers to its table."""
-    from isthmus.orchestration.api.collect import follow
     from isthmus.orchestration.recording.collect import follow as follow_answers
+    from isthmus.orchestration.server.collect import follow
 
     stopped = threading.Event()
     works = [follow] if project.settings.server.record is None else [follow, follow_answers]

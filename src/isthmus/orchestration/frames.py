@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
-from isthmus.features.contract.contract import Column, Contract
+from isthmus.features.contract.schema import Column, Contract
 from isthmus.features.definition.spec import FeatureView, Source, Spine
 from isthmus.features.errors import RequestError, nearest, one_of
 from isthmus.features.files import scratch_folder

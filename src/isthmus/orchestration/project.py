@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.inputs import input_problems
 from isthmus.features import clock
-from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.diff import differences, named
 from isthmus.features.contract.generations import Generations
+from isthmus.features.contract.schema import Contract
 from isthmus.features.definition.checks import Declaration
 from isthmus.features.definition.compile import compile_contract
 from isthmus.features.definition.failure import reason

@@ -9,7 +9,7 @@ import msgspec
 
 from isthmus.distill.declaration import Distillation
 from isthmus.features import clock
-from isthmus.features.contract.contract import Contract, ViewContract
+from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.days import DAY, day_name, day_of
 from isthmus.features.errors import DataError, IsthmusError, LostRowsError
 from isthmus.features.offline.log import Materialization, MaterializationLog
@@ -19,15 +19,15 @@ from isthmus.features.online.pushes import Backlog
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.progress import Progress, silent
+from isthmus.features.projectstatus import ModelStatus, RunStatus, SpoolStatus, Status, ViewStatus
 from isthmus.features.redis.connection import answering, connect
-from isthmus.features.status import ModelStatus, RunStatus, SpoolStatus, Status, ViewStatus
 from isthmus.features.verdict import Verdict
 from isthmus.orchestration.apply.diff import in_force
 from isthmus.orchestration.artifacts import Artifacts, outdated, verdict_file
-from isthmus.orchestration.build.build import outdated_views
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.quality.quality import quality
-from isthmus.serving.deployment.deployment import Deployment
+from isthmus.orchestration.quality.measure import quality
+from isthmus.orchestration.tables.build import outdated_views
+from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.recorder.spool import waiting
 
 RUNS = 5

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Protocol, TypeVar
 
-from isthmus.features.contract.contract import Column, Contract, ViewContract
 from isthmus.features.contract.generations import Generations
+from isthmus.features.contract.schema import Column, Contract, ViewContract
 from isthmus.features.errors import ContractMismatch, IsthmusError, RequestError, one_of
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.profiles import BATCH_ROWS

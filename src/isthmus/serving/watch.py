@@ -9,19 +9,19 @@ from typing import Any
 import msgspec
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.generations import NEXT, RETIRED, Generations, loads_retired
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import IsthmusError
 from isthmus.features.files import write_atomically
 from isthmus.features.online import loss
 from isthmus.features.profiles import BATCH_ROWS
 from isthmus.serving import log
-from isthmus.serving.deployment.deployment import Candidate, Deployment
+from isthmus.serving.deployment.record import Candidate, Deployment
 from isthmus.serving.predict.model import Model
 from isthmus.serving.rollout.candidate import CandidateRun
 from isthmus.serving.rollout.decision import Decision, decision_file, read_decision
 from isthmus.serving.rollout.probation import ProbationRun
-from isthmus.serving.rollout.rollout import undo
+from isthmus.serving.rollout.releases import undo
 from isthmus.serving.state import State
 from isthmus.serving.watchedfile import WatchedFile
 

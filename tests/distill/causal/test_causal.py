@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from isthmus.distill.causal.network import CausalStudent
 from isthmus.distill.causal.task import CausalTask
 from isthmus.distill.declaration import Gate, Search
-from isthmus.distill.decoding.weights import in_precision
+from isthmus.distill.decoder.weights import in_precision
 from isthmus.distill.distillation import DistillationReport, distill
 from isthmus.distill.export.export import ExportReport, export
 from isthmus.distill.export.ladder import climb
@@ -47,10 +47,10 @@ from isthmus.features.package.manifest import open_package
 from isthmus.features.package.prompts import read_prompts
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, String
-from isthmus.orchestration.models.models import _require_gates
+from isthmus.orchestration.models.students import _require_gates
 from isthmus.orchestration.verification.runtimes import compare_runtimes
 from tests.distill.causal.support import END, HERE, SHAPE, declaration, domain, material, tokenizer, training_set
-from tests.distill.decoding.support import greedy_naively
+from tests.distill.decoder.support import greedy_naively
 from tests.serving.support import CONTRACT
 
 TAUGHT: Mapping[str, Any] = {"teacher": f"{HERE}:teacher", "shape": SHAPE, "top_k": 8}

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models, processors
 
 from isthmus.distill.causal.models import language
 from isthmus.distill.causal.tokenizer import Vocabulary, of
-from isthmus.distill.decoding.tokenizer import around
+from isthmus.distill.decoder.tokenizer import around
 from isthmus.features.errors import ConfigurationError, DataError
 from tests.distill.causal.support import END, HERE, base, domain, general, tokenizer, words_alone
 

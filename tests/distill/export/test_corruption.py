@@ -20,7 +20,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import PackageError
 from isthmus.features.package import replay
 from isthmus.features.package.checksums import SUMS, summed

@@ -15,7 +15,7 @@ from isthmus.distill.export.package import contents, package_bytes, readme, writ
 from isthmus.distill.restore import restored
 from isthmus.features.clients import CLIENTS, READERS, sources
 from isthmus.features.errors import PackageError
-from isthmus.features.head.form import HEAD
+from isthmus.features.featurizer.form import HEAD
 from isthmus.features.package.checksums import README
 from isthmus.features.package.golden import TensorBytes, read_golden
 from isthmus.features.package.inspect import inspect

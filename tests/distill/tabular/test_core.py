@@ -10,8 +10,8 @@ import torch
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.labels import Isotonic, Temperature
 from isthmus.distill.onnx.runtime import ask, described, session
-from isthmus.distill.portable.network import portable
 from isthmus.distill.restore import create_task, restored
+from isthmus.distill.runtimes.network import portable
 from isthmus.distill.tabular.calibration import Risen, Scaled
 from isthmus.distill.tabular.student import Student
 from isthmus.features.package.manifest import Tensor

@@ -14,14 +14,14 @@ import torch
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
 from isthmus.distill.onnx.runtime import session
+from isthmus.distill.tabular.featurizer import head
 from isthmus.distill.tabular.graph import graph, head_graph
-from isthmus.distill.tabular.head import head
 from isthmus.distill.tabular.preparation import Prepare, compiled
 from isthmus.distill.tabular.student import CoreNetwork, Student, core_tensors
 from isthmus.distill.tasks.requestinputs import RequestInputs
-from isthmus.features.contract.contract import Column, TransformContract, request_column
+from isthmus.features.contract.schema import Column, TransformContract, request_column
 from isthmus.features.errors import GateFailed
-from isthmus.features.head.interpreter import CoreFeeds, Head
+from isthmus.features.featurizer.interpreter import CoreFeeds, Head
 from isthmus.features.package.inputs import ModelInput, feeds
 from isthmus.features.types import Bool, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.features.values.columns import Values, from_python
@@ -43,7 +43,7 @@ from isthmus.transforms.preparation.steps import (
 from isthmus.transforms.rowwise.compiler import compile_columns
 from isthmus.transforms.rowwise.core.expressions import traced
 from isthmus.transforms.rowwise.core.types import DOUBLE
-from tests.features.head import cases
+from tests.features.featurizer import cases
 
 FLIGHTS = Path(__file__).parents[3] / "examples" / "flights"
 SERVICE = "late_arrival_device"

@@ -15,8 +15,8 @@ from msgspec import structs
 from safetensors.torch import load_file
 
 from isthmus.distill import distillation
+from isthmus.distill.accelerator import resolve
 from isthmus.distill.declaration import Gate
-from isthmus.distill.device import resolve
 from isthmus.distill.distillation import DistillationReport, distill
 from isthmus.distill.preflight import rehearse
 from isthmus.distill.restore import create_task

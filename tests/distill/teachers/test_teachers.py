@@ -21,7 +21,6 @@ from sklearn.svm import LinearSVC
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer, ViTConfig, ViTModel
 
-from isthmus._moved import former
 from isthmus.distill.settings import Settings
 from isthmus.distill.tasks.task import Task
 from isthmus.distill.teachers import (
@@ -36,6 +35,7 @@ from isthmus.distill.teachers import (
 )
 from isthmus.distill.teachers.taps import tapped
 from isthmus.distill.types import spread
+from isthmus.features.definition.digestnames import digest_name
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from isthmus.features.package.inputs import ModelInput
 from isthmus.transforms.preparation.steps import Log1p
@@ -696,7 +696,7 @@ def test_tokenizers_that_differ_on_hard_texts_are_found(tmp_path: Path, more: di
     ],
 )
 def test_fingerprints_have_the_names_of_version_0_1(value: Any, name: str) -> None:
-    assert former(value.__module__, value.__qualname__) == name
+    assert digest_name(value.__module__, value.__qualname__) == name
 
 
 def test_a_vectorizer_is_the_same_wherever_its_words_lie_in_memory() -> None:

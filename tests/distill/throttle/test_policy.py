@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from isthmus.distill.device import threads
+from isthmus.distill.accelerator import threads
 from isthmus.distill.throttle import policy as courtesy
 from isthmus.distill.throttle.policy import (
     LONGEST_SECONDS,

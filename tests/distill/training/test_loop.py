@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from isthmus.distill.device import accelerator
+from isthmus.distill.accelerator import accelerator
 from isthmus.distill.settings import Settings
 from isthmus.distill.training import loop
 from isthmus.distill.training.loop import Outcome, Step, Training
@@ -437,7 +437,7 @@ def test_what_the_machine_has_trains_and_the_rest_is_refused(profile: TrainingPr
 @pytest.mark.accept
 def test_without_a_compiler_compile_is_refused() -> None:
     script = (
-        "from isthmus.distill.device import accelerator; from isthmus.features.profiles import TrainingProfile\n"
+        "from isthmus.distill.accelerator import accelerator; from isthmus.features.profiles import TrainingProfile\n"
         "from isthmus.features.errors import DependencyError\n"
         "try: accelerator(TrainingProfile(compile=True))\n"
         "except DependencyError as error: print(error)"

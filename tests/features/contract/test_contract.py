@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.features.contract.contract import Column, Contract
 from isthmus.features.contract.diff import differences
+from isthmus.features.contract.schema import Column, Contract
 from isthmus.features.definition.checks import Declaration
 from isthmus.features.definition.compile import compile_contract
 from isthmus.features.definition.spec import Entity, FeatureService, FeatureView, Field, RequestSource, Source, Spine

@@ -8,14 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.features.contract.contract import (
-    RESERVED,
-    Column,
-    Contract,
-    ServiceContract,
-    ViewContract,
-    request_column,
-)
 from isthmus.features.contract.diff import (
     changes,
     consequences,
@@ -24,6 +16,14 @@ from isthmus.features.contract.diff import (
     named,
     require_service,
     service_differences,
+)
+from isthmus.features.contract.schema import (
+    RESERVED,
+    Column,
+    Contract,
+    ServiceContract,
+    ViewContract,
+    request_column,
 )
 from isthmus.features.errors import ContractMismatch, RequestError
 from isthmus.features.types import SCALARS, TYPES, Float32, Int64, String

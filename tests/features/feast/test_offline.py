@@ -17,7 +17,7 @@ from deltalake import write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.schema import Contract
 from isthmus.features.definition.compile import compile_contract
 from isthmus.features.definition.spec import Entity, FeatureView, Field, Source
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, DependencyError, RequestError

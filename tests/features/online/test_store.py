@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from isthmus.features import clock
 from isthmus.features.clock import Status
-from isthmus.features.contract.contract import Column, Contract, ViewContract
+from isthmus.features.contract.schema import Column, Contract, ViewContract
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, RequestError
 from isthmus.features.online.plan import LookupPlan
 from isthmus.features.online.store import EVERYTHING, OnlineStore, WriteCounts

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.features.clock import Status
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import DependencyError
 from isthmus.features.offline.history import ViewHistory, table_schema
 from isthmus.features.offline.latest import LatestRows

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.features.contract.contract import Column
+from isthmus.features.contract.schema import Column
 from isthmus.features.quality.drift import BINS, CATEGORIES, LEAST, drift, psi, windows
 from isthmus.features.quality.statistics import POINTS, FeatureStatistics
 from isthmus.features.types import Float64, Int64, String

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.features.contract.contract import Column
+from isthmus.features.contract.schema import Column
 from isthmus.features.quality import statistics
 from isthmus.features.quality.statistics import FeatureStatistics, category, measure
 from isthmus.features.types import TYPES, DataType, Float64, Int64, String

@@ -11,7 +11,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import DependencyError
 from isthmus.features.online.store import OnlineStore, WriteCounts
 from isthmus.features.redis.connection import answering, connect

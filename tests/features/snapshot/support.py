@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from isthmus.features.contract.contract import Column, ViewContract
+from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.snapshot.file import Header, SnapshotFile, unpacked
 from isthmus.features.snapshot.owners import generation_of
-from isthmus.features.snapshot.seal import Sealer, create_key
-from isthmus.features.snapshot.shelf import Latest, Shelf
+from isthmus.features.snapshot.signature import Sealer, create_key
+from isthmus.features.snapshot.store import Latest, Shelf
 from isthmus.features.types import Bool, DataType, Int32, Int64, String
 from isthmus.features.values.entitykey import encode_keys
 from isthmus.features.values.rows import RowCodec

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.features.snapshot.file import SnapshotFile, packed, read_snapshot
-from isthmus.features.snapshot.seal import Sealer, create_key, require_sealed
+from isthmus.features.snapshot.signature import Sealer, create_key, require_sealed
 from isthmus.features.types import Float32, Int64, String
 from isthmus.features.values.entitykey import decode_values
 from isthmus.features.values.rows import RowCodec

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.features.contract.contract import Column, ViewContract
+from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.snapshot.file import Header, read_header, read_snapshot
 from isthmus.features.snapshot.owners import key_of, open_owners, text_of, value_of, write_owners
-from isthmus.features.snapshot.seal import signed_by
-from isthmus.features.snapshot.shelf import Shelf
+from isthmus.features.snapshot.signature import signed_by
+from isthmus.features.snapshot.store import Shelf
 from isthmus.features.types import Bool, Bytes, DataType, Int32, Int64, String, UnixTimestamp
 from tests.features.snapshot.support import Content, as_documented, made, put_owners, sealer, views
 from tests.features.snapshot.test_file import ROWS, VIEWS

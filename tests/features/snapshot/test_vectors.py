@@ -10,11 +10,11 @@ import pytest
 
 from isthmus.features.clients import CLIENT, CLIENTS, FOLDER
 from isthmus.features.clock import Row, as_of
-from isthmus.features.contract.contract import Column
+from isthmus.features.contract.schema import Column
 from isthmus.features.errors import DataError
 from isthmus.features.snapshot.delta import applied
 from isthmus.features.snapshot.file import SnapshotFile, packed, read_snapshot
-from isthmus.features.snapshot.seal import require_sealed
+from isthmus.features.snapshot.signature import require_sealed
 from isthmus.features.types import TYPES
 from isthmus.features.values.entitykey import encode_keys
 from isthmus.features.values.rows import RowCodec

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from isthmus.features.snapshot.delta import difference
 from isthmus.features.snapshot.file import Header, SnapshotFile
-from isthmus.features.snapshot.seal import Sealer
+from isthmus.features.snapshot.signature import Sealer
 from isthmus.features.types import Bool, Bytes, DataType, Float32, Int32, Int64, String, UnixTimestamp
 from isthmus.features.values.entitykey import encode_keys
 from isthmus.features.values.rows import HEADER as ROW_HEADER

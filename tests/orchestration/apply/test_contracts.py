@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ContractMismatch, DataError, GateFailed
 from isthmus.features.files import read_pointer
 from isthmus.features.package.manifest import package_digest
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.apply.diff import apply_diff
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
-from isthmus.orchestration.models.models import distill
 from isthmus.orchestration.models.release import deploy
+from isthmus.orchestration.models.students import distill
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.verification.verify import verify
 from tests.commandline import run
 from tests.orchestration.cli.test_cli import strictly

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 import redis
 
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ContractMismatch, DependencyError
 from isthmus.features.files import write_atomically
 from isthmus.features.online.store import OnlineStore
@@ -19,14 +19,14 @@ from isthmus.features.redis.connection import answering, connect
 from isthmus.features.redis.pipeline import Client
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.apply.retirement import forget
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.models.release import rollback
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 from isthmus.serving.deployment.history import DeploymentHistory, Event
-from isthmus.serving.rollout.rollout import in_force
-from tests.orchestration.api.served import served
+from isthmus.serving.rollout.releases import in_force
 from tests.orchestration.apply.test_switch import CHANGED, LOOKUP, PREDICT, contract_of, deployed
+from tests.orchestration.server.served import served
 from tests.orchestration.shop import Open, Shop
 from tests.serving.support import wait
 

@@ -22,8 +22,8 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.generations import Generations
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import DataError, DependencyError
 from isthmus.features.files import write_atomically
 from isthmus.features.offline.store import OfflineStore
@@ -35,12 +35,12 @@ from isthmus.features.redis.connection import connect
 from isthmus.features.types import Int64
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.apply.switch import switch, waiting_for
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.verification.sides import questions_at
-from isthmus.serving.deployment.deployment import unapproved
-from tests.orchestration.api.served import served
+from isthmus.serving.deployment.record import unapproved
+from tests.orchestration.server.served import served
 from tests.orchestration.shop import Open, Shop
 from tests.serving.support import make_package, wait
 

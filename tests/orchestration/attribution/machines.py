@@ -16,16 +16,16 @@ from isthmus.features.days import DAY
 from isthmus.features.offline.log import Materialization, MaterializationLog
 from isthmus.features.offline.store import OfflineStore
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
-from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.models.release import deploy
+from isthmus.orchestration.models.students import distill, export
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import verify
 from isthmus.serving.recorder.batch import ANSWER, Group, batches, encoded
 from isthmus.serving.recorder.spool import segments
-from tests.orchestration.api.served import served
+from tests.orchestration.server.served import served
 
 START = 1_704_067_200_000_000
 """2024-01-01."""

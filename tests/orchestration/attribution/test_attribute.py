@@ -23,7 +23,7 @@ from isthmus.orchestration.attribution.stages import DISTILLATION, PRECISION, RU
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.graph.events import Checked, Request
 from isthmus.orchestration.graph.steps import run_step
-from isthmus.orchestration.models.models import export
+from isthmus.orchestration.models.students import export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
 from tests.commandline import run

@@ -18,10 +18,10 @@ from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.attribution.periods.change import change, segments_of
 from isthmus.orchestration.attribution.periods.coalitions import CONTRACT, FEATURES, MODEL, PARTS, POPULATION
 from isthmus.orchestration.attribution.periods.page import Change
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.models.models import export
+from isthmus.orchestration.models.students import export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
+from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.training.set import training_set
 from tests.commandline import run
 from tests.distill.packages import resum

@@ -16,9 +16,9 @@ from isthmus.features import clock
 from isthmus.features.files import write_atomically
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
-from isthmus.serving.deployment.deployment import Deployment
+from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.rollout.decision import Decision, decision_file
-from isthmus.serving.rollout.rollout import undo
+from isthmus.serving.rollout.releases import undo
 from tests.commandline import run
 from tests.orchestration.shop import Shop, data_file
 from tests.serving.support import wait

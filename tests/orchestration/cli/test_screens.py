@@ -20,7 +20,7 @@ from isthmus.features.document.blocks import (
     plain,
 )
 from isthmus.features.document.html import to_html
-from isthmus.features.status import RunStatus, Status
+from isthmus.features.projectstatus import RunStatus, Status
 from isthmus.orchestration.cli.screens.terminal import progress
 from isthmus.orchestration.cli.screens.writer import show
 

@@ -20,13 +20,13 @@ import redis
 
 from isthmus import ConfigurationError, ContractMismatch, DataError, DependencyError, RequestError
 from isthmus.features import clock
-from isthmus.orchestration.api.server import address, serving
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.frames import view_names
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.scaffold import init
+from isthmus.orchestration.server.serve import address, serving
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import require_passed, verify
 from tests.orchestration.shop import VIEWS, Open, Shop, cut, data_file, files, order_rows

@@ -14,16 +14,16 @@ import pyarrow as pa
 import pytest
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.redis.connection import connect
-from isthmus.orchestration.api.collect import collect
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.server.collect import collect
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 from tests.features.feast_project import OFFLINE, REGISTRY, answered, entity_key, isthmus, now, online_store, repository
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import VIEWS, Shop

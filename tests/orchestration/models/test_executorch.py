@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from isthmus.distill.distillation import DistillationReport
-from isthmus.distill.executorch.export import converted, running
-from isthmus.distill.executorch.process import LIBRARIES, Program
 from isthmus.distill.export.export import ExportReport, export
 from isthmus.distill.export.ladder import climb
-from isthmus.distill.portable.network import portable
-from isthmus.distill.portable.process import Refused
 from isthmus.distill.restore import create_task, restored
+from isthmus.distill.runtimes.executorch.export import converted, running
+from isthmus.distill.runtimes.executorch.process import LIBRARIES, Program
+from isthmus.distill.runtimes.network import portable
+from isthmus.distill.runtimes.process import Refused
 from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.inspect import Inspection, OnnxRuntime, Runtime, inspect

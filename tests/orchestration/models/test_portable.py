@@ -20,18 +20,18 @@ from torch import Tensor, nn
 
 from isthmus.distill.distillation import DistillationReport, distill
 from isthmus.distill.export.export import ExportReport, export
-from isthmus.distill.formats.conversions import CONVERSIONS
-from isthmus.distill.litert.export import converted, running
-from isthmus.distill.litert.process import LIBRARIES as LITERT
-from isthmus.distill.portable.network import Portable, portable
 from isthmus.distill.preflight import rehearse
 from isthmus.distill.restore import create_task
+from isthmus.distill.runtimes.conversions import CONVERSIONS
+from isthmus.distill.runtimes.litert.export import converted, running
+from isthmus.distill.runtimes.litert.process import LIBRARIES as LITERT
+from isthmus.distill.runtimes.network import Portable, portable
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.training.teacheroutputs import open_outputs
 from isthmus.features.clients import READERS
-from isthmus.features.contract.contract import Column, TransformContract, request_column
+from isthmus.features.contract.schema import Column, TransformContract, request_column
 from isthmus.features.errors import ConfigurationError, GateFailed
-from isthmus.features.head.form import HEAD
+from isthmus.features.featurizer.form import HEAD
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.inputs import ModelInput
 from isthmus.features.package.inspect import OnnxRuntime, inspect

@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.features.errors import ConfigurationError
 from isthmus.orchestration.artifacts import Artifacts
-from isthmus.orchestration.models.models import distill, search
+from isthmus.orchestration.models.students import distill, search
 from isthmus.orchestration.training.set import training_set
 from tests.orchestration.shop import Open, Shop
 

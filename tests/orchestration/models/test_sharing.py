@@ -17,10 +17,10 @@ from isthmus.distill.training.checkpoint import copy_weights
 from isthmus.distill.training.loop import Training
 from isthmus.features.latency import LatencyReader, LatencySample, LatencyWriter
 from isthmus.features.redis.embedded import EmbeddedRedis
-from isthmus.orchestration.api.server import settings
 from isthmus.orchestration.artifacts import Artifacts
-from isthmus.orchestration.models.models import distill
+from isthmus.orchestration.models.students import distill
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.server.serve import settings
 from isthmus.orchestration.training.set import training_set
 from tests.distill.pausing import Clock, squares, training
 from tests.orchestration import shop

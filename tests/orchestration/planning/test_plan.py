@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, load_model_from_string, numpy_helper
 
-from isthmus.distill.decoding.probes import Speed
-from isthmus.distill.decoding.work import Sizes
+from isthmus.distill.decoder.probes import Speed
+from isthmus.distill.decoder.work import Sizes
 from isthmus.distill.export.package import contents, write_package
 from isthmus.distill.onnx.cost import graph_work, weight_bytes
 from isthmus.distill.onnx.runtime import ask, described, ort_format, session
@@ -28,11 +28,11 @@ from isthmus.features.package.golden import Case, Golden, TensorBytes
 from isthmus.features.package.manifest import FORMAT_VERSION, Manifest, Variant
 from isthmus.features.profiles import ServingProfile
 from isthmus.orchestration.cli.screens.plan import plan_blocks
-from isthmus.orchestration.models.models import distill, export
-from isthmus.orchestration.planning.decoding import Text
+from isthmus.orchestration.models.students import distill, export
 from isthmus.orchestration.planning.devices import Device, Peak, Precision, catalogue, measure_host
 from isthmus.orchestration.planning.plan import plan
 from isthmus.orchestration.planning.roofline import Work, roofline, rows_to_ridge
+from isthmus.orchestration.planning.tokenrate import Text
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
 from tests.commandline import run

@@ -20,13 +20,13 @@ from isthmus.features.quality.statistics import measure, read
 from isthmus.features.redis.connection import connect
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import STATISTICS
-from isthmus.orchestration.build.build import build, build_range
-from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.quality import gate
 from isthmus.orchestration.quality.baseline import TrainingStatistics
+from isthmus.orchestration.quality.measure import QualityReport, quality, require_quality
 from isthmus.orchestration.quality.page import page
-from isthmus.orchestration.quality.quality import QualityReport, quality, require_quality
+from isthmus.orchestration.tables.build import build, build_range
+from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set
 from tests.commandline import run
 from tests.orchestration.shop import HOUR, ORDERS, START, VIEWS, Open, Shop, cut, files, order_rows

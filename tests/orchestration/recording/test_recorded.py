@@ -20,17 +20,17 @@ import pytest
 from deltalake import DeltaTable
 
 from isthmus.features.clock import now
-from isthmus.features.status import SpoolStatus
-from isthmus.orchestration.api.collect import repeat
+from isthmus.features.projectstatus import SpoolStatus
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording import collect as collecting
 from isthmus.orchestration.recording.collect import Collected, collect, damaged_folder, follow
 from isthmus.orchestration.recording.table import RecordedAnswers
+from isthmus.orchestration.server.collect import repeat
 from isthmus.orchestration.status import status
 from isthmus.serving.recorder.batch import PACK, Batch, Group, ViewRows, encoded
 from isthmus.serving.recorder.spool import Spool, segments
-from tests.orchestration.api.served import served
+from tests.orchestration.server.served import served
 from tests.orchestration.shop import Open, Shop
 
 DAY = 86_400_000_000
@@ -306,7 +306,7 @@ def test_following_says_a_problem_once(opened: Project, monkeypatch: pytest.Monk
 RUN = """
 import sys
 from pathlib import Path
-from isthmus.orchestration.api.collect import repeat
+from isthmus.orchestration.server.collect import repeat
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect

@@ -22,22 +22,22 @@ from isthmus.features.package.manifest import package_digest
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Int64
-from isthmus.orchestration.api.collect import collect as collect_pushes
 from isthmus.orchestration.attribution.recordings.explain import explain
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.recording.causes import Cause
 from isthmus.orchestration.recording.collect import collect
+from isthmus.orchestration.recording.mismatches import Cause
 from isthmus.orchestration.recording.replay import Replay, replay, require_same
 from isthmus.orchestration.recording.table import RecordedAnswers
+from isthmus.orchestration.server.collect import collect as collect_pushes
 from isthmus.orchestration.verification.verify import verify
 from isthmus.serving.deployment.cache import folder_of
 from isthmus.serving.recorder.batch import ANSWER, Group, batches, encoded
 from isthmus.serving.recorder.options import Recording
 from isthmus.serving.recorder.spool import segments
 from tests import commandline
-from tests.orchestration.api.served import served
-from tests.orchestration.api.test_collect import VIEW, pushed
+from tests.orchestration.server.served import served
+from tests.orchestration.server.test_collect import VIEW, pushed
 from tests.orchestration.shop import Open, Shop
 from tests.serving.http.test_inference import INFER, put
 from tests.serving.support import CONTRACT, NOW, make_package, serving

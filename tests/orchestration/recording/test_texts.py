@@ -11,25 +11,23 @@ import numpy as np
 import pyarrow.dataset as ds
 import pytest
 
-from isthmus.distill.export.decoding import export
+from isthmus.distill.export.causal import export
 from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.features import clock
 from isthmus.features.errors import RequestError
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.verdict import FeatureVerdict, Verdict
-from isthmus.orchestration.api.collect import collect as collect_pushes
 from isthmus.orchestration.attribution.recordings.explain import explain
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.recording.causes import Cause
 from isthmus.orchestration.recording.collect import collect
+from isthmus.orchestration.recording.mismatches import Cause
 from isthmus.orchestration.recording.replay import replay
 from isthmus.orchestration.recording.table import RecordedAnswers
+from isthmus.orchestration.server.collect import collect as collect_pushes
 from isthmus.serving.recorder.batch import ANSWER, Group
-from isthmus.serving.rollout.rollout import deploy
-from tests.distill.decoding.support import origin, tiny
-from tests.orchestration.api.served import served
-from tests.orchestration.api.test_collect import pushed
+from isthmus.serving.rollout.releases import deploy
+from tests.distill.decoder.support import origin, tiny
 from tests.orchestration.recording.test_replay import (
     DAY,
     MINUTE,
@@ -39,6 +37,8 @@ from tests.orchestration.recording.test_replay import (
     only,
     package_of,
 )
+from tests.orchestration.server.served import served
+from tests.orchestration.server.test_collect import pushed
 from tests.orchestration.shop import Open, Shop
 from tests.serving.tensors import make_drawing_package
 from tests.tokenizing import trained

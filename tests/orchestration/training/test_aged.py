@@ -14,15 +14,15 @@ from isthmus.features.definition.spec import Snapshot
 from isthmus.features.errors import ConfigurationError, ContractMismatch
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.manifest import open_package
-from isthmus.features.pointintime.aged import drawn, fixed
+from isthmus.features.pointintime.staleness import drawn, fixed
 from isthmus.features.values.arrow import ARROW, micros
 from isthmus.features.values.columns import Ints
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts, TrainingSet
 from isthmus.orchestration.models import cards
-from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.models.students import distill, export
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.training.aged import aged, seen
+from isthmus.orchestration.training.staleness import aged, seen
 from tests.features.support import join_naively
 from tests.orchestration.shop import HOUR, Shop, with_device
 

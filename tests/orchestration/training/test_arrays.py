@@ -8,19 +8,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.diff import differences
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.features.types import Float64
 from isthmus.features.values.arrow import from_arrow
-from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.apply.contracts import LocatedContract
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.cli.screens.contract import contract_blocks
 from isthmus.orchestration.cli.screens.writer import show
-from isthmus.orchestration.models.models import distill, export
+from isthmus.orchestration.models.students import distill, export
+from isthmus.orchestration.server.serve import serving
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.data import training_data
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import require_passed, verify

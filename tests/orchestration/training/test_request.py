@@ -21,13 +21,13 @@ from isthmus.features.package.inputs import feeds
 from isthmus.features.package.manifest import read_package
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import from_python
-from isthmus.orchestration.api.server import serving
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
-from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.models.release import deploy
+from isthmus.orchestration.models.students import distill, export
 from isthmus.orchestration.runtimes.web import installed
+from isthmus.orchestration.server.serve import serving
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.data import JOINS, training_data
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import require_passed, verify

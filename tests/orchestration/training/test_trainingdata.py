@@ -28,8 +28,8 @@ import isthmus
 from isthmus import DataError, IsthmusError, RequestError
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import BATCH
-from isthmus.orchestration.build.build import build
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.training import enginejoin
 from isthmus.orchestration.training.data import TrainingData
 from isthmus.orchestration.training.enginejoin import EngineJoin

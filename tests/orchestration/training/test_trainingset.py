@@ -11,7 +11,7 @@ from isthmus import DataError, RequestError
 from isthmus.features.offline.store import OfflineStore
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts
-from isthmus.orchestration.build.build import build
+from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.training.set import training_set
 from tests.features.support import join_naively
 from tests.orchestration.shop import VIEWS, Open, Shop, cut, files

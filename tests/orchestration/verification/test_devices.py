@@ -13,33 +13,33 @@ import numpy as np
 import pytest
 
 from isthmus import GateFailed
-from isthmus.distill.formats.conversions import CONVERSIONS
-from isthmus.distill.portable.libraries import require_installed
+from isthmus.distill.runtimes.conversions import CONVERSIONS
+from isthmus.distill.runtimes.libraries import require_installed
 from isthmus.features.clients import CLIENT
+from isthmus.features.featurizer.interpreter import CoreFeeds
 from isthmus.features.files import read_pointer
-from isthmus.features.head.interpreter import CoreFeeds
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.golden import TensorBytes
 from isthmus.features.package.inspect import inspect
 from isthmus.features.package.manifest import open_package, read_package
 from isthmus.features.progress import silent
 from isthmus.features.snapshot.file import SnapshotFile, read_snapshot
-from isthmus.features.snapshot.kept import kept_views
 from isthmus.features.snapshot.owners import Lines, open_owners
+from isthmus.features.snapshot.selection import kept_views
 from isthmus.features.values.columns import Values
 from isthmus.features.verdict import ONNX_RUNTIME, Sample, Verdict
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts, verdict_file
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
-from isthmus.orchestration.device.snapshot import KEY, shelf, signer, snapshot
 from isthmus.orchestration.graph.events import Checked, Request
 from isthmus.orchestration.graph.steps import run_step
-from isthmus.orchestration.models.models import distill, export, parity
 from isthmus.orchestration.models.release import deploy
+from isthmus.orchestration.models.students import distill, export, parity
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.products import RUNTIMES
 from isthmus.orchestration.runtimes.web import NAME as WEB
+from isthmus.orchestration.snapshots.create import KEY, shelf, signer, snapshot
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.devices import ComparedSnapshot, compare_snapshot, device_rows
 from isthmus.orchestration.verification.runtimes import compare_feeds, compare_runtimes

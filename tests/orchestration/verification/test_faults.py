@@ -25,7 +25,7 @@ from onnx import helper, numpy_helper
 from isthmus import ConfigurationError, ContractMismatch, DataError, GateFailed, PackageError
 from isthmus.distill.onnx.runtime import ort_format
 from isthmus.distill.types import spread
-from isthmus.features.contract.contract import Contract, ViewContract
+from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.files import read_pointer
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
@@ -40,17 +40,17 @@ from isthmus.features.values.arrow import from_arrow, micros
 from isthmus.features.values.columns import Values
 from isthmus.features.values.entitykey import entity_keys
 from isthmus.features.verdict import Sample, Verdict, flat
-from isthmus.orchestration.api.server import running, settings
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import RECORD
-from isthmus.orchestration.build.build import build
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.graph.events import Materialized, Request
 from isthmus.orchestration.graph.steps import run_step
-from isthmus.orchestration.models.models import distill, export
 from isthmus.orchestration.models.release import deploy
+from isthmus.orchestration.models.students import distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.web import WebRuntime
+from isthmus.orchestration.server.serve import running, settings
+from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.client import Client, private_api
 from isthmus.orchestration.verification.modelinputs import compare_package

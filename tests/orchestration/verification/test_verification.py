@@ -24,11 +24,11 @@ from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Float64, Int64, String
 from isthmus.features.values.columns import Values, from_python
 from isthmus.features.verdict import Verdict, compare
-from isthmus.orchestration.api.keys import create
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.build.build import build
-from isthmus.orchestration.build.materialize import materialize
 from isthmus.orchestration.graph.events import plots
+from isthmus.orchestration.server.keys import create
+from isthmus.orchestration.tables.build import build
+from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.verification.client import private_api
 from isthmus.orchestration.verification.page import IMAGES, images
 from isthmus.orchestration.verification.page import page as verdict_page

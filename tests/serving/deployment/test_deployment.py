@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ContractMismatch, GateFailed, IsthmusError, PackageError
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.verdict import FeatureVerdict, Verdict
-from isthmus.serving.deployment.deployment import Approval, Deployment
-from isthmus.serving.rollout.rollout import deploy
+from isthmus.serving.deployment.record import Approval, Deployment
+from isthmus.serving.rollout.releases import deploy
 from tests.serving.support import CONTRACT, EVERYTHING, NOW, PUNCTUALITY, TABLES, contract_of, make_package, verdict_of
 
 OTHER = contract_of(PUNCTUALITY, EVERYTHING)

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from isthmus.distill.export.decoding import export
+from isthmus.distill.export.causal import export
 from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.onnx.runtime import ask, session
-from isthmus.features.decoding.generation import Generation
-from isthmus.features.decoding.tokenizer import Text, Tokenizer
+from isthmus.features.generation.prompt import Generation
+from isthmus.features.generation.tokenizer import Text, Tokenizer
 from isthmus.features.package.manifest import open_package
 from isthmus.features.package.prompts import decoder_of, generation_of, open_tokenizer
 from isthmus.features.profiles import ServingProfile
@@ -30,8 +30,8 @@ from isthmus.serving.recorder.batch import ANSWER, batches
 from isthmus.serving.recorder.digest import text_digest
 from isthmus.serving.recorder.options import Recording
 from isthmus.serving.recorder.spool import segments
-from isthmus.serving.rollout.rollout import deploy
-from tests.distill.decoding.support import origin, tiny
+from isthmus.serving.rollout.releases import deploy
+from tests.distill.decoder.support import origin, tiny
 from tests.serving.support import CONTRACT, NOW, TABLES, Server, serving, verdict_of, wait
 from tests.tokenizing import trained
 
@@ -58,7 +58,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def generation_tokens(letter: bytes) -> list[int]:
     """The token of a byte."""
-    from isthmus.features.decoding.tokenizer import ALPHABET
+    from isthmus.features.generation.tokenizer import ALPHABET
 
     vocabulary = json.loads(trained())["model"]["vocab"]
     return [vocabulary[shown] for shown, byte in ALPHABET.items() if bytes([byte]) == letter]

@@ -9,9 +9,9 @@ from isthmus.features.errors import PackageError
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, Int64, String
-from isthmus.serving.deployment.deployment import Deployment
+from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.predict.model import Model
-from isthmus.serving.rollout.rollout import deploy
+from isthmus.serving.rollout.releases import deploy
 from tests.serving.support import CONTRACT, NOW, TABLES, Server, make_package, serving, verdict_of, wait
 
 

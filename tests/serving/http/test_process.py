@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from isthmus.features.errors import ConfigurationError
-from isthmus.orchestration.api.server import running
+from isthmus.orchestration.server.serve import running
 from isthmus.serving.http.protocol import LEAVING_SECONDS
 from isthmus.serving.limits import Limits
 from isthmus.serving.process import listen, start

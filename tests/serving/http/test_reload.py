@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.generations import Generations, Retired
+from isthmus.features.contract.schema import Contract
 from isthmus.features.files import write_atomically
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.types import Int64

@@ -11,10 +11,10 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from isthmus.features.contract.contract import Column
+from isthmus.features.contract.schema import Column
 from isthmus.features.snapshot.delta import applied
 from isthmus.features.snapshot.file import SnapshotFile, read_header, read_snapshot
-from isthmus.features.snapshot.shelf import Shelf
+from isthmus.features.snapshot.store import Shelf
 from isthmus.features.types import Int64, String
 from tests.features.snapshot.support import made, put_owners
 from tests.features.snapshot.test_file import ROWS, VIEWS

@@ -12,8 +12,8 @@ import httpx
 import msgspec
 import pytest
 
-from isthmus.features.contract.contract import ViewContract
 from isthmus.features.contract.generations import Generations, Retired
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.online.record import NEVER, Published, records
 from isthmus.features.online.scripts import suspects
 from isthmus.features.redis.connection import connect

@@ -20,8 +20,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from isthmus.features.contract.contract import ViewContract
 from isthmus.features.contract.generations import Generations
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.online.plan import LookupPlan
 from isthmus.features.request.graph import RowGraph
 from isthmus.serving.lookup.lookup import Lookup

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from isthmus.features.production import Measure, PackageQuality, Production, SliceQuality, production_file
-from isthmus.serving.deployment.deployment import Approval, Deployment
+from isthmus.serving.deployment.record import Approval, Deployment
 from isthmus.serving.metrics.production import LONGEST, ProductionGauges
 
 DEPLOYED = Deployment(

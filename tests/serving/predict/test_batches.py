@@ -18,7 +18,7 @@ from isthmus.features.values.columns import Values
 from isthmus.serving.limits import Limits
 from isthmus.serving.predict.batches import QUICK_ROWS, QUICK_SECONDS, Batches, Columns, Outputs
 from isthmus.serving.predict.model import Model
-from isthmus.serving.rollout.rollout import deploy
+from isthmus.serving.rollout.releases import deploy
 from tests.serving.support import CONTRACT, NOW, TABLES, Server, make_package, serving, verdict_of, wait
 
 SLOW_BALLAST = 32

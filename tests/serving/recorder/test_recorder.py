@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.features.clock import Status
-from isthmus.features.contract.contract import Column
+from isthmus.features.contract.schema import Column
 from isthmus.features.errors import ConfigurationError
 from isthmus.features.types import Bytes, String
 from isthmus.serving.recorder.batch import ANSWER, PACK, Batch, Group, batches, count, encoded

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from isthmus.features.contract.contract import Column, ViewContract
+from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.online.plan import LookupPlan
 from isthmus.features.online.record import Published
 from isthmus.features.online.store import OnlineStore

@@ -20,8 +20,8 @@ from isthmus.features.files import write_atomically
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, String
-from isthmus.serving.deployment.deployment import Approval, Candidate, Deployment
 from isthmus.serving.deployment.history import DeploymentHistory
+from isthmus.serving.deployment.record import Approval, Candidate, Deployment
 from isthmus.serving.http.predict import PredictCall, Predictions
 from isthmus.serving.limits import Limits
 from isthmus.serving.metrics.metrics import Metrics
@@ -30,7 +30,7 @@ from isthmus.serving.predict.model import Model
 from isthmus.serving.redis.store import Store
 from isthmus.serving.rollout.candidate import TOLERANCE, CandidateRun
 from isthmus.serving.rollout.decision import Decision, decision_file
-from isthmus.serving.rollout.rollout import deploy, happened, promote, rollback
+from isthmus.serving.rollout.releases import deploy, happened, promote, rollback
 from isthmus.serving.rollout.trial import FAILURES, LEAST, WINDOW
 from isthmus.serving.state import State
 from isthmus.serving.wire.messages import PredictRequest

@@ -13,20 +13,20 @@ import httpx
 import pytest
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import Column
 from isthmus.features.contract.generations import Generations
+from isthmus.features.contract.schema import Column
 from isthmus.features.errors import ContractMismatch, GateFailed, PackageError
 from isthmus.features.files import write_atomically
 from isthmus.features.package.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Float64, String
-from isthmus.serving.deployment.deployment import Deployment
 from isthmus.serving.deployment.history import DeploymentHistory
+from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.predict.model import Model
 from isthmus.serving.rollout.decision import Decision, decision_file
 from isthmus.serving.rollout.probation import ProbationRun
-from isthmus.serving.rollout.rollout import CACHED, deploy, happened, promote, rollback, undo
+from isthmus.serving.rollout.releases import CACHED, deploy, happened, promote, rollback, undo
 from isthmus.serving.rollout.trial import FAILURES, WINDOW
 from tests.serving.support import (
     CONTRACT,
@@ -214,17 +214,17 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from isthmus.serving.deployment import history
-from isthmus.serving.deployment.deployment import Deployment
-from isthmus.serving.rollout import rollout
+from isthmus.serving.deployment.record import Deployment
+from isthmus.serving.rollout import releases
 from tests.serving.support import NOW
 
 def kill(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 step, file = sys.argv[1], Path(sys.argv[2])
-owner, name = {"switch": (rollout, "write_atomically"), "history": (history.DeploymentHistory, "add")}[step]
+owner, name = {"switch": (releases, "write_atomically"), "history": (history.DeploymentHistory, "add")}[step]
 setattr(owner, name, kill)
-rollout.undo(file, Deployment.loads(file.read_bytes(), str(file)), "it failed", at=NOW + 2)
+releases.undo(file, Deployment.loads(file.read_bytes(), str(file)), "it failed", at=NOW + 2)
 """
 
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.generations import Generations
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed, PackageError
 from isthmus.features.package.manifest import package_digest, read_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Int64
-from isthmus.serving.deployment.deployment import Deployment
 from isthmus.serving.deployment.history import DeploymentHistory
-from isthmus.serving.rollout import rollout
-from isthmus.serving.rollout.rollout import CACHED, STAGES, Rollout
+from isthmus.serving.deployment.record import Deployment
+from isthmus.serving.rollout import releases
+from isthmus.serving.rollout.releases import CACHED, STAGES, Rollout
 from tests.serving.support import (
     CONTRACT,
     EVERYTHING,
@@ -40,13 +40,13 @@ def made(folder: Path, number: int) -> Path:
 
 
 def deploy(package: Path, file: Path, at: int = NOW) -> Rollout:
-    return rollout.deploy(
+    return releases.deploy(
         package, verdict_of(package), CONTRACT, ServingProfile(), file, tables=TABLES, at=at, why="a test"
     )
 
 
 def back(file: Path, to: str | None = None, contract: Contract = CONTRACT) -> Rollout:
-    return rollout.rollback(file, Generations(contract), at=NOW, to=to)
+    return releases.rollback(file, Generations(contract), at=NOW, to=to)
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_a_damaged_deployment_file_is_said_and_the_way_back_is_there(tmp_path: P
     ):
         back(file)
     with pytest.raises(PackageError, match=r"deployment.json: is not a deployment"):
-        rollout.promote(file, Generations(CONTRACT), at=NOW)
+        releases.promote(file, Generations(CONTRACT), at=NOW)
     back(file, package_digest(package))
     assert in_force(file) == package_digest(package)
 
@@ -205,7 +205,7 @@ import os, signal, sys
 from pathlib import Path
 from isthmus.features import files
 from isthmus.serving.deployment import cache, history
-from isthmus.serving.rollout import rollout
+from isthmus.serving.rollout import releases
 from isthmus.features.profiles import ServingProfile
 from tests.serving.support import CONTRACT, NOW, TABLES, verdict_of
 
@@ -214,8 +214,8 @@ def kill(*_, **__):
 
 step, package, file = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 owner, name = {
-    "fetch": (cache.shutil, "copyfile"), "verify": (cache, "require"), "load": (rollout.Rollout, "load"),
-    "switch": (rollout, "write_atomically"), "history": (history.DeploymentHistory, "add"),
+    "fetch": (cache.shutil, "copyfile"), "verify": (cache, "require"), "load": (releases.Rollout, "load"),
+    "switch": (releases, "write_atomically"), "history": (history.DeploymentHistory, "add"),
 }[step]
 if step == "verify":
     # What is asked of the cache first is refused; the copy is asked next.
@@ -226,7 +226,7 @@ if step == "verify":
     cache.require = kill_second
 else:
     setattr(owner, name, kill)
-rollout.deploy(package, verdict_of(package), CONTRACT, ServingProfile(), file, tables=TABLES, at=NOW + 1)
+releases.deploy(package, verdict_of(package), CONTRACT, ServingProfile(), file, tables=TABLES, at=NOW + 1)
 """
 
 
@@ -267,7 +267,7 @@ def test_whole_paths_of_earlier_versions_lead_to_the_own_packages_of_a_copy(
     file = tmp_path / "state" / "deployment.json"
     packages = [make_package(tmp_path / name, weight=weight) for name, weight in (("first", 1.0), ("second", 2.0))]
     deploy(packages[0], file)
-    rollout.deploy(
+    releases.deploy(
         packages[1], verdict_of(packages[1]), CONTRACT, ServingProfile(), file, tables=TABLES, at=NOW, share=share
     )
     for written in (file, file.with_name("deployments.jsonl")):
@@ -289,6 +289,6 @@ def test_a_package_that_only_the_original_has_is_served_from_there(tmp_path: Pat
     copied = Path(shutil.copy(file, tmp_path))
     assert Deployment.loads(copied.read_bytes(), str(copied)) == deployment
     second = make_package(tmp_path / "second", weight=2.0)
-    rollout.deploy(second, verdict_of(second), CONTRACT, ServingProfile(), copied, tables=TABLES, at=NOW, share=0.5)
+    releases.deploy(second, verdict_of(second), CONTRACT, ServingProfile(), copied, tables=TABLES, at=NOW, share=0.5)
     assert Deployment.loads(copied.read_bytes(), str(copied)).alone == deployment
     assert {event.deployment.package for event in DeploymentHistory(copied).read()} >= {deployment.package}

@@ -26,9 +26,9 @@ from isthmus.features.package.signature import PASSWORD, Signer, key_name, read_
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Int64
 from isthmus.features.values.columns import from_python
-from isthmus.serving.deployment.deployment import Deployment, unapproved
+from isthmus.serving.deployment.record import Deployment, unapproved
 from isthmus.serving.predict.model import Model
-from isthmus.serving.rollout.rollout import deploy
+from isthmus.serving.rollout.releases import deploy
 from tests.serving.support import CONTRACT, NOW, TABLES, make_package, serving, verdict_of, wait
 from tests.signing import pair, write_pair
 

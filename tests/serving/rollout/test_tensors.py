@@ -16,7 +16,7 @@ from isthmus.features.package.inputs import Feeds
 from isthmus.features.package.manifest import Tensor, package_digest
 from isthmus.features.types import Float64
 from isthmus.serving.limits import Limits
-from isthmus.serving.rollout.rollout import happened
+from isthmus.serving.rollout.releases import happened
 from isthmus.serving.rollout.trial import FAILURES
 from tests.serving.support import CONTRACT, Server, make_package, serving, wait
 from tests.serving.tensors import (

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
-from isthmus.features.contract.contract import Column as Declared
-from isthmus.features.contract.contract import TransformContract, request_column
+from isthmus.features.contract.schema import Column as Declared
+from isthmus.features.contract.schema import TransformContract, request_column
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.request.layout import MASKS, NOTES, Layout, output_name
 from isthmus.features.types import Array, Bool, DataType, Float32, Float64, Int32, Int64, UnixTimestamp

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
-from isthmus.features.contract.contract import Contract, optional
 from isthmus.features.contract.diff import differences
+from isthmus.features.contract.schema import Contract, optional
 from isthmus.features.definition.compile import compile_contract
 from isthmus.features.definition.expectations import Between, Expect, Expectation, Length, OneOf, Present
 from isthmus.features.definition.spec import FeatureService, Field, RequestSource, RequestTransform

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
-from isthmus.features.contract.contract import Column, TransformContract, request_column
+from isthmus.features.contract.schema import Column, TransformContract, request_column
 from isthmus.features.definition.spec import Field, RequestSource, RequestTransform
 from isthmus.features.errors import ContractMismatch, DataError, RequestError
 from isthmus.features.request.graph import RowGraph

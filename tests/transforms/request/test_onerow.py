@@ -21,7 +21,7 @@ from onnx import helper, numpy_helper
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
-from isthmus.features.contract.contract import Column, TransformContract, request_column
+from isthmus.features.contract.schema import Column, TransformContract, request_column
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.request.layout import MASKS, NOTES, Computed, Layout, output_name
 from isthmus.features.request.onerow import OneRow

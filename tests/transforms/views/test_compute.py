@@ -32,7 +32,7 @@ from isthmus import (
     spine,
     transform,
 )
-from isthmus.features.contract.contract import Column
+from isthmus.features.contract.schema import Column
 from isthmus.features.definition.compile import compile_contract
 from isthmus.features.types import DataType
 from isthmus.features.values.arrow import ARROW

@@ -22,9 +22,9 @@ from isthmus.distill.causal.network import CausalStudent, CausalTeacher, Packed,
 from isthmus.distill.causal.texts import Texts
 from isthmus.distill.causal.tokenizer import FILE, Vocabulary
 from isthmus.distill.declaration import EXECUTORCH
-from isthmus.distill.decoding.graph import graph
-from isthmus.distill.decoding.network import CachedModel, cache_shape, require_supported
-from isthmus.distill.decoding.writer import Writer
+from isthmus.distill.decoder.graph import graph
+from isthmus.distill.decoder.network import CachedModel, cache_shape, require_supported
+from isthmus.distill.decoder.writer import Writer
 from isthmus.distill.language.causal import GAIN, REGRESSION, Causal
 from isthmus.distill.language.decoding import TOLERANCES
 from isthmus.distill.losses.logits import IGNORED, generalized, hard_targets, top_k_tail
@@ -38,8 +38,8 @@ from isthmus.distill.tasks.task import Batch, Case, Material, Task, TeacherBatch
 from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Answers, Array, Index, spread
-from isthmus.features.decoding.generation import LOGITS, NEW, PAST, TOKENS
 from isthmus.features.errors import DataError
+from isthmus.features.generation.prompt import LOGITS, NEW, PAST, TOKENS
 from isthmus.features.package.inputs import Feeds
 
 CONFIGURATION, KEPT = "config.json", "vocabulary.json"

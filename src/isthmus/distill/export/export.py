@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from isthmus.distill.decoding.writer import Writer
+from isthmus.distill.decoder.writer import Writer
 from isthmus.distill.export.acceptance import (
     Accepted,
     Measured,
@@ -23,22 +23,22 @@ from isthmus.distill.export.acceptance import (
     no_gain,
 )
 from isthmus.distill.export.candidate import Candidate, Limits, Reference, sample_cases
+from isthmus.distill.export.causal import Origin, TextFiles
 from isthmus.distill.export.conversion import in_precision
-from isthmus.distill.export.decoding import Origin, TextFiles
 from isthmus.distill.export.package import contents, package_bytes, write_package, xctest
-from isthmus.distill.formats.conversions import require_runtimes, wanted
-from isthmus.distill.formats.programs import INTERPRETED
 from isthmus.distill.onnx.runtime import Run, described, ort_format
-from isthmus.distill.portable.network import Portable, portable
 from isthmus.distill.restore import REPORT, Restored, restored, trained_alike
+from isthmus.distill.runtimes.conversions import require_runtimes, wanted
+from isthmus.distill.runtimes.network import Portable, portable
+from isthmus.distill.runtimes.programs import INTERPRETED
 from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.task import Material
 from isthmus.distill.training.teacheroutputs import complete_outputs
 from isthmus.distill.types import Array
 from isthmus.features.clients import CLIENTS, READERS, sources
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ContractMismatch, GateFailed, ParityFailed
-from isthmus.features.head.form import HEAD
+from isthmus.features.featurizer.form import HEAD
 from isthmus.features.package.golden import Case as GoldenCase
 from isthmus.features.package.golden import Golden, TensorBytes
 from isthmus.features.package.manifest import (

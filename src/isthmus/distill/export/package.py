@@ -11,9 +11,9 @@ import msgspec
 
 from isthmus.distill.onnx.runtime import oldest_runtime
 from isthmus.features.clients import CLIENTS, PREDICTORS, READERS, sources
-from isthmus.features.contract.contract import SEPARATOR
+from isthmus.features.contract.schema import SEPARATOR
+from isthmus.features.featurizer.form import HEAD
 from isthmus.features.files import publish
-from isthmus.features.head.form import HEAD
 from isthmus.features.package.checksums import CONTRACT, GOLDEN, MANIFEST, README, SUMS
 from isthmus.features.package.golden import Golden, read_golden
 from isthmus.features.package.manifest import CORE, MODEL, WHOLE, Format, Manifest, Variant, open_package

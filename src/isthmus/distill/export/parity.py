@@ -15,8 +15,8 @@ from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.tasks.samples import take
 from isthmus.distill.tasks.task import Case, Material
 from isthmus.distill.types import Answers, Array, Index, spread
-from isthmus.features.head.form import HEAD
-from isthmus.features.head.interpreter import Head
+from isthmus.features.featurizer.form import HEAD
+from isthmus.features.featurizer.interpreter import Head
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.inputs import feeds
 from isthmus.features.package.manifest import WHOLE, Package, Variant

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.language.lora import Lora
 from isthmus.distill.settings import TrainingSettings, failed_checks
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.schema import Contract
 from isthmus.features.definition.failure import mistyped
 from isthmus.features.definition.spec import Spine
 from isthmus.features.errors import Problem
@@ -160,7 +160,7 @@ class Causal:
 
     def unknown(self, where: str, contract: Contract, service: str) -> list[Problem]:
         """What the template of its prompts names that is no feature of the service."""
-        from isthmus.features.decoding.generation import unknown_features
+        from isthmus.features.generation.prompt import unknown_features
 
         found = unknown_features(self.decoding.template, contract, service)
         return [replace(problem, where=f"{where}: decoding: {problem.where}") for problem in found]

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isthmus.distill.device import is_full
+from isthmus.distill.accelerator import is_full
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 
 Outputs = Mapping[str, Any]

@@ -18,7 +18,7 @@ from isthmus.distill.outputs.form import Form
 from isthmus.distill.outputs.shards import Shard
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Array, in_batches
-from isthmus.features.contract.contract import sha256
+from isthmus.features.contract.schema import sha256
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem
 from isthmus.features.files import write_atomically
 from isthmus.features.progress import Progress, silent

@@ -13,7 +13,7 @@ import onnxruntime
 import torch
 from torch import nn
 
-from isthmus.distill.device import resolve
+from isthmus.distill.accelerator import resolve
 from isthmus.distill.evaluation.interval import Interval, interval
 from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.evaluation.slices import worst_slices

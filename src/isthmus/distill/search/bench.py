@@ -28,7 +28,7 @@ from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.task import Task
 from isthmus.distill.training.checkpoint import copy_weights, discard
 from isthmus.distill.training.studentrun import train_student
-from isthmus.features.contract.contract import sha256
+from isthmus.features.contract.schema import sha256
 from isthmus.features.errors import DataError, DependencyError, GateFailed, ParityFailed, Stopped
 from isthmus.features.files import write_atomically
 from isthmus.features.profiles import ServingProfile

@@ -28,7 +28,7 @@ from isthmus.distill.search.sampler import Known, propose
 from isthmus.distill.search.trials import FORMAT, Budget, Trial, Trials, front, nearest, recommended, values_at
 from isthmus.distill.tasks.task import Material, Task
 from isthmus.distill.training.teacheroutputs import TeacherCost, complete_outputs, open_outputs
-from isthmus.features.contract.contract import sha256
+from isthmus.features.contract.schema import sha256
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 from isthmus.features.files import write_atomically
 from isthmus.features.profiles import FASTEST, ServingProfile

@@ -39,7 +39,7 @@ from isthmus.features.values.columns import Values
 from isthmus.transforms.preparation.fit import Preparation
 
 if TYPE_CHECKING:
-    from isthmus.distill.decoding.writer import Writer
+    from isthmus.distill.decoder.writer import Writer
 
 Learn = Callable[[Plan, int], Preparation]
 """Fits a plan to the rows before a time, in microseconds, whose labels were known by then."""

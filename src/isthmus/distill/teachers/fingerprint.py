@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from isthmus._moved import former
 from isthmus.features.definition import codehash
+from isthmus.features.definition.digestnames import digest_name
 from isthmus.features.errors import ConfigurationError, Problem
 
 _PLAIN = (str, int, float, complex, bytes, bool, type(None), type(...), range, slice, np.dtype, torch.dtype,
@@ -207,4 +207,4 @@ def _name(value: Any) -> bytes:
     module = getattr(value, "__module__", None) or ""
     library = sys.modules.get(module.split(".")[0])
     version = getattr(library, "__version__", "")
-    return f"{former(module, getattr(value, '__qualname__', value.__name__))} {version}".encode()
+    return f"{digest_name(module, getattr(value, '__qualname__', value.__name__))} {version}".encode()

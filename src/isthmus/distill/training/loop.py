@@ -20,14 +20,14 @@ from accelerate import Accelerator
 from torch import distributed, nn
 from torch.nn.utils import clip_grad_norm_
 
-from isthmus.distill.device import enough_memory, peak
+from isthmus.distill.accelerator import enough_memory, peak
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.throttle.policy import Throttle
 from isthmus.distill.training.checkpoint import Checkpoints, RunState, copy_weights, final, pack, restore
 from isthmus.distill.training.groups import cuts, whole_groups
 from isthmus.distill.training.runlog import RunLog
 from isthmus.distill.training.signals import interruption
-from isthmus.features.contract.contract import sha256
+from isthmus.features.contract.schema import sha256
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem, Stopped, one_of
 from isthmus.features.latency import Latency
 from isthmus.features.progress import Progress, silent

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from isthmus.distill.device import accelerator, enough_memory, threads
+from isthmus.distill.accelerator import accelerator, enough_memory, threads
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.settings import TrainingSettings
@@ -20,7 +20,7 @@ from isthmus.distill.tasks.task import Task, TeacherBatch, answers
 from isthmus.distill.training.checkpoint import RunState
 from isthmus.distill.training.loop import Training
 from isthmus.distill.types import Index
-from isthmus.features.contract.contract import sha256
+from isthmus.features.contract.schema import sha256
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem
 from isthmus.features.progress import Progress
 

@@ -8,7 +8,7 @@ import msgspec
 import torch
 from threadpoolctl import threadpool_limits
 
-from isthmus.distill.device import threads
+from isthmus.distill.accelerator import threads
 from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.tasks.task import Task

@@ -1,6 +1,6 @@
 """What a reader of features must know, its hash, and the difference between two contracts."""
 
-from isthmus.features.contract.contract import (
+from isthmus.features.contract.schema import (
     Column,
     Contract,
     FieldRule,

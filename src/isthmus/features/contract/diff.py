@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.features.contract.contract import Contract, FieldRule, ViewContract
+from isthmus.features.contract.schema import Contract, FieldRule, ViewContract
 from isthmus.features.errors import ContractMismatch
 
 _COLUMNS = {"keys": "key", "fields": "feature", "features": "feature", "request": "request field",

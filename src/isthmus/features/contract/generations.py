@@ -16,8 +16,8 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
-from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.contract.diff import require_service, service_differences
+from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.errors import ContractMismatch
 from isthmus.features.files import write_atomically
 

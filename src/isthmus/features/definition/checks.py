@@ -8,7 +8,7 @@ from types import FunctionType, NoneType
 from typing import Any
 
 from isthmus.features.clock import MICROSECOND
-from isthmus.features.contract.contract import RESERVED, SEPARATOR, STATUS, Column
+from isthmus.features.contract.schema import RESERVED, SEPARATOR, STATUS, Column
 from isthmus.features.definition import codehash, expectations
 from isthmus.features.definition.devices import snapshot_problems
 from isthmus.features.definition.failure import mistyped

@@ -28,7 +28,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from isthmus._moved import former
+from isthmus.features.definition.digestnames import digest_name
 
 _INSTALLED = tuple(
     Path(path).resolve() for path in map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -151,7 +151,7 @@ def _state(value: Any, seen: _Seen, within: tuple[object, ...]) -> Any:
     if isinstance(value, _NAMED):
         if (owner := getattr(value, "__self__", None)) is None or isinstance(owner, types.ModuleType | type):
             name = getattr(value, "__qualname__", value.__name__)
-            return ["named", former(getattr(value, "__module__", None) or "", name)]
+            return ["named", digest_name(getattr(value, "__module__", None) or "", name)]
         return ["method", value.__name__, _described(owner, seen, within)]
     if hasattr(value, "tolist") and hasattr(value, "shape") and not hasattr(value, "index"):
         # An array or a tensor: its state holds places in memory, or names of modules that NumPy has moved.

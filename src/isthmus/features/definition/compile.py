@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from isthmus.features.clock import MICROSECOND
-from isthmus.features.contract.contract import (
+from isthmus.features.contract.schema import (
     Column,
     Contract,
     FieldRule,

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from isthmus.features.contract.contract import SEPARATOR
+from isthmus.features.contract.schema import SEPARATOR
 from isthmus.features.definition import codehash
 from isthmus.features.definition.spec import FeatureProjection, FeatureService, FeatureView, Field, RequestTransform
 from isthmus.features.errors import Problem, nearest, one_of

@@ -30,7 +30,7 @@ from feast.protos.feast.types.Value_pb2 import Value
 from feast.repo_config import FeastConfigBaseModel, RepoConfig
 from pydantic import Field, PositiveInt, StrictStr
 
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import ConfigurationError, DataError, Problem, RequestError
 from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.lookup import Lookup, Request, Rows, ViewLookup

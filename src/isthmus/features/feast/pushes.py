@@ -16,7 +16,7 @@ from feast.repo_config import RepoConfig
 from feast.rest_error_handler import rest_error_handling_decorator
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, RequestError
 from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.online import SETTING, TIMEOUT_SECONDS, IsthmusOnlineStoreConfig

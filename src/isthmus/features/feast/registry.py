@@ -23,7 +23,7 @@ from feast.data_format import DeltaFormat
 from feast.repo_config import RepoConfig
 from google.protobuf.message import DecodeError
 
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.schema import Contract
 from isthmus.features.definition.spec import FeatureProjection, FeatureService, FeatureView
 from isthmus.features.errors import DependencyError
 from isthmus.features.feast.files import OFFLINE, endpoint

@@ -27,7 +27,7 @@ from feast.infra.registry.base_registry import BaseRegistry
 from feast.repo_config import RepoConfig
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import Column, ViewContract
+from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.errors import ConfigurationError, DataError, first_line, one_of
 from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import values as feast_values

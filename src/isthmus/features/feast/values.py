@@ -18,7 +18,7 @@ from feast.type_map import python_values_to_proto_values
 from feast.types import FeastType
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import Column
+from isthmus.features.contract.schema import Column
 from isthmus.features.errors import DataError, RequestError, one_of
 from isthmus.features.types import KEY_TYPES, TYPES, Bool, Bytes, DataType, Int32, Int64, String, UnixTimestamp
 from isthmus.features.values.arrow import ARROW, from_arrow

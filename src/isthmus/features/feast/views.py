@@ -12,7 +12,7 @@ from feast.repo_config import RepoConfig
 from feast.types import FeastType
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import Column, Contract, ViewContract, sha256
+from isthmus.features.contract.schema import Column, Contract, ViewContract, sha256
 from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, one_of
 from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.values import FORMS, Form, form_of

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.days import DAY, FIRST, LAST
 from isthmus.features.errors import DataError
 from isthmus.features.offline.commits import Day, digest

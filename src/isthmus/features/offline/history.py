@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from isthmus.features.contract.contract import SEPARATOR, STATUS, ViewContract
+from isthmus.features.contract.schema import SEPARATOR, STATUS, ViewContract
 from isthmus.features.offline.commits import Commit
 from isthmus.features.values.arrow import ARROW
 

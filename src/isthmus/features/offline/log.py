@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import DataError, first_line
 from isthmus.features.offline.storage import unavailable
 

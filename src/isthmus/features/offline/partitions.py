@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.days import DAY, Days, day_name, union
 from isthmus.features.offline.history import table_schema
 from isthmus.features.offline.spool import Spool

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.days import DAY
 from isthmus.features.errors import DataError, first_line
 from isthmus.features.offline.canonical import declared_schema, without

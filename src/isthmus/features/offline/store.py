@@ -17,7 +17,7 @@ import pyarrow as pa
 from deltalake import ColumnProperties, CommitProperties, DeltaTable, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.days import DAY, Days, union
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, IsthmusError, Problem, first_line
 from isthmus.features.offline.canonical import (

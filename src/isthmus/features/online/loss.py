@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from isthmus.features.clock import Status
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import DataError, LostRowsError
 from isthmus.features.files import write_atomically
 from isthmus.features.online import record as records

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.features.clock import Status
-from isthmus.features.contract.contract import Column, Contract, ViewContract
+from isthmus.features.contract.schema import Column, Contract, ViewContract
 from isthmus.features.online import record
 from isthmus.features.redis.pipeline import Client, ask
 from isthmus.features.redis.routing import Command

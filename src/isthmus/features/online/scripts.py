@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from enum import Enum
 from typing import Any
 
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.online import record
 from isthmus.features.redis.routing import Script
 from isthmus.features.values.columns import Ints

@@ -16,7 +16,7 @@ import pyarrow as pa
 import redis
 from redis.lock import Lock
 
-from isthmus.features.contract.contract import Contract, ViewContract
+from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.online import loss, pushes, scripts
 from isthmus.features.online import record as records
 from isthmus.features.online.plan import LookupPlan, ViewAnswer

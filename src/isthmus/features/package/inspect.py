@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from isthmus.features.contract import Contract
 from isthmus.features.errors import PackageError
-from isthmus.features.head.form import HEAD
+from isthmus.features.featurizer.form import HEAD
 from isthmus.features.package import replay
 from isthmus.features.package.checksums import CONTRACT, GOLDEN, SIGNATURE, damaged
 from isthmus.features.package.golden import Golden, Inputs, read_golden

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from isthmus.features.contract.contract import Contract
-from isthmus.features.decoding.generation import LOGITS, NEW, PAST, TOKENS, Generation
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ContractMismatch, PackageError, one_of
+from isthmus.features.generation.prompt import LOGITS, NEW, PAST, TOKENS, Generation
 from isthmus.features.package.checksums import (
     CONTRACT,
     GOLDEN,

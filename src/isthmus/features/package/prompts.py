@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from isthmus.features.decoding.decoder import PART, Array, Decoder
-from isthmus.features.decoding.generation import LOGITS, NEW, PAST, TOKENS, Generation, GoldenPrompt
-from isthmus.features.decoding.tokenizer import Tokenizer
 from isthmus.features.errors import IsthmusError, PackageError
+from isthmus.features.generation.decoder import PART, Array, Decoder
+from isthmus.features.generation.prompt import LOGITS, NEW, PAST, TOKENS, Generation, GoldenPrompt
+from isthmus.features.generation.tokenizer import Tokenizer
 from isthmus.features.package.checksums import damaged, require_unique_keys
 from isthmus.features.package.manifest import Manifest, Package, Variant
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from isthmus.features.errors import DataError, PackageError
-from isthmus.features.head.form import HEAD
-from isthmus.features.head.interpreter import Head
+from isthmus.features.featurizer.form import HEAD
+from isthmus.features.featurizer.interpreter import Head
 from isthmus.features.package.golden import Golden, TensorBytes
 from isthmus.features.package.inputs import Feeds, feeds
 from isthmus.features.package.manifest import ROUNDING, Manifest, Package, Tensor, Variant

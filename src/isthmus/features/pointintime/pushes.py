@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.offline.latest import LatestRows, matches
 from isthmus.features.offline.pushes import ACCEPTED
 from isthmus.features.values.arrow import from_arrow, micros

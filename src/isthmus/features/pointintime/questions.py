@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.pointintime.asof import Integers
 from isthmus.features.values.arrow import ARROW, micros

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from isthmus.features.clock import Status
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.offline.history import status_column
 from isthmus.features.types import UnixTimestamp
 from isthmus.features.values.arrow import ARROW

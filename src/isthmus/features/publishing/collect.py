@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import DataError, first_line
 from isthmus.features.offline.canonical import declared_schema
 from isthmus.features.offline.pushes import ACCEPTED, CONTRACT, PushLog

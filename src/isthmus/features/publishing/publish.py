@@ -19,7 +19,7 @@ import redis
 from redis.exceptions import LockError
 from redis.lock import Lock
 
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import DependencyError, IsthmusError
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.latest import LatestRows, Places

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.offline.latest import LatestRows
 from isthmus.features.offline.store import OfflineStore

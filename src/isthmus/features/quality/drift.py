@@ -34,7 +34,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from isthmus.features.contract.contract import Column
+from isthmus.features.contract.schema import Column
 from isthmus.features.errors import DependencyError
 from isthmus.features.quality.statistics import POINTS, SAMPLE, FeatureStatistics, Measurement, read
 from isthmus.features.values.arrow import micros

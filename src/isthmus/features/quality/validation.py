@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.definition import expectations
 from isthmus.features.definition.expectations import Expectation
 from isthmus.features.quality.drift import psi, windows

@@ -24,7 +24,7 @@ from itertools import pairwise
 
 import msgspec
 
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.values.entitykey import key_size
 from isthmus.features.values.rows import HEADER as ROW_HEADER

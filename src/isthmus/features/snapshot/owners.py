@@ -23,7 +23,7 @@ from typing import Annotated
 
 import msgspec
 
-from isthmus.features.contract.contract import Column, ViewContract
+from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.snapshot.file import Header, Rows, head
 from isthmus.features.types import TYPES, DataType

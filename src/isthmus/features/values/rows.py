@@ -24,8 +24,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from isthmus.features.contract.contract import ViewContract
 from isthmus.features.contract.diff import view_differences
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import ContractMismatch, DamagedRowError, DataError
 from isthmus.features.types import DataType
 from isthmus.features.values.columns import Ints, Mask, Values, other_size

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from isthmus.features.contract.contract import Column, Contract, sha256
+from isthmus.features.contract.schema import Column, Contract, sha256
 from isthmus.features.definition.spec import FeatureView, Source, Spine
 from isthmus.features.errors import ConfigurationError, DependencyError, IsthmusError, Problem
 from isthmus.features.files import write_atomically

@@ -4,13 +4,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.diff import differences
 from isthmus.features.contract.generations import Generations
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
 from isthmus.features.offline.log import MaterializationLog
-from isthmus.features.snapshot.kept import disclosed, kept_views
-from isthmus.features.snapshot.shelf import Shelf
+from isthmus.features.snapshot.selection import disclosed, kept_views
+from isthmus.features.snapshot.store import Shelf
 from isthmus.orchestration.apply.analysis import local_sources, remember, unbuildable
 from isthmus.orchestration.apply.switch import register
 from isthmus.orchestration.project import Project

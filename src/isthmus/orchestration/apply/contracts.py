@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from isthmus.features.contract.contract import Contract, ServiceContract, TransformContract, ViewContract
 from isthmus.features.contract.diff import Change, ServiceChange, changes, consequences
+from isthmus.features.contract.schema import Contract, ServiceContract, TransformContract, ViewContract
 from isthmus.features.errors import PackageError, RequestError
 from isthmus.features.package.checksums import REMEDY
 from isthmus.orchestration.project import Project

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from isthmus.features.contract.contract import Contract, ViewContract
 from isthmus.features.contract.diff import changed_parts, differences, stored_parts
+from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, IsthmusError
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.package.inputs import ModelInput
 from isthmus.orchestration.apply.analysis import unbuildable
 from isthmus.orchestration.artifacts import Artifacts, outdated
 from isthmus.orchestration.project import Project
-from isthmus.serving.deployment.deployment import Deployment
+from isthmus.serving.deployment.record import Deployment
 
 
 @dataclass(frozen=True)

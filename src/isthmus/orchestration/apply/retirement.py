@@ -12,7 +12,7 @@ from isthmus.features.errors import IsthmusError
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.package.manifest import open_package, read_contract
 from isthmus.orchestration.project import Project
-from isthmus.serving.rollout.rollout import in_force
+from isthmus.serving.rollout.releases import in_force
 
 HOUR = 3600 * 1_000_000
 

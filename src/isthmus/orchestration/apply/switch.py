@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import Contract, ViewContract, sha256
 from isthmus.features.contract.generations import Generations
+from isthmus.features.contract.schema import Contract, ViewContract, sha256
 from isthmus.features.errors import extra
 from isthmus.features.files import write_atomically
 from isthmus.features.online.store import OnlineStore
@@ -18,8 +18,8 @@ from isthmus.features.publishing.readback import is_published, read_back
 from isthmus.features.values.columns import Values, from_python
 from isthmus.features.values.entitykey import entity_keys
 from isthmus.features.values.rows import RowCodec
-from isthmus.orchestration.api.server import FEAST_SERVER, address
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.server.serve import FEAST_SERVER, address
 
 
 def register(project: Project, contract: Contract) -> list[str]:

@@ -13,8 +13,8 @@ from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.task import Case
 from isthmus.distill.types import in_batches
 from isthmus.features.errors import RequestError, one_of
-from isthmus.features.head.form import HEAD
-from isthmus.features.head.interpreter import Head
+from isthmus.features.featurizer.form import HEAD
+from isthmus.features.featurizer.interpreter import Head
 from isthmus.features.package.inputs import ModelInput, feeds
 from isthmus.features.package.inspect import Runtime
 from isthmus.features.package.manifest import Format, Package, Variant

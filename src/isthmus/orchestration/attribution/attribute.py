@@ -27,12 +27,12 @@ from isthmus.features.progress import Progress, silent
 from isthmus.features.values.arrow import micros
 from isthmus.orchestration.artifacts import Artifacts, serving_profile
 from isthmus.orchestration.attribution import inputs
-from isthmus.orchestration.attribution.compared import Choose, Chosen, compared
 from isthmus.orchestration.attribution.inputs import TIME, Rows
 from isthmus.orchestration.attribution.page import page
-from isthmus.orchestration.attribution.recordings.answered import predictions
+from isthmus.orchestration.attribution.recordings.predictions import predictions
 from isthmus.orchestration.attribution.recordings.questions import ID, choose_recorded
 from isthmus.orchestration.attribution.report import SCORE, Attribution, Measure, Part, page_file, rows_file
+from isthmus.orchestration.attribution.scores import Choose, Chosen, compared
 from isthmus.orchestration.attribution.shapley import Numbers, Shares, shapley
 from isthmus.orchestration.attribution.stages import (
     CELLS,

@@ -11,18 +11,18 @@ import pyarrow.parquet as pq
 
 from isthmus.distill.declaration import Distillation
 from isthmus.features import clock
-from isthmus.features.contract.contract import SEPARATOR
+from isthmus.features.contract.schema import SEPARATOR
 from isthmus.features.days import DAY, Days
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.offline.latest import matches
 from isthmus.features.offline.log import MaterializationLog
-from isthmus.features.pointintime.aged import fixed
-from isthmus.features.pointintime.asserved import ServedJoin
+from isthmus.features.pointintime.served import ServedJoin
+from isthmus.features.pointintime.staleness import fixed
 from isthmus.features.values.arrow import micros
 from isthmus.orchestration.artifacts import TrainingSet
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.training.aged import aged
 from isthmus.orchestration.training.record import history_of
+from isthmus.orchestration.training.staleness import aged
 
 TIME = "event_timestamp"
 

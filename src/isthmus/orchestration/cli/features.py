@@ -52,7 +52,7 @@ def build(
     as_json: JsonOption = False,
 ) -> None:
     """Run the transforms and write the offline tables: whole, or a range of days."""
-    from isthmus.orchestration.build import build as tables
+    from isthmus.orchestration.tables import build as tables
 
     opened = open_project(project)
     days = tables.day_range(opened, first, end, step, catch_up=catch_up)
@@ -72,7 +72,7 @@ def materialize(
     as_json: JsonOption = False,
 ) -> None:
     """Write the latest row of every key to Redis."""
-    from isthmus.orchestration.build.materialize import materialize as run
+    from isthmus.orchestration.tables.materialize import materialize as run
 
     with progress() as bar:
         written = run(open_project(project), views, full=full, progress=bar)
@@ -89,7 +89,7 @@ def collect(
     as_json: JsonOption = False,
 ) -> None:
     """Bring the rows that were pushed to the API into the offline tables."""
-    from isthmus.orchestration.api import collect as run
+    from isthmus.orchestration.server import collect as run
 
     opened = open_project(project)
     if follow:
@@ -159,7 +159,7 @@ def snapshot(
     as_json: JsonOption = False,
 ) -> None:
     """Write the stored features that devices keep, as a signed file."""
-    from isthmus.orchestration.device import snapshot as run
+    from isthmus.orchestration.snapshots import create as run
 
     opened = open_project(project)
     if to:
@@ -188,8 +188,8 @@ def lookup(
 ) -> None:
     """Show the features of a service for some keys, as the API answers them; no server is needed."""
     from isthmus.features.document.blocks import Table
-    from isthmus.orchestration.api.lookup import lookup as run
-    from isthmus.orchestration.api.lookup import table
+    from isthmus.orchestration.server.lookup import lookup as run
+    from isthmus.orchestration.server.lookup import table
 
     answer = run(open_project(project), name, keys or [])
     present(answer, lambda: [Table(*table(answer, keys or []))], as_json=as_json)
@@ -210,9 +210,9 @@ def quality(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the offline tables, their expectations and their drift. Exit code 1 if one is broken or exceeded."""
+    from isthmus.orchestration.quality.measure import quality as run
+    from isthmus.orchestration.quality.measure import require_quality
     from isthmus.orchestration.quality.page import page, quality_blocks
-    from isthmus.orchestration.quality.quality import quality as run
-    from isthmus.orchestration.quality.quality import require_quality
 
     with progress() as bar:
         report = run(open_project(project), views, since=since, until=until, progress=bar)

@@ -25,7 +25,7 @@ def create(
     as_json: JsonOption = False,
 ) -> None:
     """Make a key and show it, this once."""
-    from isthmus.orchestration.api.keys import create as run
+    from isthmus.orchestration.server.keys import create as run
 
     present(run(open_project(project), name, scope), as_json=as_json)
 
@@ -33,7 +33,7 @@ def create(
 @verbs.command("list")
 def list_(project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """List the keys by name."""
-    from isthmus.orchestration.api.keys import describe as run
+    from isthmus.orchestration.server.keys import describe as run
 
     present(run(open_project(project)), as_json=as_json)
 
@@ -41,7 +41,7 @@ def list_(project: ProjectOption = None, as_json: JsonOption = False) -> None:
 @verbs.command("revoke")
 def revoke(name: KeyArgument, project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """Remove a key: a running server refuses it from the next request on."""
-    from isthmus.orchestration.api.keys import revoke as run
+    from isthmus.orchestration.server.keys import revoke as run
 
     present(run(open_project(project), name), as_json=as_json)
 
@@ -49,6 +49,6 @@ def revoke(name: KeyArgument, project: ProjectOption = None, as_json: JsonOption
 @verbs.command("open")
 def open_(project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """Let every program of this machine ask a server on loopback again, once the last key is revoked."""
-    from isthmus.orchestration.api.keys import open_to_all as run
+    from isthmus.orchestration.server.keys import open_to_all as run
 
     present(run(open_project(project)), as_json=as_json)

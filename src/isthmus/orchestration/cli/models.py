@@ -25,7 +25,7 @@ def distill(
     as_json: JsonOption = False,
 ) -> None:
     """Train teacher, reference, student and control, unless nothing has changed since they were trained."""
-    from isthmus.orchestration.models.models import distill as run
+    from isthmus.orchestration.models.students import distill as run
 
     with progress() as bar:
         report = run(open_project(project), name, again=again, progress=bar).as_dict()
@@ -45,7 +45,7 @@ def search(
     as_json: JsonOption = False,
 ) -> None:
     """Try students of other shapes and precisions under the budget. Exit code 1 if none keeps to it."""
-    from isthmus.orchestration.models.models import search as run
+    from isthmus.orchestration.models.students import search as run
 
     with progress() as bar:
         report = run(open_project(project), name, trials=trials, progress=bar)
@@ -60,7 +60,7 @@ def search(
 def export(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """Turn the student into a package for the API and the device."""
     from isthmus.orchestration.cli.screens.report import export_blocks
-    from isthmus.orchestration.models.models import export as run
+    from isthmus.orchestration.models.students import export as run
 
     with progress() as bar:
         report = run(open_project(project), name, progress=bar).as_dict()
@@ -71,7 +71,7 @@ def export(name: NameArgument = None, project: ProjectOption = None, as_json: Js
 def ladder(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """Compare the last package, in each runtime, with its student in torch. Exit code 1 names the first that breaks."""
     from isthmus.orchestration.cli.packages import ladder_blocks
-    from isthmus.orchestration.models.models import ladder as run
+    from isthmus.orchestration.models.students import ladder as run
     from isthmus.orchestration.runtimes.products import RUNTIMES
 
     rungs = run(open_project(project), name, runtimes=RUNTIMES)
@@ -162,7 +162,7 @@ def monitor(
 
     Exit code 1 if a bound of the distillation is broken.
     """
-    from isthmus.orchestration.production import monitor as run
+    from isthmus.orchestration.monitoring import monitor as run
 
     opened = open_project(project)
     if follow:
@@ -170,8 +170,8 @@ def monitor(
     with progress() as bar:
         result = run.monitor(opened, name, progress=bar)
     from isthmus.features.production import production_file
-    from isthmus.orchestration.production.bounds import require_bounds
-    from isthmus.orchestration.production.page import page_file, screen
+    from isthmus.orchestration.monitoring.bounds import require_bounds
+    from isthmus.orchestration.monitoring.page import page_file, screen
 
     file = production_file(opened.state, result.model)
     require = partial(require_bounds, result, page_file(file))
@@ -218,7 +218,7 @@ def page(
     name: NameArgument = None, out: OutOption = Path("site"), project: ProjectOption = None, as_json: JsonOption = False
 ) -> None:
     """Write a folder of files that runs the last package in a browser, from any server of files."""
-    from isthmus.orchestration.device.site import api_path, site
+    from isthmus.orchestration.snapshots.site import api_path, site
 
     written = site(open_project(project), name, out)
     report = {"page": str(written), "open": f"python -m http.server --directory {written} 8080"}

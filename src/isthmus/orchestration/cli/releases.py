@@ -98,7 +98,7 @@ def history(project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """List what was deployed and rolled back, the newest first."""
     from isthmus.features.clock import moment
     from isthmus.features.document.blocks import Table
-    from isthmus.features.status import short
+    from isthmus.features.projectstatus import short
     from isthmus.orchestration.models.release import history as run
 
     events = run(open_project(project))
@@ -119,7 +119,7 @@ def serve(
     project: ProjectOption = None,
 ) -> None:
     """Run the API: online lookups and predictions."""
-    from isthmus.orchestration.api.server import serve as run
+    from isthmus.orchestration.server.serve import serve as run
 
     raise typer.Exit(run(open_project(project), port=port))
 
@@ -127,8 +127,8 @@ def serve(
 @verbs.command()
 def fleet(out: OutOption = Path("fleet"), project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """Write what runs the project on two fleets: Kubernetes manifests, an accelerate configuration, Dockerfiles."""
-    from isthmus.orchestration.api.secret import secret
     from isthmus.orchestration.fleet.files import fleet as run
+    from isthmus.orchestration.server.secret import secret
 
     opened = open_project(project)
     written = run(opened, out)
@@ -140,7 +140,7 @@ def fleet(out: OutOption = Path("fleet"), project: ProjectOption = None, as_json
 def _released(report: dict[str, Any], *, as_json: bool) -> None:
     if not as_json:
         from isthmus.features.clock import moment
-        from isthmus.features.status import short
+        from isthmus.features.projectstatus import short
 
         if limits := report["verdict"].pop("limits", ()):
             report["beyond the verdict"] = "; ".join(limits)

@@ -23,7 +23,7 @@ from isthmus.orchestration.settings import PROCESS_VARIABLES
 
 if TYPE_CHECKING:
     from isthmus.distill.declaration import Distillation
-    from isthmus.features.contract.contract import Contract
+    from isthmus.features.contract.schema import Contract
     from isthmus.features.definition.spec import Snapshot as DeviceSnapshot
     from isthmus.features.definition.spec import Source as DeclaredSource
     from isthmus.orchestration.project import Project

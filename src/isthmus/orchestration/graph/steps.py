@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from isthmus.features.contract.contract import sha256
+from isthmus.features.contract.schema import sha256
 from isthmus.features.document.markdown import to_markdown
 from isthmus.features.errors import ContractMismatch, GateFailed
 from isthmus.features.progress import Progress
@@ -65,7 +65,7 @@ def _ensure_applied(project: "Project", progress: Progress) -> None:
 
 def _build(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
     from isthmus.features.days import Days
-    from isthmus.orchestration.build import build
+    from isthmus.orchestration.tables import build
 
     _ensure_applied(project, progress)
     began, views = time.perf_counter(), _names(request.nodes)
@@ -78,7 +78,7 @@ def _build(project: "Project", request: Request, progress: Progress) -> Iterator
 
 def _complete(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
     """Completes tables that were built by days, except those that are up to date with sources and definitions."""
-    from isthmus.orchestration.build import build
+    from isthmus.orchestration.tables import build
 
     _ensure_applied(project, progress)
     began, views = time.perf_counter(), _names(request.nodes)
@@ -104,7 +104,7 @@ def _history(project: "Project", node: str) -> "ViewHistory":
 
 
 def _check_tables(project: "Project", request: Request, progress: Progress) -> Iterator[Checked]:
-    from isthmus.orchestration.quality import page, quality
+    from isthmus.orchestration.quality import measure, page
 
     contract = project.applied()
     for n, (node, check) in enumerate(request.checks):
@@ -116,7 +116,7 @@ def _check_tables(project: "Project", request: Request, progress: Progress) -> I
             metadata = {"rows": rows, "contract": contract.views[name].hash[:12], "version": history.version}
             yield Checked(node, check, rows > 0, "" if rows else "the table has no row", metadata)
             continue
-        report = quality.quality(project, [name], drift=False).views[name]
+        report = measure.quality(project, [name], drift=False).views[name]
         broken = [str(finding) for finding in report.findings if not finding.passed]
         metadata = {
             "rows": report.statistics.rows,
@@ -130,7 +130,7 @@ def _check_tables(project: "Project", request: Request, progress: Progress) -> I
 
 
 def _check_drift(project: "Project", request: Request, progress: Progress) -> Iterator[Checked]:
-    from isthmus.orchestration.quality.quality import quality
+    from isthmus.orchestration.quality.measure import quality
 
     for n, (node, check) in enumerate(request.checks):
         name = _name(node)
@@ -150,7 +150,7 @@ def _check_drift(project: "Project", request: Request, progress: Progress) -> It
 
 
 def _materialize(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
-    from isthmus.orchestration.build.materialize import materialize
+    from isthmus.orchestration.tables.materialize import materialize
 
     began = time.perf_counter()
     reports = materialize(project, _names(request.nodes), progress=progress)
@@ -162,7 +162,7 @@ def _materialize(project: "Project", request: Request, progress: Progress) -> It
 
 
 def _snapshot(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
-    from isthmus.orchestration.device.snapshot import snapshot
+    from isthmus.orchestration.snapshots.create import snapshot
 
     for node in request.nodes:
         began = time.perf_counter()
@@ -210,10 +210,10 @@ def _distill(project: "Project", request: Request, progress: Progress) -> Iterat
     from isthmus.distill.gates import gate_figures
     from isthmus.distill.reports import images
     from isthmus.orchestration.artifacts import Artifacts
-    from isthmus.orchestration.models import cards, models
+    from isthmus.orchestration.models import cards, students
 
     began, name = time.perf_counter(), _name(request.nodes[0])
-    run = reported(models.distill(project, name, progress=progress).as_dict(), began)
+    run = reported(students.distill(project, name, progress=progress).as_dict(), began)
     declared = project.definitions.distillations[name]
     artifacts = Artifacts(project, declared)
     report, folder = artifacts.last_report(), artifacts.last_model()
@@ -245,7 +245,7 @@ def _distill(project: "Project", request: Request, progress: Progress) -> Iterat
 
 
 def _check_student(project: "Project", request: Request, _progress: Progress) -> Iterator[Checked]:
-    from isthmus.orchestration.models.models import require_quality
+    from isthmus.orchestration.models.students import require_quality
 
     for node, check in request.checks:
         declared = project.definitions.distillations[_name(node)]
@@ -258,7 +258,7 @@ def _check_student(project: "Project", request: Request, _progress: Progress) ->
 
 
 def _export(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
-    from isthmus.orchestration.models.models import export
+    from isthmus.orchestration.models.students import export
 
     (node,), began = request.nodes, time.perf_counter()
     report = export(project, _name(node), progress=progress)
@@ -323,9 +323,9 @@ def _attribute(project: "Project", request: Request, progress: Progress) -> Iter
 
 
 def _monitor(project: "Project", request: Request, progress: Progress) -> Iterator[Checked]:
-    from isthmus.orchestration.production import page
-    from isthmus.orchestration.production.bounds import problems
-    from isthmus.orchestration.production.monitor import monitor, plain
+    from isthmus.orchestration.monitoring import page
+    from isthmus.orchestration.monitoring.bounds import problems
+    from isthmus.orchestration.monitoring.monitor import monitor, plain
 
     began = time.perf_counter()
     found = {name: monitor(project, name, progress=progress) for name in {_name(node) for node, _ in request.checks}}

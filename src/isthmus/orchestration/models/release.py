@@ -16,13 +16,13 @@ from isthmus.features import clock
 from isthmus.features.contract.generations import Generations
 from isthmus.features.package.manifest import open_package, read_contract
 from isthmus.features.verdict import Verdict
-from isthmus.orchestration.api.server import address
 from isthmus.orchestration.artifacts import Artifacts, serving_profile, verdict_file
-from isthmus.orchestration.models.models import require_release
+from isthmus.orchestration.models.students import require_release
 from isthmus.orchestration.project import Project
-from isthmus.serving.deployment.deployment import Deployment
-from isthmus.serving.rollout import rollout
-from isthmus.serving.rollout.rollout import Rollout, happened
+from isthmus.orchestration.server.serve import address
+from isthmus.serving.deployment.record import Deployment
+from isthmus.serving.rollout import releases
+from isthmus.serving.rollout.releases import Rollout, happened
 
 SWITCH_SECONDS = 5.0
 """How long to wait for a running server, which looks for a new deployment and loads it."""
@@ -69,7 +69,7 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
         contracts.require_model(
             f"package of {declared.name}", read_contract(open_package(package)), declared.student.name
         )
-        done = rollout.deploy(
+        done = releases.deploy(
             package,
             verdict,
             contract,
@@ -93,7 +93,7 @@ def promote(project: Project) -> Released:
         DependencyError: another deployment is under way.
     """
     with _contracts(project) as contracts:
-        done = rollout.promote(
+        done = releases.promote(
             project.deployment_file,
             contracts,
             at=clock.now(),
@@ -112,7 +112,7 @@ def rollback(project: Project, to: str | None = None) -> Released:
     """
     key = project.public_key
     with _contracts(project) as contracts:
-        done = rollout.rollback(project.deployment_file, contracts, at=clock.now(), to=to, public_key=key)
+        done = releases.rollback(project.deployment_file, contracts, at=clock.now(), to=to, public_key=key)
     return _released(project, done)
 
 
@@ -122,7 +122,7 @@ def undo(project: Project, deployment: Deployment, why: str) -> bool:
     Errors: see `promote`.
     """
     with _contracts(project) as contracts:
-        return rollout.undo(
+        return releases.undo(
             project.deployment_file, deployment, why, at=clock.now(), generations=contracts,
             public_key=project.public_key,
         )  # fmt: skip

@@ -11,17 +11,17 @@ from typing import Any
 
 from isthmus.distill.language.causal import Causal
 from isthmus.distill.reports.words import duration, scaled
-from isthmus.features.decoding.generation import TOKENS
 from isthmus.features.errors import extra
+from isthmus.features.generation.prompt import TOKENS
 from isthmus.features.package.golden import read_golden
 from isthmus.features.package.manifest import open_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.artifacts import Artifacts
-from isthmus.orchestration.models.models import require_boundary
-from isthmus.orchestration.planning.decoding import Probe, Text, probe
+from isthmus.orchestration.models.students import require_boundary
 from isthmus.orchestration.planning.devices import HOST, Device, Precision, catalogue, measure_host
 from isthmus.orchestration.planning.roofline import Estimate, Work, roofline, rows_to_ridge
+from isthmus.orchestration.planning.tokenrate import Probe, Text, probe
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.settings import PricesTable
 

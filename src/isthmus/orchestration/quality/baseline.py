@@ -11,7 +11,7 @@ import msgspec
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from isthmus.features.contract.contract import Column, ViewContract
+from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.files import read_pointer, write_atomically
 from isthmus.features.offline.history import ViewHistory

@@ -22,7 +22,7 @@ from isthmus.features.document.blocks import (
 )
 from isthmus.features.document.html import to_html
 from isthmus.features.quality.statistics import FeatureStatistics, ViewStatistics
-from isthmus.orchestration.quality.quality import QualityReport, ViewDrift
+from isthmus.orchestration.quality.measure import QualityReport, ViewDrift
 
 FEATURE_COLUMNS = ("feature", "type", "nulls", "distinct", "low", "median", "high", "mean")
 _MEASURES = {

@@ -7,15 +7,15 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import DataError
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import Mask, Values
-from isthmus.orchestration.recording.causes import Recorded
-from isthmus.orchestration.recording.origins import Origins, view_answers
+from isthmus.orchestration.recording.mismatches import Recorded
+from isthmus.orchestration.recording.provenance import Origins, view_answers
 from isthmus.orchestration.recording.requests import Requests, read_predictions
-from isthmus.orchestration.recording.stored import StoredRows, from_history, served_rows
+from isthmus.orchestration.recording.storedrows import StoredRows, from_history, served_rows
 from isthmus.serving.predict.model import Model
 from isthmus.serving.predict.predictor import Predictor
 

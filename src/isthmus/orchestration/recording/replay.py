@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import DependencyError, GateFailed, IsthmusError, PackageError, RequestError
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.package.manifest import open_package
@@ -27,9 +27,9 @@ from isthmus.features.progress import Progress, silent
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import Mask
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.recording.causes import Cause, Causes, Recorded
 from isthmus.orchestration.recording.collect import absence
-from isthmus.orchestration.recording.origins import Origins, groups, predicted, view_answers
+from isthmus.orchestration.recording.mismatches import Cause, Causes, Recorded
+from isthmus.orchestration.recording.provenance import Origins, groups, predicted, view_answers
 from isthmus.orchestration.recording.requests import (
     Requests,
     lookup_of,
@@ -38,7 +38,7 @@ from isthmus.orchestration.recording.requests import (
     read_prompts,
     unreadable,
 )
-from isthmus.orchestration.recording.stored import StoredRows, from_history
+from isthmus.orchestration.recording.storedrows import StoredRows, from_history
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.orchestration.recording.tensors import Writer, differing
 from isthmus.serving.lookup.lookup import Lookup

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from isthmus.features.contract.contract import Column, Contract
+from isthmus.features.contract.schema import Column, Contract
 from isthmus.features.errors import IsthmusError
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import Ints, Values

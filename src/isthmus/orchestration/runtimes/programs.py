@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from isthmus.distill.formats.programs import PROGRAMS
-from isthmus.distill.portable.process import opened
+from isthmus.distill.runtimes.process import opened
+from isthmus.distill.runtimes.programs import PROGRAMS
 from isthmus.features.package.golden import Inputs
 from isthmus.features.package.manifest import Format, Manifest, Package, Variant
 from isthmus.features.package.replay import GOLDEN_TOLERANCE, Answers

@@ -13,15 +13,15 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.schema import Contract
 from isthmus.features.definition.spec import FeatureView, Spine
 from isthmus.features.errors import ContractMismatch, DataError, RequestError, nearest, one_of
 from isthmus.features.files import publish, require_local, write_atomically
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.scan import in_lots
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.pointintime.asserved import ServedJoin
 from isthmus.features.pointintime.join import BATCH, Join
+from isthmus.features.pointintime.served import ServedJoin
 from isthmus.features.pointintime.spine import SpineRows, spine_rows
 from isthmus.features.types import TYPES, DataType, UnixTimestamp
 from isthmus.orchestration.artifacts import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from isthmus.features.contract.contract import Contract, TransformContract
+from isthmus.features.contract.schema import Contract, TransformContract
 from isthmus.features.definition.spec import AtRequest
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from isthmus.features.contract.contract import optional
+from isthmus.features.contract.schema import optional
 from isthmus.features.errors import RequestError
 from isthmus.features.files import write_atomically
 from isthmus.features.pointintime.spine import SpineRows

@@ -18,14 +18,14 @@ import numpy as np
 import pyarrow as pa
 
 from isthmus.features import errors
-from isthmus.features.contract.contract import RESERVED, SEPARATOR, STATUS, Contract
+from isthmus.features.contract.schema import RESERVED, SEPARATOR, STATUS, Contract
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, DependencyError, IsthmusError
 from isthmus.features.types import DataType
 from isthmus.features.values.arrow import ARROW
 from isthmus.features.values.columns import Values
 from isthmus.features.values.entitykey import KeyValue
-from isthmus.orchestration.api.server import running, settings
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.server.serve import running, settings
 from isthmus.serving.limits import Limits
 from isthmus.serving.wire.formats import Format
 

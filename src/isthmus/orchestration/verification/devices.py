@@ -13,7 +13,7 @@ from isthmus.distill.declaration import Distillation
 from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.types import Index, spread
 from isthmus.features.clock import MICROSECOND, Status
-from isthmus.features.contract.contract import STATUS, Column, Contract, ViewContract
+from isthmus.features.contract.schema import STATUS, Column, Contract, ViewContract
 from isthmus.features.definition.spec import Snapshot
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from isthmus.features.offline.history import ViewHistory
@@ -23,10 +23,10 @@ from isthmus.features.package.manifest import Package
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.publishing.publish import key_values
 from isthmus.features.snapshot.file import Header, SnapshotFile, packed, read_header, read_snapshot
-from isthmus.features.snapshot.kept import kept_views, of_kept_keys
 from isthmus.features.snapshot.owners import open_owners
-from isthmus.features.snapshot.seal import require_sealed
-from isthmus.features.snapshot.shelf import Latest, Shelf
+from isthmus.features.snapshot.selection import kept_views, of_kept_keys
+from isthmus.features.snapshot.signature import require_sealed
+from isthmus.features.snapshot.store import Latest, Shelf
 from isthmus.features.types import String, UnixTimestamp
 from isthmus.features.values.arrow import from_arrow
 from isthmus.features.values.columns import Values
@@ -34,9 +34,9 @@ from isthmus.features.values.entitykey import decode_values, encode_keys
 from isthmus.features.values.rows import RowCodec
 from isthmus.features.verdict import FeatureVerdict, ValueDifference
 from isthmus.orchestration.artifacts import Artifacts
-from isthmus.orchestration.device.snapshot import shelf, signer
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.runtimes.device import DeviceQuestions
+from isthmus.orchestration.runtimes.nodeclient import DeviceQuestions
+from isthmus.orchestration.snapshots.create import shelf, signer
 from isthmus.orchestration.verification.owners import files_of, read_owners
 from isthmus.orchestration.verification.sides import ComparedRows, questions_at, sample_with_keys
 from isthmus.orchestration.verification.views import EVENT, KNOWN, offline_values

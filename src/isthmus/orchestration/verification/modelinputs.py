@@ -11,7 +11,7 @@ from isthmus.distill.declaration import Distillation
 from isthmus.distill.onnx.runtime import predict
 from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.types import Index, spread
-from isthmus.features.contract.contract import Column
+from isthmus.features.contract.schema import Column
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.package.inputs import Feeds, ModelInput, feeds
 from isthmus.features.package.manifest import Package, placed

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.types import Index, in_batches, spread
-from isthmus.features.contract.contract import Column, Contract, TransformContract
+from isthmus.features.contract.schema import Column, Contract, TransformContract
 from isthmus.features.definition.spec import AtRequest
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.arrow import ARROW, from_arrow, micros

@@ -11,8 +11,8 @@ from isthmus.distill.export.parity import Parity, Questions
 from isthmus.distill.types import Index
 from isthmus.features.clients import READER
 from isthmus.features.errors import DependencyError, PackageError
-from isthmus.features.head.form import HEAD
-from isthmus.features.head.interpreter import CoreFeeds, Head
+from isthmus.features.featurizer.form import HEAD
+from isthmus.features.featurizer.interpreter import CoreFeeds, Head
 from isthmus.features.package.golden import Inputs
 from isthmus.features.package.inputs import feeds
 from isthmus.features.package.inspect import Runtime
@@ -27,7 +27,7 @@ from isthmus.features.verdict import (
     ValueDifference,
     merged,
 )
-from isthmus.orchestration.runtimes.device import Answered, ask_device
+from isthmus.orchestration.runtimes.nodeclient import Answered, ask_device
 from isthmus.orchestration.runtimes.products import RUNTIMES
 from isthmus.orchestration.runtimes.web import NAME as WEB
 from isthmus.orchestration.runtimes.web import NodeFailed, WebRuntime

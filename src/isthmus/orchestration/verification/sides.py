@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from isthmus.distill.types import Index, spread
 from isthmus.features import clock
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.latest import horizon
 from isthmus.features.online.store import OnlineStore

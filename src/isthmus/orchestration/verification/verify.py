@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from isthmus.distill.declaration import Distillation
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import GateFailed
 from isthmus.features.files import write_atomically
 from isthmus.features.offline.history import ViewHistory
@@ -20,10 +20,10 @@ from isthmus.features.package.signature import require_signature
 from isthmus.features.progress import Progress, silent
 from isthmus.features.redis.connection import answering, connect
 from isthmus.features.verdict import FeatureVerdict, Verdict, flat, merged
-from isthmus.orchestration.api.collect import collect
 from isthmus.orchestration.artifacts import Artifacts, page_file, serving_profile, verdict_file
-from isthmus.orchestration.models.models import parity
+from isthmus.orchestration.models.students import parity
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.server.collect import collect
 from isthmus.orchestration.verification.client import private_api
 from isthmus.orchestration.verification.devices import (
     SNAPSHOT,
@@ -36,7 +36,7 @@ from isthmus.orchestration.verification.page import page
 from isthmus.orchestration.verification.recomputation import recompute
 from isthmus.orchestration.verification.sides import CHECKED_ROWS, ComparedPackage, OnlineSide
 from isthmus.orchestration.verification.views import SAMPLE, compare_view
-from isthmus.serving.deployment.deployment import unapproved
+from isthmus.serving.deployment.record import unapproved
 
 if TYPE_CHECKING:
     from isthmus.orchestration.verification.runtimes import Client

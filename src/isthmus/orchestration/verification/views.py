@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from isthmus.distill.types import Index, spread
 from isthmus.features import clock
-from isthmus.features.contract.contract import RESERVED, STATUS, Column
+from isthmus.features.contract.schema import RESERVED, STATUS, Column
 from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import point_in_time

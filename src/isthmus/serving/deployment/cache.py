@@ -10,7 +10,7 @@ from isthmus.features.files import publish
 from isthmus.features.package.checksums import SIGNATURE
 from isthmus.features.package.manifest import Package, open_package
 from isthmus.features.package.signature import require_signature
-from isthmus.serving.deployment.deployment import CACHE
+from isthmus.serving.deployment.record import CACHE
 
 
 def folder_of(file: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from isthmus.features.files import Journal
-from isthmus.serving.deployment.deployment import Deployment
+from isthmus.serving.deployment.record import Deployment
 
 Action = Literal["deploy", "promote", "rollback", "shadow", "canary", "drop", "refuse"]
 """The first three put something in force; the rest are about a candidate."""

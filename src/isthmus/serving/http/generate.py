@@ -12,10 +12,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from isthmus.features.decoding.decoder import Read
-from isthmus.features.decoding.generation import Generation
-from isthmus.features.decoding.tokenizer import LONG, Text, Tokenizer
 from isthmus.features.errors import IsthmusError
+from isthmus.features.generation.decoder import Read
+from isthmus.features.generation.prompt import Generation
+from isthmus.features.generation.tokenizer import LONG, Text, Tokenizer
+from isthmus.serving.deadlines import DEADLINE, REFUSAL
 from isthmus.serving.http.guard import granted
 from isthmus.serving.http.predict import Predictions
 from isthmus.serving.limits import Limits
@@ -23,7 +24,6 @@ from isthmus.serving.predict.generator import Generator
 from isthmus.serving.recorder.columns import Answer, stored_of
 from isthmus.serving.recorder.recorder import ANSWER, Recorder
 from isthmus.serving.state import State
-from isthmus.serving.waits import DEADLINE, REFUSAL
 from isthmus.serving.wire.errors import BusyError, DefectError
 from isthmus.serving.wire.exchange import body_of, message_of
 from isthmus.serving.wire.messages import EventEnd, EventText, GenerateRequest

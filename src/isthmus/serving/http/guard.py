@@ -15,9 +15,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from isthmus.features.errors import IsthmusError
+from isthmus.serving.deadlines import DEADLINE, REFUSAL, Deadline, Deadlines
 from isthmus.serving.keys import EVERYTHING, Grants, Keyring, required
 from isthmus.serving.limits import Limits
-from isthmus.serving.waits import DEADLINE, REFUSAL, Deadline, Deadlines
 from isthmus.serving.watchedfile import WatchedFile
 from isthmus.serving.wire import errors
 

@@ -10,9 +10,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from isthmus.serving import log
+from isthmus.serving.deadlines import REFUSAL
 from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.recorder.recorder import ANSWER, HEADER, Recorder
-from isthmus.serving.waits import REFUSAL
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
 

@@ -15,7 +15,7 @@ import orjson
 import pyarrow as pa
 
 from isthmus.features.clock import Status
-from isthmus.features.contract.contract import RESERVED, SEPARATOR, STATUS, Column
+from isthmus.features.contract.schema import RESERVED, SEPARATOR, STATUS, Column
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.types import DataType, String, UnixTimestamp
 from isthmus.features.values.arrow import ARROW

@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 
 from isthmus.features.clock import Status
-from isthmus.features.contract.contract import SEPARATOR, Column, Contract, optional
+from isthmus.features.contract.schema import SEPARATOR, Column, Contract, optional
 from isthmus.features.errors import RequestError, one_of
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.request.graph import RowGraph

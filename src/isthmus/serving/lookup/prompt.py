@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import orjson
 
-from isthmus.features.contract.contract import Contract
-from isthmus.features.decoding.generation import Generation, prompt_features, shown
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import RequestError
+from isthmus.features.generation.prompt import Generation, prompt_features, shown
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import Values

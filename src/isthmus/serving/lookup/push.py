@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import RESERVED, Column, ViewContract
+from isthmus.features.contract.schema import RESERVED, Column, ViewContract
 from isthmus.features.errors import DataError, Problem, RequestError, one_of
 from isthmus.features.values.columns import Ints, Values
 from isthmus.features.values.entitykey import entity_keys

@@ -8,7 +8,7 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import Contract, ViewContract
+from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.serving.metrics.counters import Tally
 from isthmus.serving.metrics.production import ProductionGauges
 from isthmus.serving.metrics.spool import SpoolGauges

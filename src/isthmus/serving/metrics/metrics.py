@@ -20,11 +20,11 @@ from isthmus.features.clock import Status
 from isthmus.features.errors import RequestError
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.profiles import OBJECTIVE_MS
+from isthmus.serving.deadlines import REFUSAL, waits
 from isthmus.serving.metrics.counters import BUCKETS, Tally
 from isthmus.serving.metrics.gauges import HISTORY_SECONDS, NEWEST, NO_OBJECTIVES, Gauges
 from isthmus.serving.rollout.trial import Trial
 from isthmus.serving.state import State
-from isthmus.serving.waits import REFUSAL, waits
 from isthmus.serving.wire.encode import LABELS
 from isthmus.serving.wire.inference import INFER
 from isthmus.serving.wire.messages import LatencyState

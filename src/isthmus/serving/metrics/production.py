@@ -7,7 +7,7 @@ from pathlib import Path
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from isthmus.features.production import PackageQuality, Production, Quality, production_file
-from isthmus.serving.deployment.deployment import Deployment
+from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.watchedfile import WatchedFile
 
 LONGEST = 120

@@ -2,12 +2,12 @@
 
 from collections.abc import AsyncIterator, Sequence
 
-from isthmus.features.decoding.decoder import Read
-from isthmus.features.decoding.generation import LOGITS, NEW
+from isthmus.features.generation.decoder import Read
+from isthmus.features.generation.prompt import LOGITS, NEW
 from isthmus.features.package.prompts import generation_of
 from isthmus.serving.limits import Limits
+from isthmus.serving.predict.inference_queue import TensorInputs
 from isthmus.serving.predict.tensors import TensorPredictor
-from isthmus.serving.predict.turns import TensorInputs
 from isthmus.serving.wire.errors import TooLargeError
 
 

@@ -17,7 +17,7 @@ from isthmus.features.package.prompts import decoder_of, open_tokenizer
 from isthmus.features.package.replay import answers, open_session, require_fed, require_reproduced
 from isthmus.features.package.signature import require_signature
 from isthmus.features.values.columns import Values
-from isthmus.serving.deployment.deployment import Deployment, require_rows
+from isthmus.serving.deployment.record import Deployment, require_rows
 
 if TYPE_CHECKING:
     import onnxruntime

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import orjson
 
-from isthmus.features.contract.contract import Column, Contract, optional
 from isthmus.features.contract.diff import require_service
+from isthmus.features.contract.schema import Column, Contract, optional
 from isthmus.features.errors import RequestError, one_of
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.profiles import BATCH_ROWS

@@ -9,15 +9,15 @@ import msgspec
 import numpy as np
 import orjson
 
-from isthmus.features.contract.contract import Contract
 from isthmus.features.contract.diff import require_service
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import RequestError, one_of
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.package.inputs import Feeds
 from isthmus.features.package.manifest import Tensor
 from isthmus.serving.limits import Limits
+from isthmus.serving.predict.inference_queue import TensorInputs, TensorOutputs, Turns
 from isthmus.serving.predict.model import Model
-from isthmus.serving.predict.turns import TensorInputs, TensorOutputs, Turns
 from isthmus.serving.wire import tensors
 from isthmus.serving.wire.encode import OPTIONS
 from isthmus.serving.wire.errors import TooLargeError

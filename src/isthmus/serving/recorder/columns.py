@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from isthmus.features.contract.contract import SEPARATOR, Column, ViewContract
+from isthmus.features.contract.schema import SEPARATOR, Column, ViewContract
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.types import Bytes
 from isthmus.features.values.columns import Values

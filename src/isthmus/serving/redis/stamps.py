@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import redis
 
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.schema import Contract
 from isthmus.features.online import record
 from isthmus.features.values.stamp import Stamp
 from isthmus.serving.redis.cluster import Cluster

@@ -10,7 +10,7 @@ import numpy as np
 import redis
 
 from isthmus.features.clock import Status
-from isthmus.features.contract.contract import Contract, ViewContract
+from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.online import loss, pushes, record
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.online.pushes import APPEND, Backlog
@@ -22,12 +22,12 @@ from isthmus.features.redis.refusal import of_another_type
 from isthmus.features.redis.routing import Command, Piece, total
 from isthmus.features.values.rows import known_of
 from isthmus.serving import log
+from isthmus.serving.deadlines import Deadline, Deadlines, Waiting
 from isthmus.serving.limits import Limits
 from isthmus.serving.redis.cluster import Cluster
 from isthmus.serving.redis.node import KEYS, Node
 from isthmus.serving.redis.stamps import Stamps
 from isthmus.serving.threads import VALUES, offload
-from isthmus.serving.waits import Deadline, Deadlines, Waiting
 
 TIMEOUT_SECONDS = 2.0
 

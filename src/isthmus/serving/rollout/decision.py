@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from isthmus.features.errors import PackageError
-from isthmus.serving.deployment.deployment import Deployment
+from isthmus.serving.deployment.record import Deployment
 
 
 class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -3,7 +3,7 @@
 import time
 
 from isthmus.features.errors import IsthmusError
-from isthmus.serving.deployment.deployment import Deployment, Probation
+from isthmus.serving.deployment.record import Deployment, Probation
 from isthmus.serving.predict.model import Model
 from isthmus.serving.rollout.trial import Trial
 

@@ -4,7 +4,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from isthmus.serving.deployment.deployment import Deployment
+from isthmus.serving.deployment.record import Deployment
 
 LEAST = 200
 """Predictions of a single row, of each model, before their p99 is compared."""

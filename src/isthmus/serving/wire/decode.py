@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from isthmus.features.contract.contract import Column
+from isthmus.features.contract.schema import Column
 from isthmus.features.errors import RequestError, one_of
 from isthmus.features.types import SCALARS, Array
 from isthmus.features.values.columns import Values, from_python, other_size

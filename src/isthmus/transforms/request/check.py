@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from isthmus.features.contract.contract import Contract
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import DataError
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.arrow import from_arrow

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.features.contract.contract import SEPARATOR, Column, TransformContract, optional
+from isthmus.features.contract.schema import SEPARATOR, Column, TransformContract, optional
 from isthmus.features.definition import codehash
 from isthmus.features.definition.checks import sized
 from isthmus.features.definition.spec import AtRequest, RequestSource

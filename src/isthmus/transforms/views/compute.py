@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from isthmus.features import clock
-from isthmus.features.contract.contract import Column, ViewContract
+from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.definition import codehash
 from isthmus.features.definition.spec import FeatureView, Spine
 from isthmus.features.errors import ConfigurationError, DataError, Problem, nearest, one_of

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.features.offline.history import ViewHistory, table_schema
 from isthmus.features.offline.scan import in_lots
 from isthmus.features.pointintime.join import BATCH, Join

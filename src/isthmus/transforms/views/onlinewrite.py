@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from isthmus.features.contract.contract import Contract, ViewContract
+from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.errors import DependencyError
 from isthmus.features.offline.history import table_schema
 from isthmus.features.offline.scan import in_lots

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from isthmus.features.contract.contract import ViewContract
+from isthmus.features.contract.schema import ViewContract
 from isthmus.transforms.tables import parquet
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.labels import Binary, Number
 from isthmus.distill.tabular.tensors import columns
-from isthmus.features.contract.contract import Contract, ViewContract
+from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.days import Days
 from isthmus.features.errors import DataError, IsthmusError, RequestError
 from isthmus.features.files import write_atomically
@@ -22,7 +22,6 @@ from isthmus.features.progress import Progress, silent
 from isthmus.features.values.arrow import ARROW, micros, to_arrow
 from isthmus.features.values.columns import Ints
 from isthmus.orchestration.artifacts import Artifacts, TrainingSet, serving_profile
-from isthmus.orchestration.attribution.compared import REFUSED
 from isthmus.orchestration.attribution.inputs import TIME, labels, within
 from isthmus.orchestration.attribution.periods import weighted
 from isthmus.orchestration.attribution.periods.coalitions import (
@@ -34,14 +33,15 @@ from isthmus.orchestration.attribution.periods.coalitions import (
 )
 from isthmus.orchestration.attribution.periods.page import Change, Difference, Period, Segment, page, page_file
 from isthmus.orchestration.attribution.periods.segments import Segments, segments
-from isthmus.orchestration.attribution.recordings.answered import predictions
+from isthmus.orchestration.attribution.recordings.predictions import predictions
 from isthmus.orchestration.attribution.recordings.questions import recorded_rows, with_column
 from isthmus.orchestration.attribution.report import SCORE, Part
+from isthmus.orchestration.attribution.scores import REFUSED
 from isthmus.orchestration.attribution.shapley import Numbers, shapley
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.recording.origins import Origins, key_values, predicted
-from isthmus.orchestration.recording.stored import from_history
-from isthmus.serving.deployment.deployment import unapproved
+from isthmus.orchestration.recording.provenance import Origins, key_values, predicted
+from isthmus.orchestration.recording.storedrows import from_history
+from isthmus.serving.deployment.record import unapproved
 from isthmus.serving.predict.model import Model
 
 Pairs = Sequence[tuple[str, str]]

@@ -8,11 +8,11 @@ from isthmus.distill.declaration import STAGES
 from isthmus.features.files import write_atomically
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.artifacts import Artifacts
-from isthmus.orchestration.attribution.compared import Compared, compared
-from isthmus.orchestration.attribution.recordings.answered import prediction
 from isthmus.orchestration.attribution.recordings.explanation import ExplainedRow, Explanation, page, page_file
+from isthmus.orchestration.attribution.recordings.predictions import prediction
 from isthmus.orchestration.attribution.recordings.questions import choose_recorded
 from isthmus.orchestration.attribution.report import Measure, Part
+from isthmus.orchestration.attribution.scores import Compared, compared
 from isthmus.orchestration.attribution.shapley import shapley
 from isthmus.orchestration.attribution.stages import CELLS, NEEDS, coalitions
 from isthmus.orchestration.project import Project

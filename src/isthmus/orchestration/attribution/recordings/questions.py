@@ -18,7 +18,7 @@ from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.task import Material
 from isthmus.features import clock
-from isthmus.features.contract.contract import Column, Contract
+from isthmus.features.contract.schema import Column, Contract
 from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.package.inputs import ModelInput
@@ -26,18 +26,18 @@ from isthmus.features.types import TYPES
 from isthmus.features.values.arrow import ARROW, micros, to_arrow
 from isthmus.features.values.columns import Ints, Mask, Values, from_python
 from isthmus.orchestration.artifacts import Artifacts, TrainingSet
-from isthmus.orchestration.attribution.compared import Choose, Chosen
 from isthmus.orchestration.attribution.inputs import TIME, Rows
-from isthmus.orchestration.attribution.recordings.answered import Answered
+from isthmus.orchestration.attribution.recordings.predictions import Answered
+from isthmus.orchestration.attribution.scores import Choose, Chosen
 from isthmus.orchestration.attribution.shapley import Numbers
 from isthmus.orchestration.attribution.stages import SKEW, Features
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.recording.causes import Recorded
+from isthmus.orchestration.recording.mismatches import Recorded
 from isthmus.orchestration.recording.nearest import nearest
-from isthmus.orchestration.recording.origins import Origins, groups, key_values
 from isthmus.orchestration.recording.predictions import read
+from isthmus.orchestration.recording.provenance import Origins, groups, key_values
 from isthmus.orchestration.recording.requests import sent_keys
-from isthmus.orchestration.recording.stored import from_history
+from isthmus.orchestration.recording.storedrows import from_history
 from isthmus.serving.recorder.digest import digests
 
 ID = "isthmus_answer"

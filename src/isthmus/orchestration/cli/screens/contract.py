@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from isthmus.features.contract.contract import Column, ServiceContract, TransformContract, ViewContract
 from isthmus.features.contract.diff import AVAILABLE, duration
+from isthmus.features.contract.schema import Column, ServiceContract, TransformContract, ViewContract
 from isthmus.features.document.blocks import Block, Fields, Heading, Paragraph, Table, Text, bad, good
-from isthmus.features.status import short
+from isthmus.features.projectstatus import short
 from isthmus.orchestration.apply.contracts import ContractDifference, LocatedContract
 
 _OUTCOMES = {

@@ -1,0 +1,100 @@
+"""Converts a student to a Core ML package, as a zip: a package of Isthmus has no folders.
+
+`python -m isthmus.distill.runtimes.coreml.export FILE` is the process that converts.
+"""
+
+import io
+import json
+import sys
+import uuid
+import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from isthmus.distill.onnx.runtime import Run
+from isthmus.distill.runtimes.coreml.process import LIBRARIES, MODEL, WEIGHTS, Program
+from isthmus.distill.runtimes.exportedprogram import convert, serve
+from isthmus.distill.runtimes.network import Converted, Portable, in_process
+from isthmus.distill.types import Index
+
+__all__ = ["LIBRARIES", "converted", "files", "running"]
+
+_FOREVER = (1980, 1, 1, 0, 0, 0)
+"""The earliest time that a zip may say."""
+
+
+def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
+    """A file in fp32, with what makes it."""
+    return {f"{of.part}.fp32.mlpackage.zip": partial(converted, of)}
+
+
+def converted(of: Portable) -> Converted:
+    """The package for a row at a time; the same student has the same bytes. Raises a GateFailed if there can be none.
+
+    Whole numbers of 64 bits become those of 32 at its border.
+    """
+    return convert(of, f"{of.part}.fp32.mlpackage.zip", LIBRARIES, "isthmus.distill.runtimes.coreml.export")
+
+
+def running(program: Converted, of: Portable) -> AbstractContextManager[Run]:
+    """Interprets the saved program within the context: Core ML itself predicts on Apple's systems alone.
+
+    Raises a GateFailed if there is an operation that the interpreter does not know.
+    """
+    return in_process(Program, program, of)
+
+
+def _convert(program: ExportedProgram, file: str) -> bytes:
+    # These imports take six seconds.
+    import coremltools
+
+    names = [*pytree.tree_unflatten([*range(program.call_spec.out_spec.num_leaves)], program.call_spec.out_spec)]
+    model = coremltools.convert(
+        program.run_decompositions(), compute_precision=coremltools.precision.FLOAT32,
+        minimum_deployment_target=coremltools.target.iOS16,
+        outputs=[coremltools.TensorType(name=name) for name in names],
+    )  # fmt: skip
+    spec = model.get_spec()
+    spec.description.metadata.Clear()  # has the day
+    parts = {MODEL: spec.SerializeToString(deterministic=True)}
+    weights = Path(model.weights_dir) / "weight.bin"
+    if weights.is_file():
+        parts[WEIGHTS] = weights.read_bytes()
+    return _zipped(parts, file.removesuffix(".zip"))
+
+
+def _zipped(parts: Mapping[str, bytes], folder: str) -> bytes:
+    files = {"Manifest.json": json.dumps(_manifest(parts), indent=4, sort_keys=True).encode() + b"\n"}
+    files |= {f"Data/{name}": data for name, data in parts.items()}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in sorted(files.items()):
+            entry = zipfile.ZipInfo(f"{folder}/{name}", _FOREVER)
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, data)
+    return buffer.getvalue()
+
+
+def _manifest(parts: Mapping[str, bytes]) -> dict[str, Any]:
+    """What an .mlpackage says of itself; its ids need be unique within it alone."""
+    described = {MODEL: "CoreML Model Specification", str(PurePosixPath(WEIGHTS).parent): "CoreML Model Weights"}
+    if WEIGHTS not in parts:
+        del described[str(PurePosixPath(WEIGHTS).parent)]
+    ids = {path: str(uuid.uuid5(uuid.NAMESPACE_URL, path)) for path in described}
+    entries = {
+        ids[path]: {
+            "author": "com.apple.CoreML", "description": description, "name": path.rpartition("/")[2], "path": path
+        }
+        for path, description in described.items()
+    }  # fmt: skip
+    return {"fileFormatVersion": "1.0.0", "itemInfoEntries": entries, "rootModelIdentifier": ids[MODEL]}
+
+
+if __name__ == "__main__":
+    serve(partial(_convert, file=sys.argv[1]))

@@ -1,0 +1,168 @@
+"""Interprets a saved Core ML program in a child process: graph parity, as Core ML itself runs on Apple's systems alone.
+
+It needs torch, and of coremltools the descriptions of its files.
+"""
+
+import io
+import sys
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from math import prod
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from isthmus.distill.runtimes import process
+from isthmus.distill.runtimes.libraries import libraries
+from isthmus.distill.runtimes.process import Description, Loaded, serve
+from isthmus.distill.types import Array
+from isthmus.features.package.inputs import Feeds
+from isthmus.features.package.manifest import Tensor
+
+LIBRARIES = libraries("Core ML", "coreml")
+MODEL, WEIGHTS = "com.apple.CoreML/model.mlmodel", "com.apple.CoreML/weights/weight.bin"
+"""The files of an .mlpackage, in its folder `Data`."""
+
+_SENTINEL = 0xDEADBEEF
+_HEADER = np.dtype([("sentinel", "<u4"), ("kind", "<u4"), ("size", "<u8"), ("offset", "<u8")])
+"""Of a tensor in the weights, after MILBlob's StorageFormat.hpp."""
+
+_ELEMENTS = {"FLOAT32": "float", "INT32": "int32", "BOOL": "bool"}
+_NUMPY = {"FLOAT32": np.dtype("<f4"), "INT32": np.dtype("<i4"), "BOOL": np.dtype("?")}
+
+
+class Program(process.Program):
+    """A Core ML program, interpreted."""
+
+    libraries, package, module = LIBRARIES, "coremltools", "isthmus.distill.runtimes.coreml.process"
+
+    def __init__(
+        self, model: bytes, tensors: Sequence[Tensor], outputs: Sequence[Tensor], max_sizes: Mapping[str, int]
+    ) -> None:
+        # Core ML has no whole numbers of 64 bits.
+        narrow = [replace(tensor, element="int32") if tensor.element == "int64" else tensor for tensor in tensors]
+        super().__init__(model, narrow, outputs, max_sizes)
+
+    def ask(self, feeds: Feeds) -> dict[str, Array]:
+        """The outputs by name, of inputs by name with any number of rows. Raises a Refused if it does not answer."""
+        return super().ask({
+            name: array.astype(np.int32) if array.dtype == np.int64 else array for name, array in feeds.items()
+        })  # fmt: skip
+
+
+def _prepare(threads: int) -> Callable[[bytes], Loaded]:
+    import torch
+
+    if (found := find_spec("coremltools")) is None or not found.submodule_search_locations:
+        raise ImportError("no module named coremltools")
+    # The descriptions alone: coremltools imports in ten seconds whatever it might convert.
+    package = ModuleType("isthmus_coreml")
+    package.__path__ = [f"{found.submodule_search_locations[0]}/proto"]
+    sys.modules[package.__name__] = package
+    described, mil = (import_module(f"{package.__name__}.{name}") for name in ("Model_pb2", "MIL_pb2"))
+    torch.set_num_threads(threads)
+
+    def load(model: bytes) -> Loaded:
+        with zipfile.ZipFile(io.BytesIO(model)) as archive:
+            names = {name.partition("/Data/")[2]: name for name in archive.namelist()}
+            specification = described.Model()
+            specification.ParseFromString(archive.read(names[MODEL]))
+            weights = archive.read(names[WEIGHTS]) if WEIGHTS in names else b""
+        graph = _Graph(specification, _Values(mil, weights))
+        return Loaded(graph.inputs(), graph.outputs(), graph.run)
+
+    return load
+
+
+class _Graph:
+    """The operations of a program, in their order."""
+
+    def __init__(self, specification: Any, values: "_Values") -> None:
+        self._values = values
+        self._limits = {item.name: item.type.multiArrayType for item in specification.description.input}
+        self._function = specification.mlProgram.functions["main"]
+        self._block = self._function.block_specializations[self._function.opset]
+        self._operations = [operation for operation in self._block.operations if operation.type != "const"]
+        self._constants = {
+            operation.outputs[0].name: values.read(operation.attributes["val"])
+            for operation in self._block.operations
+            if operation.type == "const"
+        }
+
+    def inputs(self) -> list[Description]:
+        described = (self._values.describe(item.name, item.type.tensorType) for item in self._function.inputs)
+        return [_limited(each, self._limits[each.name]) for each in described]
+
+    def outputs(self) -> list[Description]:
+        results = {item.name: item.type.tensorType for each in self._operations for item in each.outputs}
+        return [self._values.describe(name, results[name]) for name in self._block.outputs]
+
+    def run(self, tensors: list[Array]) -> list[Array]:
+        import torch
+
+        from isthmus.distill.runtimes.coreml.operations import compute
+
+        fed = zip(self._function.inputs, tensors, strict=True)
+        state = {**self._constants, **{item.name: torch.from_numpy(array.copy()) for item, array in fed}}
+        for operation in self._operations:
+            given = {}
+            for name, bound in operation.inputs.items():
+                parts = [state[part.name] if part.name else self._values.read(part.value) for part in bound.arguments]
+                given[name] = parts if name == "values" else parts[0]
+            results = compute(operation.type, given)
+            names = [output.name for output in operation.outputs]
+            state |= zip(names, results if isinstance(results, tuple) else (results,), strict=True)
+        return [state[name].numpy() for name in self._block.outputs]
+
+
+def _limited(described: Description, limits: Any) -> Description:
+    """With the maximum of each size that differs from call to call."""
+    ranges = [limit.upperBound for limit in limits.shapeRange.sizeRanges] or described.shape
+    sizes = [most if size == -1 else size for size, most in zip(described.shape, ranges, strict=True)]
+    return replace(described, shape=tuple(sizes))
+
+
+class _Values:
+    """The values that a program has in itself and in its weights."""
+
+    def __init__(self, mil: ModuleType, weights: bytes) -> None:
+        self._mil, self._weights = mil, weights
+
+    def kind(self, tensor: Any) -> str:
+        return str(self._mil.DataType.Name(tensor.dataType))
+
+    def describe(self, name: str, tensor: Any) -> Description:
+        kind = self.kind(tensor)
+        shape = tuple(size.constant.size if size.HasField("constant") else -1 for size in tensor.dimensions)
+        return Description(_ELEMENTS.get(kind, kind), shape, name)
+
+    def read(self, value: Any) -> Any:
+        """A tensor of torch; a text as it is."""
+        import torch
+
+        kind = self.kind(value.type.tensorType)
+        if kind == "STRING":
+            return value.immediateValue.tensor.strings.values[0]
+        if kind not in _NUMPY:
+            raise NotImplementedError(f"values of kind {kind} have no interpreter")
+        shape = [size.constant.size for size in value.type.tensorType.dimensions]
+        if value.HasField("blobFileValue"):
+            data = self._stored(value.blobFileValue.offset, prod(shape), _NUMPY[kind])
+        else:
+            field = value.immediateValue.tensor.WhichOneof("value")
+            data = np.array(getattr(value.immediateValue.tensor, field).values, _NUMPY[kind])
+        return torch.from_numpy(data.reshape(shape).copy())
+
+    def _stored(self, place: int, count: int, dtype: "np.dtype[Any]") -> Array:
+        (header,) = np.frombuffer(self._weights, _HEADER, 1, place)
+        if int(header["sentinel"]) != _SENTINEL or int(header["size"]) != count * dtype.itemsize:
+            raise ValueError(f"no tensor at byte {place} of the weights")
+        return np.frombuffer(self._weights, dtype, count, int(header["offset"]))
+
+
+if __name__ == "__main__":
+    serve(_prepare)

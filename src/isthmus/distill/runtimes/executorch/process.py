@@ -1,0 +1,63 @@
+"""Runs an ExecuTorch program in a child process. It needs only torch and executorch."""
+
+from collections.abc import Callable
+from typing import Any
+
+from isthmus.distill.runtimes import process
+from isthmus.distill.runtimes.libraries import libraries
+from isthmus.distill.runtimes.process import Description, Loaded, serve
+from isthmus.distill.types import Array
+
+LIBRARIES = libraries("ExecuTorch", "executorch")
+NAME = LIBRARIES.name
+
+_KINDS = {0: "uint8", 3: "int32", 4: "int64", 6: "float", 7: "double", 11: "bool"}
+"""Elements by the numbers of torch's ScalarType."""
+
+
+class Program(process.Program):
+    """A program in ExecuTorch."""
+
+    libraries, package, module = LIBRARIES, "executorch", "isthmus.distill.runtimes.executorch.process"
+
+
+def _prepare(threads: int) -> Callable[[bytes], Loaded]:
+    import torch
+
+    # The core of `executorch.runtime`, which also imports everything that exports, and takes ten times as long.
+    from executorch.extension.pybindings import _C as runtime  # noqa: N811 - a module
+
+    torch.set_num_threads(threads)
+    runtime._unsafe_reset_threadpool(threads)
+
+    def given(array: Array) -> Any:
+        tensor = torch.from_numpy(array.copy())
+        # An empty array has strides of zero, which ExecuTorch refuses.
+        return tensor if array.size else torch.empty(array.shape, dtype=tensor.dtype)
+
+    def load(model: bytes) -> Loaded:
+        program = runtime._load_program_from_buffer(
+            model, program_verification=runtime.Verification.InternalConsistency
+        )
+        method = program.load_method("forward")
+        meta = method.method_meta()
+
+        # The memory of the method is that of the program.
+        def run(tensors: list[Array], _program: Any = program) -> list[Array]:
+            return [tensor.numpy() for tensor in method([given(array) for array in tensors])]
+
+        return Loaded(
+            [_described(meta.input_tensor_meta(place)) for place in range(meta.num_inputs())],
+            [_described(meta.output_tensor_meta(place)) for place in range(meta.num_outputs())],
+            run,
+        )
+
+    return load
+
+
+def _described(meta: Any) -> Description:
+    return Description(_KINDS.get(meta.dtype(), f"elements of kind {meta.dtype()}"), tuple(meta.sizes()))
+
+
+if __name__ == "__main__":
+    serve(_prepare)

@@ -1,0 +1,83 @@
+"""Runs a LiteRT model in a child process. It needs only ai-edge-litert."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from isthmus.distill.runtimes import process
+from isthmus.distill.runtimes.libraries import libraries
+from isthmus.distill.runtimes.process import Description, Loaded, Refused, serve
+from isthmus.distill.types import Array
+from isthmus.features.package.inputs import Feeds
+
+LIBRARIES = libraries("LiteRT", "litert")
+
+_ELEMENTS = {
+    "bool": "bool", "uint8": "uint8", "int32": "int32", "int64": "int64", "float32": "float", "float64": "double",
+}  # fmt: skip
+
+
+class Program(process.Program):
+    """A model in LiteRT. Each of its named sizes is the maximum in every call: zeros fill up what is fed."""
+
+    libraries, package, module = LIBRARIES, "ai_edge_litert", "isthmus.distill.runtimes.litert.process"
+
+    def ask(self, feeds: Feeds) -> dict[str, Array]:
+        """The outputs by name, of inputs by name with any number of rows; cut to the sizes of what is fed.
+
+        Raises a Refused if it does not answer.
+        """
+        filled, sizes = dict(feeds), dict[str, int]()
+        for tensor in self._tensors:
+            array = feeds[tensor.name]
+            missing = []
+            for name, size in zip(tensor.shape[1:], array.shape[1:], strict=False):
+                most = self._max_sizes.get(str(name), size)
+                if size > most:
+                    raise Refused(f"{name} is {size}, and at most {most}")
+                missing.append(most - size)
+                sizes[str(name)] = size
+            if any(missing):
+                filled[tensor.name] = np.pad(array, [(0, 0), *((0, count) for count in missing)])
+        outputs = super().ask(filled)
+        return {
+            tensor.name: _cut(outputs[tensor.name], [sizes.get(str(name)) for name in tensor.shape[1:]])
+            for tensor in self._outputs
+        }
+
+
+def _prepare(threads: int) -> Callable[[bytes], Loaded]:
+    from ai_edge_litert.interpreter import Interpreter
+
+    def load(model: bytes) -> Loaded:
+        interpreter = Interpreter(model_content=model, num_threads=threads)
+        runner = interpreter.get_signature_runner()
+        inputs, outputs = runner.get_input_details(), runner.get_output_details()
+
+        def run(tensors: list[Array]) -> list[Array]:
+            answers = runner(**dict(zip(inputs, tensors, strict=True)))
+            return [np.asarray(answers[name]) for name in outputs]
+
+        return Loaded(_described(inputs), _described(outputs), run)
+
+    return load
+
+
+def _cut(array: Array, sizes: Sequence[int | None]) -> Array:
+    """The first of each axis but the rows'; None for all."""
+    if array.ndim != 1 + len(sizes):
+        raise Refused(f"it answers {array.ndim} axes, and not {1 + len(sizes)}")
+    return array[(slice(None), *map(slice, sizes))]
+
+
+def _described(details: dict[str, Any]) -> list[Description]:
+    described = []
+    for name, detail in details.items():
+        kind = np.dtype(detail["dtype"]).name
+        described.append(Description(_ELEMENTS.get(kind, kind), tuple(detail["shape"].tolist()), name))
+    return described
+
+
+if __name__ == "__main__":
+    serve(_prepare)

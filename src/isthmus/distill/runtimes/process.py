@@ -1,0 +1,308 @@
+"""A model file in a child process, which a damaged file may crash.
+
+The process answers whoever opened the file. Its answers are untrusted: the file may do there what it likes.
+"""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from importlib.util import find_spec
+from tempfile import TemporaryFile
+from threading import Timer
+from typing import IO, ClassVar, NamedTuple, Self
+
+import msgspec
+import numpy as np
+
+from isthmus.distill.runtimes.libraries import Libraries
+from isthmus.distill.types import Array
+from isthmus.features.package.checksums import LARGEST
+from isthmus.features.package.golden import TensorBytes
+from isthmus.features.package.inputs import Feeds
+from isthmus.features.package.manifest import Package, Tensor, Variant
+from isthmus.features.package.replay import SECONDS, refused
+from isthmus.features.package.sandbox import confine
+
+MEMORY = 4 << 30
+"""Bytes of memory of the process, beside its libraries and the file."""
+
+_LARGEST = LARGEST + 2**20
+"""Bytes of a message."""
+
+_AT_ONCE = 2**18
+"""Bytes of rows in a message, if a row has fewer: a message takes longer than a row of a table."""
+
+_ENOUGH = 10
+"""Seconds after which the process answers the rows that it has computed: of slow programs, each row has its time."""
+
+_LAST_WORDS = 300
+"""Bytes of the end of stderr in a message."""
+
+_WRITTEN = 2**20
+"""Bytes that the process may write to stderr, which is a file."""
+
+
+class Refused(Exception):
+    """A runtime refuses a file or its inputs, and why."""
+
+
+class Description(msgspec.Struct, frozen=True):
+    """A tensor of a program; without a name in formats that have none, -1 for a size that the format leaves open."""
+
+    element: str
+    shape: tuple[int, ...]
+    name: str = ""
+
+
+class _Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A message of the process: first about the program, then an answer each time."""
+
+    error: str = ""
+    missing: str = ""
+    inputs: tuple[Description, ...] = ()
+    outputs: tuple[Description, ...] = ()
+    answers: tuple[TensorBytes, ...] = ()
+
+
+class Loaded(NamedTuple):
+    """A program in its own process: its tensors in their order, and what computes a row."""
+
+    inputs: Sequence[Description]
+    outputs: Sequence[Description]
+    run: Callable[[list[Array]], list[Array]]
+
+
+class Program(AbstractContextManager["Program"]):
+    """A program, with the content of its file, in its process. Close it, or use it as a context.
+
+    A subclass names the libraries of a runtime, that which runs files, and a module that calls `serve`: the child runs
+    it as `python -m MODULE THREADS MEMORY`.
+
+    A row at a time is computed, so that the memory that is planned ahead is that of a single row. `max_sizes` are those
+    of named sizes, `memory` the bytes that it may use, beside the libraries and the file; on Linux.
+
+    Raises:
+        DependencyError: the runtime is not installed.
+        Refused: the file is no program, or has different inputs or outputs.
+    """
+
+    libraries: ClassVar[Libraries]
+    package: ClassVar[str]
+    module: ClassVar[str]
+
+    @classmethod
+    def require_present(cls) -> None:
+        """Raises a DependencyError if what runs such files is not installed."""
+        if find_spec(cls.package) is None:
+            raise cls.libraries.absent("is not installed")
+
+    def __init__(
+        self,
+        model: bytes,
+        tensors: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        max_sizes: Mapping[str, int],
+        threads: int = 1,
+        memory: int = MEMORY,
+    ) -> None:
+        self._stderr = TemporaryFile()  # noqa: SIM115 - closed with the process
+        # -P: the working folder may be that of an untrusted package with a torch.py.
+        command = [sys.executable, "-P", "-m", self.module, str(threads), str(memory)]
+        self._process = subprocess.Popen(  # noqa: S603 - this interpreter and this module
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr
+        )
+        try:
+            program = self._exchange(model)
+            self._tensors = _require("has the inputs", tensors, program.inputs, max_sizes)
+            self._outputs = _require("has the outputs", outputs, program.outputs, max_sizes)
+            self._max_sizes = max_sizes
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        with suppress(BrokenPipeError), self._process, self._stderr:
+            pass
+
+    def ask(self, feeds: Feeds) -> dict[str, Array]:
+        """The outputs by name, of inputs by name with any number of rows. Raises a Refused if it does not answer."""
+        counts = {len(array) for array in feeds.values()}
+        if len(counts) != 1 or 0 in counts:
+            raise Refused(f"its inputs have {' and '.join(map(str, sorted(counts)))} rows")
+        count = counts.pop()
+        at_once = max(1, _AT_ONCE // max(1, sum(array.nbytes for array in feeds.values()) // count))
+        parts: list[dict[str, Array]] = []
+        begin = 0
+        while begin < count:
+            parts.append(self._ask({name: array[begin : begin + at_once] for name, array in feeds.items()}))
+            counts = {len(array) if array.ndim else 0 for array in parts[-1].values()}
+            answered = max(counts, default=0)
+            if len(counts) != 1 or not 0 < answered <= min(at_once, count - begin):
+                raise Refused(f"it answers {answered} rows of {min(at_once, count - begin)}")
+            begin += answered
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _ask(self, feeds: Feeds) -> dict[str, Array]:
+        message = self._exchange(
+            msgspec.msgpack.encode([TensorBytes.of(feeds[tensor.name]) for tensor in self._tensors])
+        )
+        try:
+            return {tensor.name: data.array for tensor, data in zip(self._outputs, message.answers, strict=True)}
+        except ValueError as error:
+            raise self._unreadable(error) from error
+
+    def _exchange(self, data: bytes) -> _Message:
+        assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101, PT018 - pipes
+        timer = Timer(SECONDS, self._process.kill)
+        timer.start()
+        try:
+            with suppress(BrokenPipeError):
+                _write(self._process.stdin, data)
+            answer = _read(self._process.stdout)
+        except OverflowError as error:
+            raise self._unreadable(error) from error
+        finally:
+            timer.cancel()
+        if answer is None:
+            raise Refused(_ended(self._process.wait()) + self._last_words())
+        try:
+            message = msgspec.msgpack.decode(answer, type=_Message)
+        except ValueError as error:  # of msgspec, or invalid UTF-8
+            raise self._unreadable(error) from error
+        if message.missing:
+            raise self.libraries.absent(message.missing)
+        if message.error:
+            raise Refused(message.error)
+        return message
+
+    def _unreadable(self, error: Exception) -> Refused:
+        return Refused(f"its process sent a message that cannot be read, {error}{self._last_words()}")
+
+    def _last_words(self) -> str:
+        """The end of stderr, to be appended to a sentence."""
+        end = os.fstat(self._stderr.fileno()).st_size
+        tail = os.pread(self._stderr.fileno(), _LAST_WORDS, max(end - _LAST_WORDS, 0)).decode(errors="replace")
+        words = " ".join(tail.split())
+        return f"; its last words: {words}" if words else ""
+
+
+@contextmanager
+def opened(kind: type[Program], package: Package, variant: Variant) -> Iterator[Program]:
+    """A program of a package.
+
+    Raises:
+        DependencyError: the runtime is not installed.
+        PackageError: it refuses the file, or does not answer.
+    """
+    manifest, model = package.manifest, package.files.read(variant.file)
+    try:
+        with kind(model, manifest.fed(variant), manifest.outputs, variant.most) as program:
+            yield program
+    except Refused as error:
+        raise refused(manifest, variant, kind.libraries.name, error) from error
+
+
+def _require(
+    what: str, tensors: Sequence[Tensor], actual: Sequence[Description], max_sizes: Mapping[str, int]
+) -> list[Tensor]:
+    """The tensors in the order of the program's, which must be the same."""
+    places = {tensor.name: place for place, tensor in enumerate(actual) if tensor.name}
+    ordered = sorted(tensors, key=lambda tensor: places.get(tensor.name, -1)) if places else [*tensors]
+    shapes = [[max_sizes.get(size, 0) if isinstance(size, str) else size for size in t.shape] for t in ordered]
+    expected = [
+        Description(tensor.element, tuple(shape), tensor.name if places else "")
+        for tensor, shape in zip(ordered, shapes, strict=True)
+    ]
+    same = len(actual) == len(expected) and all(map(_fits, actual, expected))
+    if not same or any(tensor.shape[:1] != (1,) for tensor in expected):
+        shown, wanted = (
+            ", ".join(f"{t.name} {t.element} {list(t.shape)}".lstrip() for t in side) for side in (actual, expected)
+        )
+        raise Refused(f"it {what} {shown or 'nothing'}, and not {wanted} for a row")
+    return ordered
+
+
+def _fits(actual: Description, expected: Description) -> bool:
+    sizes = zip(actual.shape, expected.shape, strict=False)
+    return (
+        (actual.element, actual.name, len(actual.shape)) == (expected.element, expected.name, len(expected.shape))
+        and all(size in (wanted, -1) for size, wanted in sizes)
+    )  # fmt: skip
+
+
+def _ended(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return f"its process was killed: it took more than {SECONDS} seconds, or more memory than there is"
+    return f"its process was ended by {signal.Signals(-code).name}" if code < 0 else f"its process ended with {code}"
+
+
+def _write(pipe: IO[bytes], data: bytes) -> None:
+    pipe.write(len(data).to_bytes(8, "little") + data)
+    pipe.flush()
+
+
+def _read(pipe: IO[bytes]) -> bytes | None:
+    """The next message; None if the peer has ended. Raises an OverflowError if it announces too large a message."""
+    begin = pipe.read(8)
+    if len(begin) < 8:
+        return None
+    if (size := int.from_bytes(begin, "little")) > _LARGEST:
+        raise OverflowError(f"an answer of {size:,} bytes")
+    data = pipe.read(size)
+    return data if len(data) == size else None
+
+
+def serve(prepare: Callable[[int], Callable[[bytes], Loaded]]) -> None:
+    """The process: answers from stdin to stdout until stdin ends.
+
+    `prepare` imports the runtime, for a number of threads, and returns what opens a file. An ImportError says that the
+    runtime is not installed; any other error is that of the file.
+    """
+    threads, memory = map(int, sys.argv[1:])
+    # Libraries print to stdout: their prints are no answers.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_WRITTEN, _WRITTEN))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    def send(message: _Message) -> None:
+        _write(answers, msgspec.msgpack.encode(message))
+
+    def send_error(error: Exception) -> None:
+        send(_Message(error=str(error)[:300] or type(error).__name__))
+
+    model = _read(sys.stdin.buffer) or b""
+    try:
+        load = prepare(threads)
+    except ImportError as error:
+        return send(_Message(missing=f"cannot be imported ({error})"))
+    confine(memory)
+    try:
+        loaded = load(model)
+    except Exception as error:  # noqa: BLE001 - any error is sent
+        return send_error(error)
+    send(_Message(inputs=tuple(loaded.inputs), outputs=tuple(loaded.outputs)))
+    while (request := _read(sys.stdin.buffer)) is not None:
+        tensors = [data.array for data in msgspec.msgpack.decode(request, type=list[TensorBytes])]
+        try:
+            rows: list[list[Array]] = []
+            began = time.monotonic()
+            while len(rows) < len(tensors[0]) and (not rows or time.monotonic() < began + _ENOUGH):
+                rows.append(loaded.run([tensor[len(rows) : len(rows) + 1] for tensor in tensors]))
+            send(_Message(answers=tuple(TensorBytes.of(np.concatenate(parts)) for parts in zip(*rows, strict=True))))
+        except Exception as error:  # noqa: BLE001 - any error is sent
+            send_error(error)
+    return None

@@ -1,0 +1,49 @@
+"""The head of a student of tables, for whoever feeds its core without ONNX Runtime."""
+
+from collections.abc import Sequence
+
+from isthmus.distill.onnx.runtime import session
+from isthmus.distill.tabular.graph import REFUSED, head_graph
+from isthmus.distill.tabular.student import Student, core_tensors
+from isthmus.distill.tasks.requestinputs import RequestInputs
+from isthmus.features.errors import GateFailed
+from isthmus.features.featurizer.form import HEAD, RawInput
+from isthmus.features.featurizer.trace import Source, traced
+from isthmus.features.package.inputs import ModelInput
+from isthmus.features.request.layout import VALID, Layout, input_name
+from isthmus.features.request.onnxbytes import UnreadableError
+
+
+def head(student: Student, request: RequestInputs, inputs: Sequence[ModelInput]) -> bytes:
+    """The content of `head.json`, from the raw `inputs` of the graph.
+
+    Raises:
+        GateFailed: the graph has an operator that not every language computes to the same bits.
+    """
+    model = head_graph(student, request)
+    outputs = {tensor.name: tensor.element for tensor in core_tensors(student)}
+    refused = REFUSED if any(output.name == REFUSED for output in model.graph.output) else None
+    graph: bytes = model.SerializeToString(deterministic=True)
+    try:
+        return traced(graph, _sources(inputs), outputs, refused, lambda single: session(single, 1))
+    except UnreadableError as error:
+        raise GateFailed(
+            HEAD,
+            f"a request transform of the student has {error}",
+            expected="operators that every language computes to the same bits",
+            remedy="use other functions in the features of the student, or run the files in ONNX or ORT format",
+        ) from error
+
+
+def _sources(inputs: Sequence[ModelInput]) -> list[Source]:
+    """The tensors of `package.manifest.feeds`."""
+    numbers = [RawInput(item.name, item.dtype.name, "number") for item in inputs if item.is_number]
+    texts = [RawInput(item.name, item.dtype.name, "text") for item in inputs if item.is_category]
+    types = {item.name: item.dtype for item in inputs if item.row}
+    layout = Layout.of(types)
+    sources = [Source("numeric", "float", numbers, rows=True), Source("categories", "string", texts, rows=True)]
+    for element, names in layout.inputs.items():
+        values = [RawInput(name, types[name].name, "value") for name in names]
+        sources.append(Source(input_name(element), element, values))
+    masks = [RawInput(name, types[name].name, "valid") for name in layout.masks]
+    return [*sources, Source(input_name(VALID), "bool", masks)]

@@ -1,0 +1,71 @@
+"""Names of classes and functions in digests. They stay the same when a module or a class is renamed."""
+
+_MODULES = {
+    "isthmus.distill.accelerator": "isthmus.distill.device",
+    "isthmus.distill.decoder": "isthmus.distill.decoding",
+    "isthmus.distill.evaluation.interval": "isthmus.distill.interval",
+    "isthmus.distill.evaluation.metrics": "isthmus.distill.evaluate",
+    "isthmus.distill.evaluation.slices": "isthmus.distill.slices",
+    "isthmus.distill.export.causal": "isthmus.distill.export.decoding",
+    "isthmus.distill.losses": "isthmus.distill.transfer",
+    "isthmus.distill.onnx.runtime": "isthmus.distill.runtime",
+    "isthmus.distill.outputs.cache": "isthmus.distill.outputs.outputs",
+    "isthmus.distill.reports": "isthmus.distill.papers",
+    "isthmus.distill.runtimes.conversions": "isthmus.distill.formats.conversions",
+    "isthmus.distill.runtimes.coreml": "isthmus.distill.coreml",
+    "isthmus.distill.runtimes.executorch": "isthmus.distill.executorch",
+    "isthmus.distill.runtimes.exportedprogram": "isthmus.distill.portable.conversion",
+    "isthmus.distill.runtimes.libraries": "isthmus.distill.portable.libraries",
+    "isthmus.distill.runtimes.litert": "isthmus.distill.litert",
+    "isthmus.distill.runtimes.network": "isthmus.distill.portable.network",
+    "isthmus.distill.runtimes.process": "isthmus.distill.portable.process",
+    "isthmus.distill.runtimes.programs": "isthmus.distill.formats.programs",
+    "isthmus.distill.tabular.featurizer": "isthmus.distill.tabular.head",
+    "isthmus.distill.tabular.student": "isthmus.distill.student",
+    "isthmus.distill.tabular.task": "isthmus.distill.tabular",
+    "isthmus.distill.tabular.teacher": "isthmus.distill.boosting",
+    "isthmus.distill.tasks.requestinputs": "isthmus.distill.head",
+    "isthmus.distill.tasks.samples": "isthmus.distill.golden",
+    "isthmus.distill.tasks.split": "isthmus.distill.split",
+    "isthmus.distill.tasks.task": "isthmus.distill.task",
+    "isthmus.distill.teachers.compatibility": "isthmus.distill.teachers.agreement",
+    "isthmus.distill.teachers.taps": "isthmus.distill.transfer.taps",
+    "isthmus.distill.training.checkpoint": "isthmus.distill.checkpoint",
+    "isthmus.distill.training.loop": "isthmus.distill.loop",
+    "isthmus.distill.training.runlog": "isthmus.distill.account",
+    "isthmus.distill.training.studentrun": "isthmus.distill.lessons",
+    "isthmus.features.contract.schema": "isthmus.features.contract",
+    "isthmus.features.feast.compute": "isthmus.features.feast_compute",
+    "isthmus.features.feast.offline": "isthmus.features.feast_offline",
+    "isthmus.features.feast.online": "isthmus.features.feast_store",
+    "isthmus.features.featurizer": "isthmus.features.head",
+    "isthmus.features.generation": "isthmus.features.decoding",
+    "isthmus.features.generation.prompt": "isthmus.features.decoding.generation",
+    "isthmus.features.package.golden": "isthmus.features.golden",
+    "isthmus.features.package.manifest": "isthmus.features.manifest",
+    "isthmus.features.pointintime.served": "isthmus.features.pointintime.asserved",
+    "isthmus.features.pointintime.staleness": "isthmus.features.pointintime.aged",
+    "isthmus.features.projectstatus": "isthmus.features.status",
+    "isthmus.features.snapshot.selection": "isthmus.features.snapshot.kept",
+    "isthmus.features.snapshot.signature": "isthmus.features.snapshot.seal",
+    "isthmus.features.snapshot.store": "isthmus.features.snapshot.shelf",
+    "isthmus.features.values.columns": "isthmus.features.columns",
+    "isthmus.transforms.preparation.steps": "isthmus.transforms.steps",
+}
+_OBJECTS = {
+    "isthmus.distill.settings.TrainingSettings": "isthmus.distill.settings.Settings",
+    "isthmus.distill.tasks.answers.graph_answers": "isthmus.distill.task.replied_all",
+    "isthmus.distill.tasks.answers.student_answers": "isthmus.distill.task.asked_all",
+    "isthmus.distill.tasks.requestinputs.RequestInputs": "isthmus.distill.head.Head",
+    "isthmus.distill.teachers.compatibility.compatible": "isthmus.distill.teachers.agreement.agreed",
+    "isthmus.distill.types.spread": "isthmus.distill.golden.spread",
+    "isthmus.features.package.inputs.ModelInput": "isthmus.features.manifest.ModelInput",
+    "isthmus.features.package.inputs.feeds": "isthmus.features.manifest.feeds",
+}
+
+
+def digest_name(module: str, name: str) -> str:
+    """Return the dotted name by which digests know a class or function of Isthmus."""
+    package, _, rest = module.rpartition(".")
+    known = _MODULES.get(module) or (f"{_MODULES[package]}.{rest}" if package in _MODULES else module)
+    return _OBJECTS.get(f"{module}.{name}") or f"{known}.{name}"

@@ -1,0 +1,258 @@
+"""The answers of serving in the past: the log of materializations, replayed over the versions of the offline tables.
+
+A row that became readable online at time r was served from r until the next row of its key became readable, or until
+the key was removed. The point-in-time join over those moments, instead of the known times, yields a training set with
+the lag of serving. Pushed rows that are in the history were readable from when they were accepted.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from isthmus.features.clock import Status
+from isthmus.features.contract.schema import Column, ViewContract
+from isthmus.features.errors import DataError
+from isthmus.features.offline.history import ViewHistory, status_column, table_schema
+from isthmus.features.offline.latest import LatestRows, matches
+from isthmus.features.offline.log import MaterializationLog
+from isthmus.features.offline.pushes import ACCEPTED, PushLog
+from isthmus.features.offline.scan import in_lots
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.pointintime.join import BATCH, PASS, Join
+from isthmus.features.pointintime.pushes import ServedPushes
+from isthmus.features.pointintime.validity import by_ttl
+from isthmus.features.types import Bool, UnixTimestamp
+from isthmus.features.values.arrow import ARROW, from_arrow
+from isthmus.features.values.columns import Ints
+from isthmus.features.verdict import compare
+
+EVENT, PRESENT = Column("_event", UnixTimestamp), Column("_present", Bool)
+"""Columns of the history of readable rows, besides the features; no declared name begins with an underscore."""
+
+_IDEAL = Column("event_timestamp", UnixTimestamp)
+_TIME = ARROW[UnixTimestamp.name]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedDifference:
+    """How the answers of serving differ from the ideal join, for a feature.
+
+    Attributes:
+        compared: rows of the spine.
+        differing: rows with different values, nulls included.
+        lag_seconds: mean age of the served event relative to the ideal event, over the rows with both; None if there
+            are no such rows.
+    """
+
+    compared: int
+    differing: int
+    lag_seconds: float | None
+
+
+class ServedJoin:
+    """The join of a spine to what serving answered at each row's moment, compared with the ideal join.
+
+    It streams like `Join`, and takes its arguments, but all readable rows are in memory: a row for each change of a
+    key. The argument `until` is that of an earlier join, to replay no more than it did; by default, all is replayed.
+
+    Attributes:
+        schema: the columns of the result, those of `Join`.
+        until: view to the moment at which the last rows of a run became readable, and `VIEW|pushed` to the version of
+            the log of pushes, if the view has one.
+
+    Raises:
+        DataError: a view was never materialized under its contract, or a version that was is gone.
+    """
+
+    def __init__(  # noqa: PLR0913 - options of a join, by name
+        self,
+        spine: pa.Schema,
+        offline: OfflineStore,
+        histories: Sequence[ViewHistory],
+        *,
+        features: Mapping[str, Sequence[str]] | None = None,
+        status: bool = True,
+        threads: int = 2,
+        until: Mapping[str, int] | None = None,
+    ) -> None:
+        self.schema = Join(spine, histories, features=features, status=status).schema
+        self.until: dict[str, int] = {}
+        self._status = status
+        self._views = []
+        for history in histories:
+            view = history.view
+            wanted = [c for c in view.fields if features is None or c.name in features[view.name]]
+            log, pushes = PushLog(offline.root, view.table, offline.storage_options), f"{view.name}|pushed"
+            version = log.version() if until is None else until.get(pushes)
+            pushed = ServedPushes(view, log.rows(view, version=version)) if version is not None else None
+            past, self.until[view.name] = _readable(offline, view, None if until is None else until[view.name], pushed)
+            if version is not None:
+                self.until[pushes] = version
+            ideal = replace(history, view=replace(view, fields=(*wanted, _IDEAL)))
+            joins = [Join(spine, [side], status=False, threads=threads, reading=offline.reading)
+                     for side in (past, ideal)]  # fmt: skip
+            self._views.append((view, wanted, joins, _Comparison(view, wanted)))
+
+    def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Joins batches of any sizes.
+
+        Raises:
+            DataError: a row has no time, or a value that does not fit its type.
+        """
+        for rows in in_lots(spine, PASS):
+            result = rows
+            for view, wanted, joins, comparison in self._views:
+                past, ideal = (pa.Table.from_batches(join.batches(rows.to_batches()), join.schema) for join in joins)
+                present = pc.fill_null(past[view.full_name(PRESENT.name)], False)
+                event = past[view.full_name(EVENT.name)]
+                answers = by_ttl(view, rows["event_timestamp"], event, present, past)
+                comparison.add(ideal, past, answers)
+                names = [view.full_name(column.name) for column in wanted]
+                for name in [*names, status_column(view)] if self._status else names:
+                    result = result.append_column(name, answers[name])
+            yield from result.cast(self.schema).combine_chunks().to_batches(max_chunksize=BATCH)
+
+    def report(self) -> dict[str, dict[str, ServedDifference]]:
+        """View to feature to the difference from the ideal join, over the rows that were joined so far."""
+        return {view.name: comparison.differences() for view, _, _, comparison in self._views}
+
+
+def served_history(offline: OfflineStore, view: ViewContract) -> ViewHistory:
+    """The rows of a view by when they became readable, with `EVENT` and `PRESENT` among its features.
+
+    Raises:
+        DataError: the view was never materialized under its contract, or a version that was is gone.
+    """
+    log = PushLog(offline.root, view.table)
+    version = log.version()
+    pushed = None if version is None else ServedPushes(view, log.rows(view, version=version))
+    return _readable(offline, view, None, pushed)[0]
+
+
+def _readable(
+    offline: OfflineStore, view: ViewContract, until: int | None, pushed: ServedPushes | None
+) -> tuple[ViewHistory, int]:
+    """A history whose times are the moments at which its rows became readable, and the last of those moments."""
+    entries = [
+        entry
+        for entry in MaterializationLog(offline.root, offline.storage_options).of(view)
+        if until is None or entry.readable <= until
+    ]
+    if not entries:
+        raise DataError(
+            f"log of materializations, view {view.name}", "nothing was materialized under this contract",
+            remedy="run `isthmus materialize --full`; a training set as served begins with it",
+        )  # fmt: skip
+    parts: list[pa.Table] = []
+    before: LatestRows | None = None
+    readable = until_now = -(1 << 63)
+    for n, entry in enumerate(entries):
+        history = offline.history(view, entry.version)
+        if history.fingerprint != entry.fingerprint:
+            raise DataError(
+                f"offline table of {view.name}", f"version {entry.version} is not the one that was materialized",
+                remedy="it was removed and built again: what was served before is not known any more",
+            )  # fmt: skip
+        with offline.reading(view.table):
+            state = LatestRows.of(history, entry.at)
+            # Under a clock that stands still, successive runs still became readable one after the other.
+            readable = max(entry.readable, readable + 1)
+            stays = again = None
+            until_now = max(until_now, state.horizon)
+            if pushed is not None:
+                if n == 0:
+                    pushed.skip(readable)
+                parts += _pushed(view, pushed, readable - 1)
+                stays, again = (pushed.keys.filter(pa.array(keys)) for keys in pushed.decide(state, until_now))
+            parts += _changes(view, before, state, readable, stays, again)
+        before = state
+    if pushed is not None:
+        parts += _pushed(view, pushed, (1 << 63) - 1)
+    return ViewHistory(_past(view), pa.concat_tables(parts), entries[-1].version), entries[-1].readable
+
+
+def _changes(
+    view: ViewContract,
+    before: LatestRows | None,
+    state: LatestRows,
+    readable: int,
+    stays: pa.Table | None,
+    loses: pa.Table | None,
+) -> list[pa.Table]:
+    """The rows that a run made readable, and an empty row for each key that it removed.
+
+    Of keys whose pushed row `stays` it changed nothing; those that `loses` hold got the row of the run, or none.
+    """
+    fresh, removed = np.ones(len(state.content), bool), state.keys.slice(0, 0)
+    if before is not None:
+        old = matches(before.keys, state.keys)
+        fresh = ~before.same(old, state)
+        removed = before.keys.filter(pa.array(~np.isin(np.arange(len(before.content)), old)))
+    if loses is not None and len(loses):
+        places = matches(state.keys, loses.cast(state.keys.schema))
+        fresh[places[places >= 0]] = True
+        gone = loses.cast(state.keys.schema).filter(pa.array(places < 0))
+        removed = pa.concat_tables([removed, gone.filter(pa.array(matches(removed, gone) < 0))])
+    if stays is not None and len(stays):
+        fresh &= matches(stays.cast(state.keys.schema), state.keys) < 0
+        removed = removed.filter(pa.array(matches(stays.cast(state.keys.schema), removed) < 0))
+    rows = state.rows(np.flatnonzero(fresh))
+    return [*(_past_rows(view, readable, part) for part in rows), _past_rows(view, readable, removed)]
+
+
+def _pushed(view: ViewContract, pushed: ServedPushes, moment: int) -> list[pa.Table]:
+    """The rows that pushes made readable up to a moment."""
+    places = pushed.until(moment)
+    if not len(places):
+        return []
+    rows = pushed.rows.take(pa.array(places))
+    accepted = rows[ACCEPTED.name].to_numpy()
+    return [_past_rows(view, accepted, rows)]
+
+
+def _past_rows(view: ViewContract, readable: int | Ints, rows: pa.Table) -> pa.Table:
+    """Rows, or keys of removed rows, in the form of the history of readable rows: nulls where there is no value."""
+    moment = pa.array(np.broadcast_to(np.asarray(readable, np.int64), len(rows))).cast(_TIME)
+    columns = {"content_hash": np.zeros(len(rows), np.int64)} | dict(zip(rows.column_names, rows.columns, strict=True))
+    if "event_timestamp" in columns:
+        columns |= {EVENT.name: columns["event_timestamp"], PRESENT.name: np.ones(len(rows), bool)}
+    columns |= {"event_timestamp": moment, "known_at": moment}
+    schema = table_schema(_past(view))
+    columns = {field.name: columns.get(field.name, pa.nulls(len(rows), field.type)) for field in schema}
+    return pa.table(columns, schema)
+
+
+def _past(view: ViewContract) -> ViewContract:
+    """A view of rows ordered by when they became readable. It has no ttl, which counts from the event time."""
+    return replace(view, fields=(*view.fields, EVENT, PRESENT), ttl=None)
+
+
+class _Comparison:
+    """Running totals of the differences of a view."""
+
+    def __init__(self, view: ViewContract, wanted: Sequence[Column]) -> None:
+        self._view, self._wanted = view, wanted
+        self._differing = dict.fromkeys((column.name for column in wanted), 0)
+        self._rows = self._lagging = 0
+        self._lag = 0.0
+
+    def add(self, ideal: pa.Table, past: pa.Table, answers: Mapping[str, pa.ChunkedArray]) -> None:
+        view = self._view
+        self._rows += len(ideal)
+        for column in self._wanted:
+            name = view.full_name(column.name)
+            left, right = (from_arrow(side, column.dtype) for side in (ideal[name], answers[name]))
+            self._differing[column.name] += compare([""] * len(ideal), left, right, column.dtype).differing
+        valid = pc.is_in(answers[status_column(view)], pa.array([Status.PRESENT.label, Status.NULL.label]))
+        newest, served = (
+            table[view.full_name(c.name)].cast(pa.int64()) for table, c in ((ideal, _IDEAL), (past, EVENT))
+        )
+        lags = pc.drop_null(pc.subtract(newest, pc.if_else(valid, served, None))).to_numpy()
+        self._lag, self._lagging = self._lag + float(lags.sum() / 1e6), self._lagging + len(lags)
+
+    def differences(self) -> dict[str, ServedDifference]:
+        lag = self._lag / self._lagging if self._lagging else None
+        return {name: ServedDifference(self._rows, differing, lag) for name, differing in self._differing.items()}

@@ -1,0 +1,114 @@
+"""What a device sees: the views as a snapshot shows them that was made some time before each row's moment.
+
+The point-in-time join at the moment of the snapshot gives the rows that the snapshot had; a row that has meanwhile
+become older than its view's ttl has expired on the device, too. There is no other clock: `ages` says how long ago the
+newest snapshot was made that the device had.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from isthmus.features.clock import MICROSECOND
+from isthmus.features.contract.schema import Column, ViewContract
+from isthmus.features.definition.spec import Snapshot
+from isthmus.features.offline.history import ViewHistory, status_column
+from isthmus.features.offline.scan import in_lots
+from isthmus.features.pointintime.join import BATCH, PASS, Join
+from isthmus.features.pointintime.questions import moments
+from isthmus.features.pointintime.validity import by_ttl
+from isthmus.features.types import UnixTimestamp
+from isthmus.features.values.arrow import ARROW
+from isthmus.features.values.columns import Ints, Mask
+from isthmus.features.values.rows import mix
+
+Ages = Callable[[Ints, int], Ints]
+"""Moments of rows, shape (n,) microseconds, and the number of the first, to the ages of what the device had then."""
+
+Keeps = Callable[[ViewContract, pa.Table], Mask]
+"""Rows of a spine to whether a device keeps rows of their keys in a view, shape (n,)."""
+
+_EVENT = Column("event_timestamp", UnixTimestamp)
+
+
+class AgedJoin:
+    """The join of a spine to what a device had at each row's moment.
+
+    It streams like `Join`, and takes its arguments; of a key that is not of `keeps` there is no row.
+
+    Attributes:
+        schema: the columns of the result, those of `Join`.
+    """
+
+    def __init__(  # noqa: PLR0913 - options of a join, by name
+        self,
+        spine: pa.Schema,
+        histories: Sequence[ViewHistory],
+        *,
+        ages: Ages,
+        keeps: Keeps | None = None,
+        features: Mapping[str, Sequence[str]] | None = None,
+        status: bool = True,
+        threads: int = 2,
+        reading: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self.schema = Join(spine, histories, features=features, status=status).schema
+        self._ages, self._keeps, self._status = ages, keeps, status
+        self._views = []
+        for history in histories:
+            view = history.view
+            wanted = [c for c in view.fields if features is None or c.name in features[view.name]]
+            lasting = replace(history, view=replace(view, fields=(*wanted, _EVENT), ttl=None))
+            join = Join(spine, [lasting], status=False, threads=threads, reading=reading)
+            self._views.append((replace(view, fields=tuple(wanted)), join))
+
+    def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Joins batches of any sizes.
+
+        Raises:
+            DataError: a row has no time, or a value that does not fit its type.
+        """
+        first = 0
+        for rows in in_lots(spine, PASS):
+            at = moments(rows, first)
+            made = pa.array(at - self._ages(at, first)).cast(ARROW[UnixTimestamp.name])
+            place = rows.column_names.index("event_timestamp")
+            then = rows.set_column(place, rows.schema.field(place), made.cast(rows.schema.field(place).type))
+            result = rows
+            for view, join in self._views:
+                past = pa.Table.from_batches(join.batches(then.to_batches()), join.schema)
+                event = past[view.full_name(_EVENT.name)]
+                present = pc.is_valid(event)
+                if self._keeps is not None:
+                    present = pc.and_(present, pa.array(self._keeps(view, rows)))
+                answers = by_ttl(view, rows["event_timestamp"], event, present, past)
+                names = [view.full_name(column.name) for column in view.fields]
+                for name in [*names, status_column(view)] if self._status else names:
+                    result = result.append_column(name, answers[name])
+            first += len(rows)
+            yield from result.cast(self.schema).combine_chunks().to_batches(max_chunksize=BATCH)
+
+
+def fixed(age: int | Ints) -> Ages:
+    """The same age for every row, or an age for each row, in microseconds."""
+    return lambda at, first: np.full(len(at), age) if isinstance(age, int) else age[first : first + len(at)]
+
+
+def drawn(device: Snapshot, seed: int = 0) -> Ages:
+    """Ages that a device may meet: its snapshot was made at a multiple of `every`, and is at most `age` old.
+
+    How long ago the device last fetched is drawn for each row, evenly, by the number of the row.
+    """
+    age, every = device.age // MICROSECOND, device.every // MICROSECOND
+
+    def ages(at: Ints, first: int) -> Ints:
+        draws = mix(np.arange(first + 1, first + 1 + len(at), dtype=np.uint64) + np.uint64(seed << 40))
+        share = (draws >> np.uint64(11)).astype(np.float64) / 2**53
+        fetched = at - (share * (age - every)).astype(np.int64)
+        return np.asarray(at - fetched // every * every, np.int64)
+
+    return ages

@@ -1,0 +1,352 @@
+"""`distill`, `search` and `export`: from a training set to a student, from a student to a package.
+
+A step without a name works on the project's only distillation.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from isthmus.distill.declaration import Distillation, Plan
+from isthmus.distill.gates import check_gates
+from isthmus.distill.tasks.requestinputs import RequestInputs
+from isthmus.distill.types import Index
+from isthmus.features.clock import MICROSECOND
+from isthmus.features.contract.schema import Contract
+from isthmus.features.definition.spec import Snapshot
+from isthmus.features.errors import DataError, GateFailed, PackageError, extra
+from isthmus.features.files import write_atomically
+from isthmus.features.latency import LatencyReader
+from isthmus.features.package.checksums import summed
+from isthmus.features.package.inputs import ModelInput
+from isthmus.features.package.manifest import Package, open_package, read_package
+from isthmus.features.package.signature import require_signature
+from isthmus.features.progress import Progress, silent
+from isthmus.features.snapshot.selection import kept
+from isthmus.features.types import UnixTimestamp
+from isthmus.orchestration.artifacts import DATA, Artifacts, TrainingSet, serving_profile
+from isthmus.orchestration.models import cards
+from isthmus.orchestration.project import Project
+from isthmus.transforms import engine
+from isthmus.transforms.tables import parquet
+from isthmus.transforms.tables.reaching import reaching
+
+if TYPE_CHECKING:
+    from isthmus.distill.distillation import DistillationReport
+    from isthmus.distill.export.export import ExportReport
+    from isthmus.distill.export.ladder import Ladder
+    from isthmus.distill.export.parity import Parity
+    from isthmus.distill.restore import Restored
+    from isthmus.distill.search.search import SearchReport
+    from isthmus.distill.tasks.task import Material
+    from isthmus.features.package.inspect import Runtime
+    from isthmus.transforms.preparation.fit import Preparation
+
+
+def distill(
+    project: Project, name: str | None = None, *, again: bool = False, progress: Progress = silent
+) -> "DistillationReport":
+    """Trains teacher, reference, student and control on the last training set.
+
+    Nothing is trained if nothing has changed, unless `again` is true.
+    """
+    _limit_spinning()
+    with extra("distill"):
+        from isthmus.distill.distillation import distill as run
+    artifacts = Artifacts.of(project, name)
+    material = _material(artifacts, artifacts.current_training_set())
+    # The task may be written beside the definitions.
+    with project.importing():
+        report = run(
+            material,
+            folder=artifacts.models,
+            cache=artifacts.outputs,
+            runs=project.state / "runs" / artifacts.declared.name,
+            again=again,
+            progress=progress,
+        )
+    # Before the cards: a gate on a missing figure can be corrected without training again.
+    write_atomically(artifacts.models / "latest", report.id.encode())
+    cards.write(artifacts, report.path, _package_of(artifacts, report.id))
+    return report
+
+
+def search(
+    project: Project, name: str | None = None, *, trials: int | None = None, progress: Progress = silent
+) -> "SearchReport":
+    """Trains the students that a distillation's `search` declares, and writes a page of them.
+
+    `trials` includes the trials of earlier calls; the default is the declared number.
+    """
+    _limit_spinning()
+    with extra("search"):
+        from isthmus.distill.reports import search_page
+        from isthmus.distill.search.search import search as run
+    artifacts = Artifacts.of(project, name)
+    material = _material(artifacts, artifacts.current_training_set())
+    with project.importing():
+        report = run(
+            material,
+            folder=artifacts.searches,
+            cache=artifacts.outputs,
+            runs=project.state / "runs" / artifacts.declared.name / "search",
+            profile=project.settings.profiles.serving,
+            trials=trials,
+            progress=progress,
+        )
+    write_atomically(artifacts.searches / "latest", report.path.name.encode())
+    write_atomically(report.path / cards.SEARCH, search_page(report.data).encode())
+    return report
+
+
+def _limit_spinning() -> None:
+    """Threads that wait for each other shall not hold the cores of other processes (docs/log.md).
+
+    The OpenMP of torch reads the variable once, when it is loaded.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "2000"
+
+
+def _material(artifacts: Artifacts, examples: TrainingSet) -> "Material":
+    from isthmus.distill.tasks.task import Material
+
+    project, declared = artifacts.project, artifacts.declared
+    contract, profile = project.applied(), project.settings.profiles.training
+    inputs = _inputs(contract, declared.student.name)
+    material = Material(
+        replace(declared, runtimes=project.runtimes(declared)),
+        examples.table(),
+        teacher_inputs=_inputs(contract, declared.teacher.name),
+        student_inputs=inputs,
+        label=declared.spine.label.name,
+        training_set=examples.id,
+        contract=contract.hash,
+        profile=profile,
+        request_inputs=RequestInputs.of(contract, declared.student.name),
+        learn=lambda plan, before: _learn(project, str(examples.path / DATA), inputs, plan, before),
+        latency=LatencyReader(project.latency_folder) if profile.give_way else None,
+    )
+    device = declared.student.device
+    return material if device is None else _on_device(artifacts, examples, material, device)
+
+
+def _on_device(artifacts: Artifacts, examples: TrainingSet, material: "Material", device: Snapshot) -> "Material":
+    """A material whose student learns from features of ages that a device may meet, and is tested at the greatest."""
+    # Imported here: DuckDB and Arrow's datasets are most of what starting `isthmus deploy` would take.
+    import pyarrow.parquet as pq
+
+    from isthmus.distill.tabular.tensors import columns
+    from isthmus.features.pointintime.staleness import fixed
+    from isthmus.features.values.arrow import to_arrow
+    from isthmus.orchestration.training.staleness import aged, rows_file, seen
+
+    project, declared, table, test = artifacts.project, artifacts.declared, material.table, material.parts.test
+    file = seen(project, declared, examples)
+
+    def at_ages(rows: Index, ages: Sequence[int]) -> list[pa.Table]:
+        # As one spine: each view is read once.
+        spine, each = pa.concat_tables([table.take(rows)] * len(ages)), np.repeat(np.array(ages, np.int64), len(rows))
+        found = aged(project, declared, examples, spine, fixed(each), computed=False)
+        return [found.slice(place * len(rows), len(rows)) for place in range(len(ages))]
+
+    def completed() -> pa.Table:
+        (rows,) = at_ages(test, [device.age // MICROSECOND])
+        request = material.request_inputs
+        complete, _ = request.complete(columns(rows, request.fed(material.student_inputs)))
+        for item in material.student_inputs:
+            if item.name not in rows.column_names:
+                rows = rows.append_column(item.name, to_arrow(complete[item.name], item.dtype))
+        return rows
+
+    # Training, export and verdict ask for the same rows.
+    service = project.applied().service(declared.student.name)
+    tested = {"service": service.hash, "tested": hashlib.sha256(test.tobytes()).hexdigest()}
+    drawn, oldest = pq.read_table(file), pq.read_table(rows_file(examples, device, completed, **tested))
+    others = np.setdiff1d(np.arange(len(table)), test)
+    places = np.empty(len(table), np.int64)
+    places[others], places[test] = np.arange(len(others)), len(others) + np.arange(len(test))
+    return replace(
+        material,
+        learn=lambda plan, before: _learn(project, file, material.student_inputs, plan, before),
+        device=pa.concat_tables([drawn.take(others), oldest.select(drawn.schema.names).cast(drawn.schema)]).take(
+            places
+        ),
+        aged=at_ages,
+    )
+
+
+def _inputs(contract: Contract, service: str) -> list[ModelInput]:
+    return [ModelInput(column.name, column.dtype) for column in contract.inputs(service)]
+
+
+def _learn(project: Project, file: str, inputs: Sequence[ModelInput], plan: Plan, before: int) -> "Preparation":
+    """The student's preparation, which the project's engine computes from the rows of a file before a moment."""
+    from isthmus.distill.tabular.preparation import learned
+
+    types = {item.name: item.dtype.spark for item in inputs}
+    types |= dict.fromkeys(("event_timestamp", "known_at"), UnixTimestamp.spark)
+    # An explicit schema: Sail infers none from a file in which any column is a dictionary.
+    schema = ", ".join(f"`{name}` {kind}" for name, kind in types.items())
+    threads = project.settings.profiles.training.threads
+    with reaching("preparation"), engine.session(project.settings.engine, threads) as spark:
+        return learned(parquet.read(spark, file, schema=schema), plan, before)
+
+
+def export(project: Project, name: str | None = None, *, progress: Progress = silent) -> "ExportReport":
+    """Turns the last student into a package, signed if the project has a key for that.
+
+    Raises:
+        PackageError: the package lacks the signature that every package must have.
+    """
+    with extra("mobile"):
+        from isthmus.distill.export.export import export as run
+    artifacts = Artifacts.of(project, name)
+    contract = project.applied()
+    require_quality(project, artifacts.declared)
+    model, examples = artifacts.last_model(), artifacts.current_training_set()
+    # First: report an unusable key before anything is measured.
+    signer, public_key = project.signer, project.public_key
+    with project.importing():
+        report = run(
+            _material(artifacts, examples),
+            model,
+            project.state / "packages",
+            contract={"hash": contract.hash, **contract.as_dict()},
+            profile=project.settings.profiles.serving,
+            cache=artifacts.outputs,
+            device=kept(contract, artifacts.declared.student, artifacts.declared.stale),
+            progress=progress,
+        )
+    if signer is not None:
+        signer.sign(report.path)
+    if public_key is not None:
+        require_signature(summed(report.path), public_key)
+    cards.write_serving(report)
+    cards.write(artifacts, model, report.path)
+    write_atomically(artifacts.package_pointer, report.path.name.encode())
+    return report
+
+
+@contextmanager
+def parity(project: Project, declared: Distillation, package: Package) -> "Iterator[Parity]":
+    """A package beside the last student, within the context.
+
+    The rows are those that the student learned from, whatever has been added to the contract since.
+
+    Raises:
+        DataError: there is no student, or the training set is gone.
+    """
+    with extra("distill"):
+        from isthmus.distill.export.parity import Parity
+    artifacts = Artifacts(project, declared)
+    material = _material(artifacts, artifacts.training_set(package.manifest.training_set))
+    keys = [name for name, _ in project.applied().spines[declared.spine.name]["keys"]]
+    with project.importing():
+        yield Parity(material, package, artifacts.last_model(), keys)
+
+
+@contextmanager
+def packaged(project: Project, declared: Distillation, package: Package) -> "Iterator[Restored]":
+    """The student of a package and its task, within the context, under whatever contract it learned.
+
+    Raises:
+        DataError: the student or its training set is gone.
+    """
+    with extra("distill"):
+        from isthmus.distill.restore import restored
+    artifacts = Artifacts(project, declared)
+    student = artifacts.models / package.manifest.model
+    if not student.exists():
+        raise DataError(str(student), "is gone, and the package has only what it became",
+                        remedy="run `isthmus distill` and `isthmus export`")  # fmt: skip
+    material = _material(artifacts, artifacts.training_set(package.manifest.training_set))
+    with project.importing():
+        yield restored(material, student)
+
+
+def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str, Callable[[], Runtime]]") -> "Ladder":
+    """Runs the model files of the last package in each runtime, in this order, and compares them with the student.
+
+    Raises:
+        DataError: nothing was exported, or the training set is gone.
+    """
+    with extra("distill"):
+        from isthmus.distill.export.ladder import climb
+    artifacts = Artifacts.of(project, name)
+    package, model = open_package(artifacts.last_package()), artifacts.last_model()
+    material = _material(artifacts, artifacts.training_set(package.manifest.training_set))
+    with project.importing():
+        return climb(material, package, model, runtimes)
+
+
+def _package_of(artifacts: Artifacts, student: str) -> Path | None:
+    """The last package, if it is of this student: then its measurements hold."""
+    try:
+        package = artifacts.last_package()
+        return package if read_package(package).model == student else None
+    except (DataError, PackageError):
+        return None
+
+
+def require_quality(project: Project, declared: Distillation) -> dict[str, float | None]:
+    """The figures of the last student that gates are about, if all gates hold.
+
+    Raises:
+        ConfigurationError: a gate is about a figure that the report does not have.
+        GateFailed: with every gate that does not hold.
+    """
+    return _require_gates(declared, Artifacts(project, declared).last_report())
+
+
+def _require_gates(declared: Distillation, report: Mapping[str, Any]) -> dict[str, float | None]:
+    results = check_gates(report, declared.required, declared.where)
+    if failed := [result for result in results if not result.holds]:
+        raise GateFailed(
+            f"student of {declared.name}",
+            "; ".join(result.failure for result in failed),
+            remedy="train longer or on more data, or change the gates in the definitions",
+        )
+    return {result.gate.metric: result.value for result in results}
+
+
+def require_boundary(project: Project, declared: Distillation) -> None:
+    """Checks that both halves of the last package's cost were measured, and as it will be served.
+
+    Raises:
+        DataError: there is no package, or its student is gone.
+        GateFailed: with what is missing.
+    """
+    from isthmus.distill.reports import require_boundary as require
+
+    artifacts = Artifacts(project, declared)
+    report, profile = artifacts.packaged_report(), serving_profile(project, artifacts.last_package())
+    require(report)
+    served = {"precision": profile.precision, "threads": profile.threads}
+    half = report["serving"]
+    if differing := [name for name, value in served.items() if half[name] != value]:
+        raise GateFailed(
+            f"boundary card of {declared.name}",
+            f"the serving half was measured with {', '.join(f'{name} {half[name]}' for name in differing)}",
+            expected=", ".join(f"{name} {served[name]}" for name in differing),
+            remedy="run `isthmus export`",
+        )
+
+
+def require_release(project: Project, declared: Distillation) -> None:
+    """Checks that the cost of the last package is known, and that its student passes today's gates.
+
+    Raises:
+        ConfigurationError: a gate is about a figure that the report does not have.
+        DataError: there is no package, or its student is gone.
+        GateFailed: with what is missing.
+    """
+    require_boundary(project, declared)
+    _require_gates(declared, Artifacts(project, declared).packaged_report())

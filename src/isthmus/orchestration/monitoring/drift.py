@@ -1,0 +1,116 @@
+"""How far what a package was asked for lately, and what it said, are from its training set."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from isthmus.distill.declaration import Distillation
+from isthmus.distill.tabular.tensors import columns
+from isthmus.distill.types import Array
+from isthmus.features.contract.schema import Column
+from isthmus.features.days import DAY
+from isthmus.features.errors import DataError, IsthmusError
+from isthmus.features.package.inputs import ModelInput
+from isthmus.features.package.manifest import open_package
+from isthmus.features.production import InputDrift
+from isthmus.features.quality.drift import drift, windows
+from isthmus.features.quality.statistics import SAMPLE, FeatureStatistics, measure
+from isthmus.features.types import Float64
+from isthmus.features.values.arrow import micros, to_arrow
+from isthmus.features.values.columns import Values
+from isthmus.orchestration.artifacts import Artifacts
+from isthmus.orchestration.monitoring.answers import Answered
+from isthmus.orchestration.monitoring.labels import EVENT
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.predictions import read
+from isthmus.orchestration.recording.provenance import Origins, groups, predicted
+from isthmus.orchestration.recording.table import RecordedAnswers
+
+WINDOW = 7 * DAY
+"""The answers that are compared: those of the last week that has any."""
+SCORE = "score"
+
+
+def served_drift(
+    project: Project, declared: Distillation, folder: Path, answered: Answered
+) -> tuple[int, tuple[InputDrift, ...]]:
+    """The moment from which answers were compared, and the drift of each raw input of the model and of its scores.
+
+    Stored inputs are those of the rows that Redis gave. All are compared with the training set of the package, and with
+    parts of it as long as the answers span.
+
+    Raises:
+        DataError: the training set, the contract or a table is gone, or no row that Redis gave is in the history.
+    """
+    at = micros(answered.part["at"])
+    at = np.where(at <= project.now(), at, 0)  # of a clock that is ahead
+    since = int(at.max()) - WINDOW
+    recent = np.flatnonzero(at >= since)
+    contracts = answered.part["contract"].take(pa.array(recent))
+    recent = recent[pc.equal(contracts, answered.part["contract"][int(at.argmax())]).to_numpy()]
+    ids = answered.part["id"].take(pa.array(_spread(recent)))
+    answers = RecordedAnswers.of(project).named(ids)
+    read_again, origins, problem = [], Origins(project, folder), None
+    for group in groups(answers):
+        try:
+            read_again.append(read(origins, group))
+        except IsthmusError as error:
+            problem = error
+    if problem is not None and not read_again:
+        raise problem
+    model, moments = read_again[0].predictor.model, np.concatenate([part.recorded.at for part in read_again])
+    fed = [(part, _arrow(model.inputs, part.inputs(part.served))) for part in read_again]
+    served = pa.concat_tables([table.filter(pa.array(part.known)) for part, table in fed])
+    if not len(served):
+        raise DataError("the rows that Redis gave", "are not in the history", expected="one that is")
+    examples = Artifacts(project, declared).training_set(open_package(folder).manifest.training_set).table()
+    examples = examples.take(pa.array(_spread(np.arange(len(examples)))))
+    learned = columns(examples, model.inputs)
+    inputs = {item.name: Column(item.name, item.dtype) for item in model.inputs}
+    now = {name: served.select([name]) for name in inputs}
+    before = {name: _arrow(model.inputs, learned).select([name]) for name in inputs}
+    if SCORE not in inputs:
+        inputs[SCORE] = Column(SCORE, Float64)
+        now[SCORE] = pa.table({SCORE: _score(answered.outputs[np.isin(answered.answer, recent)])})
+        before[SCORE] = pa.table({SCORE: _score(predicted(model, learned))})
+    until, length = int(micros(examples[EVENT]).max()), max(int(moments.max() - moments.min()), DAY)
+    return since, tuple(
+        _drift(column, now[column.name], before[column.name].append_column(EVENT, examples[EVENT]), until, length)
+        for column in inputs.values()
+    )
+
+
+def _drift(column: Column, now: pa.Table, before: pa.Table, until: int, length: int) -> InputDrift:
+    sides = [_measured(column, table) for table in (before, now)]
+    usual = windows([column], before, until, length)[column.name]
+    found = drift(sides[0], sides[1], None, usual)
+    return InputDrift(
+        name=column.name, rows=found.rows, psi=found.psi, ks=found.ks, wasserstein=found.wasserstein,
+        exceeded=found.exceeded,
+    )  # fmt: skip
+
+
+def _measured(column: Column, table: pa.Table) -> FeatureStatistics:
+    return measure([column], table.select([column.name]).combine_chunks().to_batches())[1][column.name]
+
+
+def _arrow(inputs: Sequence[ModelInput], values: Mapping[str, Values]) -> pa.Table:
+    return pa.table({item.name: to_arrow(values[item.name], item.dtype) for item in inputs})
+
+
+def _score(outputs: Array) -> Array:
+    """The number of a row; of classes the probability of the likeliest."""
+    flat = outputs.reshape(len(outputs), -1).astype(np.float64)
+    best: Array = flat[:, 0] if flat.shape[1] == 1 else flat.max(1)
+    return best
+
+
+def _spread(places: Any) -> Any:
+    """At most `SAMPLE` of them, evenly over all."""
+    if len(places) <= SAMPLE:
+        return places
+    return places[np.linspace(0, len(places) - 1, SAMPLE).astype(np.int64)]

@@ -1,0 +1,249 @@
+"""`monitor`: recorded answers meet the labels that became known since, and their inputs what the model learned from."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from threading import Event
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from isthmus.distill.declaration import Distillation
+from isthmus.distill.labels import Classes
+from isthmus.distill.types import Array
+from isthmus.features.clock import MICROSECOND
+from isthmus.features.contract.schema import Column
+from isthmus.features.errors import IsthmusError, RequestError
+from isthmus.features.files import write_atomically
+from isthmus.features.package.manifest import read_package
+from isthmus.features.production import InputDrift, Loss, PackageQuality, Production, SliceQuality, production_file
+from isthmus.features.progress import Progress, silent
+from isthmus.orchestration.frames import source_frames, spine_columns
+from isthmus.orchestration.monitoring import figures
+from isthmus.orchestration.monitoring.answers import Answered, answered, package_folder
+from isthmus.orchestration.monitoring.bounds import bounds, judged, said, wanted
+from isthmus.orchestration.monitoring.deploymentloss import losses, take_back
+from isthmus.orchestration.monitoring.drift import served_drift
+from isthmus.orchestration.monitoring.labels import CODES, Found, Without, find, nearest_answers
+from isthmus.orchestration.monitoring.page import page, page_file
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.collect import collect
+from isthmus.orchestration.server.collect import repeat, sentence
+from isthmus.serving.deployment.record import Deployment
+from isthmus.serving.rollout.releases import in_force
+from isthmus.transforms.views.compute import compute_spine
+
+SECONDS = 3600.0
+"""Between two turns of who follows: a turn computes the spine."""
+_SLICED = ("Bool", "Int32", "Int64", "Float32", "Float64", "String")
+
+
+def monitor(project: Project, name: str | None = None, *, progress: Progress = silent) -> Production:
+    """Measures the recorded answers of a distillation's packages by the labels that are known by now.
+
+    What servers have recorded is collected first, and the spine is computed anew. The result is written to
+    `production_file`, with a page beside it.
+
+    Raises:
+        RequestError: such answers have no measure by labels.
+        DataError: the table of answers or the spine cannot be read, or has labels that no training set may have.
+    """
+    declared = project.distillation(name)
+    decides = figures.metric(declared)
+    contract = project.applied()
+    label = declared.spine.label.name
+    columns = [
+        column
+        for column in spine_columns(contract, declared.spine.name)
+        if column.name != label and column.dtype.element is None
+    ]
+
+    @lru_cache(None)
+    def spine() -> pa.Table:
+        progress(f"computing {declared.spine.name}", 0.3)
+        with source_frames(project, [declared.spine]) as frames:
+            return compute_spine(declared.spine, spine_columns(contract, declared.spine.name), frames)
+
+    def keys(column: str) -> Sequence[Any]:
+        # Times as whole microseconds, as keys are hashed.
+        values = pc.unique(spine()[column].drop_null())
+        plain: list[Any] = (values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values).to_pylist()
+        return plain
+
+    collect(project, progress=progress)
+    progress("reading recorded answers", 0.0)
+    deployment = in_force(project.deployment_file)
+    found = answered(project, declared, columns, keys)
+    if deployment is not None:
+        # What is deployed comes first, though a candidate, or what was rolled back, has answered since.
+        kind = deployment.digest, deployment.precision
+        found.sort(key=lambda each: ((each.package, each.precision) != kind, each.package != kind[0]))
+    left_out: Counter[Without] = Counter()
+    packages: list[PackageQuality] = []
+    all_slices: Sequence[SliceQuality] = ()
+    for each in found:
+        progress(f"measuring package {each.package[:12]}", 0.5)
+        work = _Work(project, declared, columns, decides, deployment)
+        package, slices = _package(work, each, spine(), left_out)
+        all_slices = all_slices if packages else slices
+        packages.append(package)
+    lost = [loss for package in packages for loss in package.lost]
+    result = Production(
+        model=declared.name, metric=decides[0], higher_is_better=decides[1], at=project.now(),
+        left_out={why.value: left_out[why] for why in Without if left_out[why]}, packages=tuple(packages),
+        bounds=tuple(judged(bound, packages[0] if packages else None, all_slices) for bound in bounds(declared)),
+        undone="" if deployment is None else take_back(project, deployment, lost),
+    )  # fmt: skip
+    file = production_file(project.state, declared.name)
+    write_atomically(page_file(file), page(result).encode())
+    write_atomically(file, result.dumps())
+    progress("production quality is written", 1.0)
+    return result
+
+
+def follow(project: Project, name: str | None, say: Callable[[str], None], stopped: Event | None = None) -> None:
+    """Monitors every hour until it is stopped; without a name, all distillations that can be."""
+    names = [name] if name is not None else list(project.definitions.distillations)
+
+    def turn() -> str:
+        problems = []
+        for each in names:
+            try:
+                result = monitor(project, each)
+            except Exception as error:  # noqa: BLE001 - what one lacks is no reason to leave out the next
+                # Some of several may have no measure, ranks for example.
+                problems += [] if isinstance(error, RequestError) and name is None else [f"{each}: {sentence(error)}"]
+                continue
+            for bound in (bound for bound in result.bounds if bound.broken):
+                say(f"{each}: {said(bound)}, expected {wanted(bound)}")
+            if result.undone:
+                say(f"{each}: {result.undone}")
+        return "\n".join(problems)
+
+    repeat(turn, SECONDS, say, stopped)
+
+
+def plain(project: Project, result: Production) -> dict[str, Any]:
+    """As plain data, with the files."""
+    built: dict[str, Any] = msgspec.to_builtins(result)
+    file = production_file(project.state, result.model)
+    return {**built, "file": str(file), "page": str(page_file(file))}
+
+
+class _Work(NamedTuple):
+    project: Project
+    declared: Distillation
+    columns: Sequence[Column]
+    decides: tuple[str, bool]
+    deployment: Deployment | None
+
+
+def _package(
+    work: _Work, answers: Answered, spine: pa.Table, left_out: Counter[Without]
+) -> tuple[PackageQuality, Sequence[SliceQuality]]:
+    """The quality of a package with its worst slices; and all slices."""
+    project, declared = work.project, work.declared
+    folder, unknown = package_folder(project, declared, answers.package), []
+    if folder is None:
+        unknown.append("its package is gone: what it was fed is not known")
+    found = _found(work, answers, spine)
+    chosen = nearest_answers(found, answers.at)
+    codes = np.where((found.why < 0) & ~chosen, CODES[Without.AGAIN], found.why)
+    for code, why in enumerate(Without):
+        left_out[why] += int((codes == code).sum())
+    labels = _labels(declared, spine, folder, answers.outputs.shape[1])
+    if isinstance(labels, str):
+        unknown.append(labels)
+        labels, chosen = np.zeros(len(spine)), np.zeros(len(chosen), bool)
+    of = np.where(found.row >= 0, labels[found.row] if len(labels) else math.nan, math.nan)
+    measured = figures.measuring(declared)
+    whole = figures.quality(measured, of, answers.outputs, chosen)
+    slices = figures.slices(
+        measured, of, answers.outputs, chosen, answers.columns.select(_sliced(work)), work.decides
+    )  # fmt: skip
+    drifted: tuple[InputDrift, ...] = ()
+    since = None
+    if folder is not None and len(answers.at):
+        try:
+            since, drifted = served_drift(project, declared, folder, answers)
+        except IsthmusError as error:
+            unknown.append(f"drift is not known: {error}")
+    lost: tuple[Loss, ...] = ()
+    try:
+        lost = losses(project, declared, work.deployment, answers, of, chosen)
+    except IsthmusError as error:
+        unknown.append(f"what it loses beside the package before it is not known: {error}")
+    quality = PackageQuality(
+        package=answers.package, precision=answers.precision, first=int(answers.at.min()), last=int(answers.at.max()),
+        answers=whole.answers, rows=whole.rows, measures=whole.measures,
+        weeks=figures.weeks(measured, of, answers.outputs, chosen, answers.at),
+        slices=slices[: figures.SLICES], drift=drifted, drift_since=since, lost=lost, unknown=tuple(unknown),
+    )  # fmt: skip
+    return quality, slices
+
+
+def _sliced(work: _Work) -> list[str]:
+    """The columns that answers are sliced by: those that are named, or all but private join keys.
+
+    A slice has its value in words, in files and in gauges.
+    """
+    chosen, record = work.declared.monitor.slices, work.project.settings.server.record
+    views = work.project.applied().views
+    private = {key.name for name in (record.private if record else ()) if name in views for key in views[name].keys}
+    return [
+        column.name
+        for column in work.columns
+        if column.dtype.name in _SLICED and (column.name not in private if chosen is None else column.name in chosen)
+    ]
+
+
+def _found(work: _Work, answers: Answered, spine: pa.Table) -> Found:
+    """The labels of answers, of those that have the same columns together."""
+    declared, count = work.declared, len(answers.at)
+    names = list(answers.columns.column_names)
+    match = names if declared.monitor.match is None else list(declared.monitor.match)
+    wanted = np.isin(names, match)
+    row, apart = np.full(count, -1), np.zeros(count, np.int64)
+    why = np.full(count, CODES[Without.UNMATCHED])
+    patterns, of = np.unique(answers.had & wanted, axis=0, return_inverse=True)
+    for number, pattern in enumerate(patterns):
+        if not pattern.any() or (declared.monitor.match is not None and not pattern[wanted].all()):
+            continue
+        own = of.reshape(-1) == number
+        columns = answers.columns.select([name for name, there in zip(names, pattern, strict=True) if there])
+        found = find(
+            spine, declared.spine.label.name, columns.filter(pa.array(own)), answers.at[own],
+            within=declared.monitor.within // MICROSECOND, now=work.project.now(),
+        )  # fmt: skip
+        row[own], apart[own], why[own] = found.row, found.apart, found.why
+    for reason, holds in (
+        (Without.UNREAD, answers.unread),
+        (Without.SCORE, ~np.isfinite(answers.outputs).all(axis=1)),
+        (Without.CLOCK, answers.twice),
+        (Without.FUTURE, answers.at > work.project.now()),
+    ):
+        why[holds] = CODES[reason]
+    return Found(np.where(why < 0, row, -1), apart, why)
+
+
+def _labels(declared: Distillation, spine: pa.Table, folder: Path | None, width: int) -> Array | str:
+    """The label of each row of the spine as a number; of classes their place, -1 of one that the package has not.
+
+    Else why they say nothing of a package with so many numbers in a row of its answers.
+    """
+    column = spine[declared.spine.label.name]
+    if isinstance(declared.label, Classes):
+        if folder is None:
+            return "its package is gone: which of its classes is which is not known"
+        if not (classes := read_package(folder).classes):
+            return "it answers without classes, and the label has them now"
+        places: Array = figures.class_places(column, classes).to_numpy().astype(np.float64)
+        return places
+    if width > 1:
+        return "it answers with classes, and the label has none now"
+    return figures.numbers(declared, column)

@@ -1,0 +1,223 @@
+"""Production quality on the terminal and as one HTML page."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from isthmus.distill.reports.plots import axis
+from isthmus.features import clock
+from isthmus.features.document.blocks import (
+    Block,
+    Code,
+    Figure,
+    Group,
+    Heading,
+    Paragraph,
+    Table,
+    Text,
+    aside,
+    bad,
+    cell,
+    code,
+    good,
+    plain,
+    strong,
+)
+from isthmus.features.document.html import image, to_html
+from isthmus.features.production import Measure, PackageQuality, Production, Quality
+from isthmus.orchestration.monitoring.bounds import said, wanted
+from isthmus.orchestration.monitoring.deploymentloss import said as said_loss
+
+_STYLE = """\
+svg text { font: 11px system-ui, sans-serif; fill: var(--soft) } svg .grid { stroke: var(--line) }
+svg .range { stroke: var(--base); stroke-width: 1.5 } svg .newest { stroke: var(--good); fill: var(--good) }
+svg .earlier { stroke: var(--base); fill: var(--base) } svg circle { fill-opacity: 1 }
+svg .limit { stroke: var(--bad); stroke-dasharray: 4 3 }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(460px, 100%), 1fr)) }
+"""
+_READING = """\
+Each figure has its 95 % interval, which takes rows as independent. A label is that of the moment that the answer was
+about, as it is known by now. Each label counts once for a package."""
+_WIDTH, _HEIGHT, _LEFT, _FOOT = 420, 170, 46, 24
+_MOST = 3
+"""Names of weeks below a plot."""
+
+
+def page_file(file: Path) -> Path:
+    """The page beside the file of production quality."""
+    return file.with_suffix(".html")
+
+
+def page(result: Production) -> str:
+    """A self-contained HTML page."""
+    blocks: list[Block] = [
+        Heading(f"{result.model}: production quality", 1),
+        Paragraph(f"Labels that were known by {_moment(result.at)}."),
+        Paragraph(_READING),
+        *_blocks(result),
+        Group("plots", list(plots(result).values())),
+    ]
+    for package in result.packages:
+        blocks += [Heading(("Package ", code(package.package[:12]), f" in {package.precision}"))]
+        blocks += [Paragraph(f"Answers from {_moment(package.first)} to {_moment(package.last)}.")]
+        blocks += [Heading("Weeks", 3), _table("week", [(week.week, week) for week in package.weeks])]
+        if package.slices:
+            named = [(part.name, part) for part in package.slices]
+            blocks += [Heading("Worst slices", 3), _table("slice", named)]
+        blocks += _drift(package)
+        blocks += [Paragraph((strong("Not known: "), f"{why}.")) for why in package.unknown]
+    return to_html(f"Production quality of {result.model}", blocks, _STYLE)
+
+
+def screen(result: Production, file: Path) -> Iterator[Block]:
+    """What the terminal shows: there is room for the interval of the measure that decides."""
+    yield from _blocks(result, narrow=True)
+    if result.packages:
+        newest = result.packages[0]
+        yield _table("week", [(week.week, week) for week in newest.weeks], only=result.metric)
+        yield from _drift(newest)
+        yield from (Paragraph(f"Not known: {why}") for why in newest.unknown)
+    yield Paragraph(f"Page: {page_file(file)}")
+
+
+def headline(result: Production) -> dict[str, str]:
+    """The measures of the first package, in words."""
+    measures = result.packages[0].measures if result.packages else {}
+    return {name: " ".join(map(plain, _parts(found, True))) for name, found in measures.items()}
+
+
+def worst(result: Production) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Titles and rows of a table of the worst slices of the first package; no rows without any."""
+    slices = result.packages[0].slices if result.packages else ()
+    measures = list(dict.fromkeys(name for part in slices for name in part.measures))
+    rows = [
+        [
+            " ".join(part.name.split()),
+            f"{part.answers:,}",
+            f"{part.rows:,}",
+            *(" ".join(map(plain, _parts(part.measures.get(each), each == result.metric))) for each in measures),
+        ]
+        for part in slices
+    ]
+    return ["slice", "answers", "labeled", *(name.replace("_", " ") for name in measures)], rows
+
+
+def images(result: Production) -> dict[str, str]:
+    """The plots by week, as addresses of images."""
+    return {name: image(figure, _STYLE) for name, figure in plots(result).items()}
+
+
+def plots(result: Production) -> Mapping[str, Figure]:
+    """Each measure by week: a dot and its interval, the first package in another color."""
+    names = dict.fromkeys(name for package in result.packages for week in package.weeks for name in week.measures)
+    return {name: _plot(result, name) for name in names}
+
+
+def _plot(result: Production, name: str) -> Figure:
+    points = [
+        (week.week, week.measures[name], "newest" if n == 0 else "earlier")
+        for n, package in enumerate(result.packages)
+        for week in package.weeks
+        if name in week.measures
+    ]
+    limits = [
+        end
+        for bound in result.bounds
+        if bound.measure == name
+        for end in (bound.at_least, bound.at_most)
+        if end is not None
+    ]
+    weeks = sorted({week for week, _, _ in points})
+    ends = [end for _, found, _ in points for end in (found.value, found.low, found.high) if end is not None]
+    y = axis([*ends, *limits], _HEIGHT - _FOOT, 8)
+    step = (_WIDTH - _LEFT - 16) / len(weeks)
+    lines = [*((tick, "grid") for tick in y.ticks()), *((limit, "limit") for limit in limits)]
+    parts = [f'<line class="{kind}" x1="{_LEFT}" x2="{_WIDTH}" y1="{y(at):.1f}" y2="{y(at):.1f}"/>'
+             for at, kind in lines]  # fmt: skip
+    parts += [f'<text x="{_LEFT - 4}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>' for tick in y.ticks()]
+    for week, found, kind in points:
+        x = _LEFT + step * (weeks.index(week) + 0.5) + (4 if kind == "newest" else -4)
+        if found.low is not None and found.high is not None:
+            parts.append(
+                f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{y(found.low):.1f}" y2="{y(found.high):.1f}"/>'
+            )
+        parts.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y(found.value):.1f}" r="3"/>')
+    for n in range(0, len(weeks), -(-len(weeks) // _MOST)):
+        x = _LEFT + step * (n + 0.5)
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 7}" text-anchor="middle">{escape(weeks[n])}</text>')
+    title = "mean score" if name == "score" else "mean label" if name == "label" else name.replace("_", " ")
+    return Figure("".join(parts), f"{title} by week", f"{title} by week", _WIDTH, _HEIGHT)
+
+
+def _blocks(result: Production, *, narrow: bool = False) -> Iterator[Block]:
+    if not result.packages:
+        yield Paragraph("No answer of this model is in the table of recorded answers. To record answers, add")
+        yield Code("[server.record]", "isthmus.toml")
+        yield Paragraph("and restart the server; later `isthmus recorded` collects what it has recorded.")
+    else:
+        named: list[tuple[Text, Quality]] = [
+            ((code(package.package[:12]), f" {package.precision}"), package) for package in result.packages
+        ]
+        yield _table("package", named, only=result.metric if narrow else None)
+    if result.bounds:
+        rows: list[Sequence[Text]] = []
+        for bound in result.bounds:
+            known = bound.found is not None
+            rows.append([wanted(bound), bad("broken") if bound.broken else good("holds") if known else "", said(bound)])
+        yield Table(["bound", "", "found"], rows)
+    found = [loss for package in result.packages for loss in package.lost]
+    if found:
+        yield Table(["may be lost", "", "found"], [
+            [
+                f"{loss.measure}: at most {loss.at_most:g}",
+                bad("beyond") if loss.beyond else "" if loss.value is None else good("holds"),
+                said_loss(loss),
+            ]
+            for loss in found
+        ])  # fmt: skip
+    if result.undone:
+        yield Paragraph(result.undone)
+    for why, count in result.left_out.items():
+        yield Paragraph(f"{count:,} rows are in no figure: {why}.")
+
+
+def _table(first: str, named: Sequence[tuple[Text, Quality]], only: str | None = None) -> Table:
+    """A row for each part; `only` is the measure with its interval, if not all have theirs."""
+    measures = list(dict.fromkeys(name for _, part in named for name in part.measures))
+    rows = [
+        [
+            name,
+            f"{part.answers:,}",
+            f"{part.rows:,}",
+            *(_parts(part.measures.get(each), only in (None, each)) for each in measures),
+        ]
+        for name, part in named
+    ]
+    titles = [name.replace("_", " ") for name in measures]
+    numbers = ["answers", "labeled", *titles]
+    return Table([first, *numbers], rows, numbers=numbers)
+
+
+def _parts(found: Measure | None, interval: bool) -> tuple[Text, ...]:
+    """The figure and, if it has room, its interval."""
+    if found is None:
+        return (cell(None),)
+    if not interval or found.low is None or found.high is None:
+        return (cell(found.value),)
+    return (cell(found.value), aside(f"{cell(found.low)} to {cell(found.high)}"))
+
+
+def _drift(package: PackageQuality) -> Iterator[Block]:
+    if not package.drift:
+        return
+    yield Heading(f"What was served since {_moment(package.drift_since or package.first)}, and the training set", 3)
+    rows: list[Sequence[Text]] = []
+    for found in sorted(package.drift, key=lambda each: -each.psi):
+        drifted = bad(", ".join(found.exceeded)) if found.exceeded else ""
+        rows.append([found.name, f"{found.rows:,}", *map(cell, (found.psi, found.ks, found.wasserstein)), drifted])
+    numbers = ["rows", "psi", "ks", "wasserstein"]
+    yield Table(["input", *numbers, "drifted"], rows, numbers=numbers)
+
+
+def _moment(at: int) -> str:
+    return clock.moment(at).isoformat(timespec="minutes").replace("+00:00", "Z")

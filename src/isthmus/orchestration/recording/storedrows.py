@@ -1,0 +1,150 @@
+"""The stored rows behind recorded answers, and the same from the history."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from isthmus.features.clock import Status
+from isthmus.features.contract.schema import Column, ViewContract
+from isthmus.features.offline.history import ViewHistory
+from isthmus.features.offline.latest import matches
+from isthmus.features.pointintime.join import Join
+from isthmus.features.types import Int64, UnixTimestamp
+from isthmus.features.values.arrow import ARROW, from_arrow, to_arrow
+from isthmus.features.values.columns import Ints, Mask, Values, from_python
+
+_EVENT, _KNOWN = Column("event_timestamp", UnixTimestamp), Column("known_at", UnixTimestamp)
+_CONTENT = Column("content_hash", Int64)
+"""Columns of an offline table besides the features."""
+
+_TIME = ARROW[UnixTimestamp.name]
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """The rows of a view for n keys, each at its own moment; shape (n,) each.
+
+    Attributes:
+        event: microseconds since 1970 UTC, 0 where there is no row.
+        known: likewise.
+        content: the content hashes; 0 where there is no value.
+        status: codes of `Status`.
+        columns: the features; null where the status is not PRESENT.
+    """
+
+    event: Ints
+    known: Ints
+    content: Ints
+    status: Ints
+    columns: Mapping[str, Values]
+
+    def same(self, other: "StoredRows") -> Mask:
+        """Where both are the same row with the same status."""
+        there = (self.status <= Status.EXPIRED) & (other.status <= Status.EXPIRED)
+        times = (self.event == other.event) & (self.known == other.known)
+        # A row that is not there may have times: it is not there yet.
+        same: Mask = (self.status == other.status) & (
+            np.where(there, times, True) & (np.where(self.status <= Status.NULL, self.content == other.content, True))
+        )
+        return same
+
+    def take(self, rows: Ints) -> "StoredRows":
+        """Some of them."""
+        columns = {name: values.take(rows) for name, values in self.columns.items()}
+        return StoredRows(self.event[rows], self.known[rows], self.content[rows], self.status[rows], columns)
+
+
+def from_history(
+    history: ViewHistory, view: ViewContract, keys: Mapping[str, Sequence[Any]], at: Ints, *,
+    times: tuple[Column, Column] = (_EVENT, _KNOWN),
+) -> StoredRows:  # fmt: skip
+    """What the history has for keys at moments, by the time rules of the view.
+
+    `times` are the columns with the event and known times of a row, if they are others than those it is ordered by.
+    """
+    extra = tuple(dict.fromkeys((*times, _CONTENT)))
+    whole = replace(history.view, fields=(*view.fields, *extra), ttl=None)
+    columns = {"event_timestamp": pa.array(at).cast(_TIME)}
+    for column in view.keys:
+        values = to_arrow(from_python(keys[column.name], column.dtype), column.dtype)
+        columns[column.name] = values.cast(ARROW[column.dtype.name])
+    spine = pa.table(columns)
+    join = Join(spine.schema, [replace(history, view=whole)], status=False)
+    joined = pa.Table.from_batches(join.batches(spine.to_batches()), join.schema)
+
+    def read(column: Column) -> Values:
+        return from_arrow(joined[whole.full_name(column.name)], column.dtype)
+
+    event, known = map(read, times)
+    content = read(_CONTENT)
+    there = event.valid
+    expired = there & (at - event.data > view.ttl) if view.ttl is not None else np.zeros(len(at), bool)
+    valid = there & ~expired
+    features = {column.name: read(column) for column in view.fields}
+    filled = np.logical_or.reduce([np.zeros(len(at), bool), *(values.valid for values in features.values())])
+    status = np.where(valid, np.where(filled, Status.PRESENT, Status.NULL), Status.NOT_FOUND)
+    status = np.where(expired, Status.EXPIRED, status).astype(np.int64)
+    return StoredRows(
+        event.data, known.data, np.where(valid, content.data, 0), status,
+        {name: _where(values, valid) for name, values in features.items()},
+    )  # fmt: skip
+
+
+def of_record(
+    history: ViewHistory, view: ViewContract, keys: Mapping[str, Sequence[Any]], then: StoredRows
+) -> tuple[dict[str, Values], Mask]:
+    """The features of the rows that were recorded, by their keys, times and contents, wherever they are in the history.
+
+    Returns:
+        Feature to its values, null where there was none, and whether they are known: a row that was written to Redis
+        alone is not in the history, nor one that was removed from it.
+    """
+    present = np.flatnonzero(then.status == Status.PRESENT)
+    columns = {"event_timestamp": pa.array(then.event[present]).cast(_TIME)}
+    columns |= {"known_at": pa.array(then.known[present]).cast(_TIME), "content_hash": pa.array(then.content[present])}
+    for column in view.keys:
+        values = from_python([keys[column.name][row] for row in present.tolist()], column.dtype)
+        columns[column.name] = to_arrow(values, column.dtype).cast(ARROW[column.dtype.name])
+    wanted = pa.table(columns)
+    data = ds.dataset(history.data) if isinstance(history.data, pa.Table) else history.data
+    names = [*wanted.column_names, *(column.name for column in view.fields)]
+    rows = data.to_table(names, filter=ds.field("content_hash").isin(pc.unique(wanted["content_hash"])))
+    places = np.full(len(then.status), -1)
+    if len(rows):
+        distinct = rows.select(wanted.column_names)
+        places[present] = matches(distinct.cast(wanted.schema), wanted)
+    known = (places >= 0) | (then.status != Status.PRESENT)
+    taken = rows.take(pa.array(places, mask=places < 0))
+    return {column.name: from_arrow(taken[column.name], column.dtype) for column in view.fields}, known
+
+
+def served_rows(
+    history: ViewHistory, keys: Mapping[str, Sequence[Any]], now: StoredRows, then: StoredRows
+) -> tuple[StoredRows, Mask]:
+    """The rows that Redis gave with their values, and whether these are known."""
+    known = np.ones(len(now.status), bool)
+    differing = np.flatnonzero(~now.same(then))
+    if not len(differing):
+        return now, known
+    view = history.view
+    own = {column.name: [keys[column.name][row] for row in differing.tolist()] for column in view.keys}
+    found, known[differing] = of_record(history, view, own, then.take(differing))
+    changed = {}
+    for name, values in now.columns.items():
+        data, valid = values.data.copy(), values.valid.copy()
+        data[differing], valid[differing] = found[name].data, found[name].valid
+        changed[name] = Values(data, valid)
+    return replace(then, columns=changed), known
+
+
+def _where(values: Values, there: Mask) -> Values:
+    if there.all():
+        return values
+    data = values.data.copy()
+    data[~there] = None if data.dtype == object else 0
+    return Values(data, values.valid & there)

@@ -1,0 +1,140 @@
+"""The reference client of devices, in Node: from the file of a snapshot and questions to predictions."""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from isthmus.features.clients import CLIENT, READER
+from isthmus.features.featurizer.form import HEAD
+from isthmus.features.featurizer.interpreter import CoreFeeds
+from isthmus.features.package.checksums import GOLDEN, MANIFEST, SUMS
+from isthmus.features.package.golden import TensorBytes
+from isthmus.features.package.inputs import Feeds
+from isthmus.features.package.manifest import Manifest, Package
+from isthmus.features.package.replay import Answers
+from isthmus.features.types import DataType
+from isthmus.features.values.columns import Values
+from isthmus.orchestration.runtimes.web import Node
+
+_SNAPSHOT, _QUESTIONS = "snapshot", "questions.json"
+_ALL = "all"
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceQuestions:
+    """Questions to a device that has a snapshot, or to the devices of several owners.
+
+    Attributes:
+        snapshots: the file of each owner, by the value of its join key; under None where there is one for all.
+        owner: the join key of owners; None where there is one file for all.
+        key: whose owner must have signed it, in PEM.
+        at: the time on the device, microseconds since 1970 UTC.
+        columns: join keys and request fields by name, each with its type.
+    """
+
+    snapshots: Mapping[object, bytes]
+    owner: str | None
+    key: str
+    at: int
+    columns: Mapping[str, tuple[DataType, Values]]
+
+
+class DeviceAnswers(NamedTuple):
+    """What a device fed a model file, and what that answered: the rows of all questions."""
+
+    fed: Feeds
+    outputs: Answers
+
+
+class Answered(NamedTuple):
+    """Model file in ORT format to its answers; and what the head makes for a numeric core, None without one."""
+
+    files: dict[str, DeviceAnswers]
+    core: CoreFeeds | None
+
+
+class _Run(msgspec.Struct):
+    fed: dict[str, TensorBytes]
+    answers: dict[str, TensorBytes]
+
+
+class _Core(msgspec.Struct):
+    fed: dict[str, TensorBytes]
+    refused: bool
+
+
+class _Device(msgspec.Struct):
+    files: dict[str, list[_Run]]
+    core: list[_Core] | None
+
+
+def ask_device(node: Node, package: Package, questions: DeviceQuestions) -> Answered:
+    """What devices answer, by the client and the reader of heads in the package.
+
+    The client opens the package as a page does: it checks sums, contract and golden cases.
+
+    Raises:
+        NodeFailed: the client refuses the package, the snapshot or a question, or the file does not run.
+    """
+    manifest = package.manifest
+    variants = [variant for variant in manifest.variants if variant.format == "ort"]
+    head = (HEAD, READER) if HEAD in manifest.files else ()
+    names = (MANIFEST, GOLDEN, CLIENT, *head, *(variant.file for variant in variants))
+    files = {name: package.files.read(name) for name in names}
+    files[SUMS] = "".join(f"{digest}  {name}\n" for name, digest in package.files.sums.items()).encode()
+    snapshots = {f"{_SNAPSHOT}-{number}": data for number, data in enumerate(questions.snapshots.values())}
+    owners = [_ALL if owner is None else str(_text(owner)) for owner in questions.snapshots]
+    asked = {
+        "contract": manifest.contract,
+        "precisions": [variant.precision for variant in variants],
+        "types": {name: dtype.name for name, (dtype, _) in questions.columns.items()},
+        "rows": _rows(questions.columns),
+        "snapshots": dict(zip(owners, snapshots, strict=True)),
+        "owner": questions.owner,
+        "key": questions.key,
+        "now": str(questions.at),
+        "head": HEAD if head else None,
+    }
+    files |= {**snapshots, _QUESTIONS: msgspec.json.encode(asked)}
+    answered = node.run("device.mjs", files, _QUESTIONS, kind=_Device)
+    core = None
+    if answered.core:
+        tensors = {
+            name: np.concatenate([row.fed[name].array for row in answered.core]) for name in answered.core[0].fed
+        }
+        core = CoreFeeds(tensors, np.array([row.refused for row in answered.core]))
+    return Answered({file: _together(manifest, runs) for file, runs in answered.files.items()}, core)
+
+
+def _rows(columns: Mapping[str, tuple[DataType, Values]]) -> list[dict[str, str | None]]:
+    """Each row by name, as texts: JavaScript's numbers are doubles."""
+    texts = [[_text(value) for value in values.tolist(dtype)] for dtype, values in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*texts, strict=True)]
+
+
+def _text(value: Any) -> str | None:
+    match value:
+        case None | str():
+            return value
+        case bytes():
+            return base64.b64encode(value).decode()
+        case bool() | int():
+            return str(int(value))
+    return {np.inf: "Infinity", -np.inf: "-Infinity"}.get(value, "NaN" if np.isnan(value) else repr(float(value)))
+
+
+def _together(manifest: Manifest, runs: list[_Run]) -> DeviceAnswers:
+    """A row of each run along the axis of the rows."""
+    axes = {
+        tensor.name: next(axis for axis, size in enumerate(tensor.shape) if isinstance(size, str))
+        for tensor in (*manifest.tensors, *manifest.outputs)
+    }
+    parts = ([run.fed for run in runs], [run.answers for run in runs])
+    fed, outputs = (
+        {name: np.concatenate([row[name].array for row in rows], axes[name]) for name in rows[0]} for rows in parts
+    )
+    return DeviceAnswers(fed, outputs)

@@ -1,0 +1,124 @@
+"""`collect`: brings pushed rows from Redis to the offline tables."""
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from threading import Event
+
+from isthmus.features import clock
+from isthmus.features.contract.schema import ViewContract
+from isthmus.features.errors import IsthmusError, first_line
+from isthmus.features.online import pushes
+from isthmus.features.progress import Progress, silent
+from isthmus.features.publishing.collect import Collected
+from isthmus.features.publishing.collect import collect as collect_table
+from isthmus.features.redis.connection import answering, connect
+from isthmus.orchestration.project import Project
+from isthmus.serving.log import place
+
+
+def collect(
+    project: Project, views: Collection[str] | None = None, *, wait: bool = True, again: bool = False,
+    progress: Progress = silent,
+) -> dict[str, Collected]:  # fmt: skip
+    """Brings all rows that were pushed by now into the history of their views; returns the counts by offline table.
+
+    A table whose view is being built comes last, after its build, or not at all if it shall not `wait`. What a
+    definition that is current no more was pushed is collected, too; with `again`, what was set aside before as well.
+
+    Raises:
+        DataError: a table cannot be read or written. What was pushed stays in Redis.
+        DependencyError: Redis does not answer, or refuses.
+    """
+    tables = _tables(project, views)
+    offline, collected = project.offline_store(), dict[str, Collected]()
+    failure: Exception | None = None
+    with project.redis() as url, connect(url) as client:
+        for table in tables if again else ():
+            with answering(url):
+                pushes.put_back(client, project.name, table)
+        turns = [(table, False) for table in tables]
+        while turns:
+            table, late = turns.pop(0)
+            done = len(collected) / len(tables)
+            progress(f"collecting pushed rows of {table}{', after its build' if late else ''}", done)
+            try:
+                with project.adding_to(table, wait=late), answering(url):
+                    counts = collected[table] = collect_table(client, project.name, offline, table, tables[table])
+                for problem in _problems(project, table, counts):
+                    progress(problem, done)
+            except BlockingIOError:
+                turns += [(table, True)] if wait else []
+            except Exception as error:  # noqa: BLE001 - it is raised at the end
+                failure = failure or error  # The other views have their rows all the same.
+    if failure is not None:
+        raise failure
+    progress("all pushed rows are in the history", 1.0)
+    return collected
+
+
+def follow(project: Project, say: Callable[[str], None], stopped: Event | None = None) -> None:
+    """Collects every `history_seconds` until it is stopped."""
+
+    def turn() -> str:
+        # Rows of other views shall not wait for the build of one.
+        for table, counts in collect(project, wait=False).items():
+            for problem in _problems(project, table, counts):
+                say(problem)
+            if counts.rows:
+                say(f"pushed rows of {table} that are in the history now: {counts.rows:,}")
+        return ""
+
+    repeat(turn, project.settings.stores.history_seconds, say, stopped)
+
+
+def repeat(turn: Callable[[], str], seconds: float, say: Callable[[str], None], stopped: Event | None = None) -> None:
+    """Takes a turn every so many seconds until it is stopped.
+
+    The problem that a turn returns or raises is said, once in a row: the next turn may do.
+    """
+    stopped, before = stopped or Event(), ""
+    while not stopped.is_set():
+        began = time.monotonic()
+        try:
+            problem = turn()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next turn may do
+            problem = sentence(error)
+        if problem and problem != before:
+            say(problem)
+        before = problem
+        stopped.wait(max(0.0, seconds - (time.monotonic() - began)))
+
+
+def sentence(error: Exception) -> str:
+    """Return the message of an error. For an unexpected exception, add its class and its place in the code."""
+    if isinstance(error, IsthmusError):
+        return str(error)
+    return f"{type(error).__name__} at {place(error)}: {first_line(error)}"
+
+
+def _problems(project: Project, table: str, counts: Collected) -> Iterator[str]:
+    if counts.lost_after is not None:
+        since = clock.moment(counts.lost_after).isoformat(timespec="seconds")
+        lost = f"rows that were pushed after {since} may be missing"
+        yield f"Redis has lost what waited for the history of {table}: {lost}"
+    if counts.aside:
+        where = f"they are set aside in Redis as {pushes.aside(project.name, table).decode()}"
+        yield (
+            f"{counts.aside:,} pushed rows of {table} cannot be collected (the last one {counts.why}): {where}, and "
+            "`isthmus collect --again` tries them again"
+        )
+
+
+def _tables(project: Project, views: Collection[str] | None) -> dict[str, list[ViewContract]]:
+    """Offline table to the definitions that rows may have been pushed to, the newest first; of all or some views."""
+    generations = project.generations()
+    newest = generations.newest()
+    tables: dict[str, list[ViewContract]] = {}
+    for contract in (*([newest] if newest else ()), *generations.every(), *generations.forgotten):
+        for view in contract.views.values():
+            if views is not None and view.name not in views:
+                continue
+            known = tables.setdefault(view.table, [])
+            if view.hash not in {item.hash for item in known}:
+                known.append(view)
+    return tables

@@ -1,0 +1,88 @@
+"""Dagster's webserver behind the guard of our own server.
+
+Dagster answers any page of any site, by any name for this machine, and starts runs for it. In place of its commands:
+
+    python -m isthmus.orchestration.server.dagster [the options of dagster-webserver]
+    python -m isthmus.orchestration.server.dagster dev [the options of dagster dev]
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import dagster._cli.dev
+import dagster_webserver.app
+import dagster_webserver.cli
+from dagster_webserver.webserver import DagsterWebserver
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from isthmus.serving.http.guard import refused, require_own_page
+from isthmus.serving.wire.errors import ForbiddenError
+
+MODULE = "isthmus.orchestration.server.dagster"
+HOSTS = "DAGSTER_ALLOWED_HOSTS"
+"""The environment variable that lists other host names of this machine, separated by commas."""
+
+_NAME_IT = (
+    "open Dagster at localhost, or add the name to `[server] hosts` of isthmus.toml (with `isthmus dev`) "
+    f"or to {HOSTS} (with a webserver of your own)"
+)
+_INSTEAD = "open Dagster in a tab of its own"
+
+
+class OwnPages:
+    """Serve requests of programs and of the application's own pages. Refuse requests of pages of other sites."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._hosts = frozenset(filter(None, os.environ.get(HOSTS, "").split(",")))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request or a WebSocket on, or refuse it with 403."""
+        try:
+            if scope["type"] in ("http", "websocket"):
+                # People may follow links to pages, but not to GraphQL (perhaps behind a prefix): a GET can start runs.
+                visits = "graphql" not in scope["path"]
+                require_own_page(scope, self._hosts, name_it=_NAME_IT, instead=_INSTEAD, visits=visits)
+        except ForbiddenError as error:
+            if scope["type"] == "http":
+                await refused(error, scope)(scope, receive, send)
+            else:
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        await self._app(scope, receive, send)
+
+
+class Webserver(DagsterWebserver[Any, Any]):
+    """Dagster's webserver behind `OwnPages`."""
+
+    def build_middleware(self) -> list[Middleware]:
+        """Put the guard before Dagster's own middleware."""
+        return [Middleware(OwnPages), *super().build_middleware()]
+
+
+def main() -> None:
+    """Run a Dagster command with the guarded webserver."""
+    # Dagster has no parameter for its webserver class. `isthmus dev` checks that the guard answers, in any release.
+    app: Any = dagster_webserver.app
+    cli: Any = dagster_webserver.cli
+    dev: Any = dagster._cli.dev
+    if sys.argv[1:2] != ["dev"]:
+        app.DagsterWebserver = Webserver
+        cli.main()
+        return
+    start = dev.open_ipc_subprocess
+
+    def started(command: Sequence[str], **options: Any) -> Any:
+        if list(command[1:3]) == ["-m", "dagster_webserver"]:
+            command = [command[0], "-m", MODULE, *command[3:]]
+        return start(command, **options)
+
+    dev.open_ipc_subprocess = started
+    dev.dev_command(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()

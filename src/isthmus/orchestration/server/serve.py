@@ -1,0 +1,114 @@
+"""`serve`: runs the API of a project. Imports nothing that starting a server does not need."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import IO
+
+from isthmus.features.files import write_atomically
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.server.secret import secret
+from isthmus.serving.process import become, start
+from isthmus.serving.process import serve as run_server
+from isthmus.serving.settings import ServerSettings
+
+FEAST_SERVER = re.compile(rb"^  path: (http.*)$", re.MULTILINE)
+"""The address of the server in the `feature_store.yaml` that `apply` writes."""
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the address to reach a server that listens on all
+
+
+def serve(project: Project, *, port: int | None = None) -> int:
+    """Runs the API until it is stopped; returns its exit code.
+
+    With a Redis of the user's, this process becomes the server and does not return: the modules that it loaded to read
+    the project would only waste memory. The embedded Redis needs a parent process that stops it at the end.
+    """
+    _name_to_feast(project, port)
+    configured = project.settings.stores.online
+    if configured != "embedded":
+        become(settings(project, configured, port))
+    with project.redis() as url:
+        return run_server(settings(project, url, port))
+
+
+@contextmanager
+def serving(
+    project: Project, *, port: int | None = None, log: IO[bytes] | None = None, private: bool = False
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """The API as a child process that ends with the block; it logs to `log`, or to this process's stderr."""
+    if not private:
+        _name_to_feast(project, port)
+    with project.redis() as url, running(settings(project, url, port, private=private), log) as child:
+        yield child
+
+
+def address(project: Project, port: int | None = None) -> str:
+    """The URL of the project's server for programs of this machine, by default at the port of the settings."""
+    server = project.settings.server
+    return f"http://{reachable(server.host)}:{server.port if port is None else port}"
+
+
+def reachable(host: str) -> str:
+    """A host to listen on, as it stands in a URL for this machine."""
+    host = _LOOPBACK.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
+@contextmanager
+def running(settings: ServerSettings, log: IO[bytes] | None = None) -> "Iterator[subprocess.Popen[bytes]]":
+    """A server with these settings as a child process that ends with the block."""
+    child = start(settings, log)
+    try:
+        yield child
+    finally:
+        child.terminate()
+        try:
+            # Longer than the deadline of the requests it still answers.
+            child.wait(settings.limits.deadline_seconds + 5)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def settings(project: Project, url: str, port: int | None = None, *, private: bool = False) -> ServerSettings:
+    """The settings of a server of the project; a private server listens on this machine and asks for no key."""
+    server, profiles = project.settings.server, project.settings.profiles
+    record = None if private else project.recording()
+    return ServerSettings(
+        contract=str(project.contract_file),
+        deployment=str(project.deployment_file),
+        redis=url,
+        snapshots=str(project.snapshots),
+        keys=None if private else str(project.keys_file),
+        require_keys=server.require_keys and not private,
+        hosts=server.hosts,
+        check_share=server.check_share,
+        # A verdict names each row that is missing.
+        missing="null" if private else server.missing,
+        host="127.0.0.1" if private else server.host,
+        port=server.port if port is None else port,
+        workers=server.workers,
+        limits=server.limits,
+        batch=profiles.serving.batch,
+        public_key=project.public_key,
+        latency=str(project.latency_folder) if profiles.training.give_way and not private else None,
+        latency_objective_ms=project.settings.latency_objective_ms,
+        freshness_objective_seconds={} if private else project.freshness_objectives(),
+        history_seconds=project.settings.stores.history_seconds,
+        record=record,
+        spool=None if record is None else str(project.spool),
+        spool_key="" if record is None else secret(project).hex(),
+        now=project.fixed_now,
+    )
+
+
+def _name_to_feast(project: Project, port: int | None) -> None:
+    """Write the server's address to the project's Feast configurations, where they exist."""
+    for file in (project.state / "feast").rglob("feature_store.yaml"):
+        # A server needs no Feast: the files may be missing, or in a folder that this process may not write to.
+        with suppress(OSError):
+            before = file.read_bytes()
+            text = FEAST_SERVER.sub(f"  path: {address(project, port)}".encode(), before)
+            if text != before and not address(project, port).endswith(":0"):
+                write_atomically(file, text)

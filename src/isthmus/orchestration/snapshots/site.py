@@ -1,0 +1,156 @@
+"""`page`: a folder of files that runs the last package in a browser, from any server of files."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from isthmus.features.clients import CLIENT, FOLDER, GENERATORS
+from isthmus.features.errors import ConfigurationError, DataError, Problem
+from isthmus.features.files import publish
+from isthmus.features.package.manifest import Manifest, read_package
+from isthmus.features.snapshot.file import read_header, read_snapshot
+from isthmus.features.snapshot.owners import open_owners
+from isthmus.features.snapshot.selection import kept_views
+from isthmus.features.snapshot.signature import require_sealed
+from isthmus.features.snapshot.store import Shelf
+from isthmus.orchestration.artifacts import Artifacts, serving_profile
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.runtimes.web import NAME, SOURCES, installed
+from isthmus.orchestration.snapshots.create import copy, shelf, signer
+
+NOTE = "page.json"
+_SHARED = (
+    *(SOURCES / name for name in ("begin.mjs", "model.mjs", "predict.mjs", "page.css")),
+    FOLDER / CLIENT,
+)
+_WORKER = "worker.js"
+_SNAPSHOTS = "snapshots"
+_RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+
+
+def site(project: Project, name: str | None, out: Path) -> Path:
+    """Writes the folder, and replaces what an earlier call wrote there.
+
+    The page is `pages/<distillation>` of the project. A model of rows or of texts needs none: it gets a form.
+
+    Raises:
+        ConfigurationError: there is no page for a model of other tensors.
+        DataError: there is no package, or no snapshot that it needs, or the folder holds something else.
+        DependencyError: the runtime for browsers cannot be installed.
+        PackageError: the package is damaged.
+    """
+    artifacts = Artifacts.of(project, name)
+    package, distillation = artifacts.last_package(), artifacts.declared.name
+    manifest, own = read_package(package), project.root / "pages" / distillation
+    if not own.is_dir() and not manifest.inputs and manifest.generation is None:
+        problem = Problem(f"distillation {distillation}", f"there is no {own}", "a folder with an index.html")
+        raise ConfigurationError("pages", [problem])
+    if out.exists() and not (out / NOTE).is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(str(out), "holds something else", expected="a new folder, or one that this command wrote")
+
+    def write(folder: Path) -> None:
+        write_files(folder, package, manifest, own)
+        label = project.definitions.distillations[distillation].spine.label.name
+        note = {**_expected(project, package), "label": label, **_on_device(project, manifest, folder)}
+        write_note(folder, note)
+
+    publish(out, write)
+    return out
+
+
+def write_files(folder: Path, package: Path, manifest: Manifest, own: Path | None) -> None:
+    """What the page of a package loads, with `own` pages or the form for its kind of model."""
+    runtime = installed() / "node_modules" / NAME / "dist"
+    form = "form" if manifest.generation is None else "text"
+    for shared in (*_SHARED, *([] if manifest.generation is None else [FOLDER / name for name in GENERATORS])):
+        shutil.copy(shared, folder)
+    if own is not None and own.is_dir():
+        shutil.copytree(own, folder, dirs_exist_ok=True)
+    else:
+        shutil.copy(SOURCES / f"{form}.mjs", folder)
+        shutil.copy(SOURCES / f"{form}.html", folder / "index.html")
+    shutil.copytree(package, folder / "package")
+    (folder / "ort").mkdir()
+    for file in _RUNTIME:
+        shutil.copy(runtime / file, folder / "ort")
+
+
+def write_note(folder: Path, note: Mapping[str, Any]) -> None:
+    """What a page expects, and its service worker."""
+    (folder / NOTE).write_text(json.dumps(note), encoding="utf-8")
+    (folder / _WORKER).write_text(_worker(folder), encoding="utf-8")
+
+
+def api_path(page: Path) -> str:
+    """What whoever serves a page passes on to the API; empty where files are enough."""
+    snapshot = json.loads((page / NOTE).read_text(encoding="utf-8")).get("snapshot")
+    return "" if snapshot is None or snapshot["files"] else f"/{snapshot['url']}/…"
+
+
+def _expected(project: Project, package: Path) -> dict[str, Any]:
+    """What a page expects of a package, beside its sums."""
+    manifest, precision = read_package(package), serving_profile(project, package).precision
+    if manifest.generation is not None and precision == "int8":
+        # Servers alone round activations: `open` takes the smallest file that answers as recorded.
+        precision = min((each.precision for each in manifest.variants if each.precision != "int8"), default=precision)
+    return {"contract": manifest.contract, "precision": precision}
+
+
+def _on_device(project: Project, manifest: Manifest, folder: Path) -> dict[str, Any]:
+    """Copies what a device keeps beside the package, and says where it is; nothing where it keeps nothing."""
+    if manifest.device is None:
+        return {}
+    service, key, where = manifest.device.service, signer(project).public_key, f"snapshot of {manifest.device.service}"
+    remedy = "run `isthmus snapshot`"
+    if manifest.device.owner is None:
+        copy(project, service, folder / _SNAPSHOTS)
+        data = (folder / _SNAPSHOTS / service).read_bytes()
+    else:
+        data = _example(shelf(project, service), where, remedy)
+    header, _ = read_header(data, where)
+    if header.hash != manifest.device.hash or (header.owner and header.owner[0]) != manifest.device.owner:
+        raise DataError(where, f"is of another contract or owner than the package: {header.hash[:12]}",
+                        expected=manifest.device.hash[:12], remedy=f"{remedy}, and `isthmus export`")  # fmt: skip
+    views = kept_views(project.applied(), service)
+    try:
+        require_sealed(read_snapshot(data, views, where), key, where)
+    except DataError as error:
+        raise DataError(where, error.found, expected=error.expected, remedy=remedy) from error
+    snapshot = {
+        # Of an owner it is the API's, which whoever serves the page passes on: no folder may have everybody's rows.
+        "url": f"{_SNAPSHOTS}/{service}",
+        "files": manifest.device.owner is None,
+        "key": key,
+        # As text: a number of JavaScript does not hold that many digits.
+        "now": None if project.fixed_now is None else str(project.fixed_now),
+    }
+    if manifest.device.instead is None:
+        return {"snapshot": snapshot}
+    package = Artifacts.of(project, manifest.device.instead).last_package()
+    shutil.copytree(package, folder / "instead")
+    return {"snapshot": snapshot, "instead": _expected(project, package)}
+
+
+def _example(place: Shelf, where: str, remedy: str) -> bytes:
+    """The file of the first owner: what can be wrong with it is wrong with those of all."""
+    latest = place.latest()
+    if latest is None or latest.owner is None:
+        raise DataError(where, "there is none of owners", remedy=remedy)
+    with open_owners(place.owners(latest.snapshot)) as owners:
+        _, _, file = next(iter(owners))
+        return file.data
+
+
+def _worker(folder: Path) -> str:
+    """The service worker of a page: another text wherever a file differs, so that browsers fetch them all again."""
+    files = {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+    kept = {name: content for name, content in files.items() if not name.startswith(f"{_SNAPSHOTS}/")}
+    version = hashlib.sha256(b"".join(hashlib.sha256(content).digest() for content in kept.values())).hexdigest()[:16]
+    text = (SOURCES / _WORKER).read_text(encoding="utf-8")
+    text = text.replace('VERSION = ""', f'VERSION = "{version}"')
+    return text.replace("FILES = []", f"FILES = {json.dumps(['./', *kept])}")

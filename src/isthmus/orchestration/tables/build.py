@@ -1,0 +1,371 @@
+"""`build`: runs the transforms and writes their results to the offline tables."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from isthmus.features.clock import MICROSECOND
+from isthmus.features.contract.diff import stored_parts
+from isthmus.features.contract.schema import Contract, ViewContract
+from isthmus.features.days import DAY, FIRST, LAST, Days, day_name, day_of
+from isthmus.features.definition.spec import FeatureView
+from isthmus.features.errors import DataError, RequestError
+from isthmus.features.files import write_atomically
+from isthmus.features.offline.commits import Commit, Origin
+from isthmus.features.offline.spool import Spool
+from isthmus.features.offline.store import Prepared, Written
+from isthmus.features.progress import Progress, silent
+from isthmus.features.quality.validation import Finding
+from isthmus.features.types import SCALARS, String
+from isthmus.orchestration.frames import landed_sources, source_frames, view_names
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.quality import gate
+from isthmus.orchestration.tables import lookback
+from isthmus.transforms import sources
+from isthmus.transforms.sources import Landed
+from isthmus.transforms.views.compute import Frames, stream_view
+
+STEP = 30
+"""Days of a range in one commit, unless the caller says otherwise."""
+CHECKED = 2
+"""Steps whose first day is computed again with a longer lookback: before the first step of all there may be no rows."""
+
+
+def build(project: Project, views: Sequence[str] | None = None, *, progress: Progress = silent) -> dict[str, Written]:
+    """Computes views, by default all, and writes their offline tables. The same input again changes nothing.
+
+    Raises:
+        GateFailed: rows break an expectation of their view; nothing was written.
+    """
+    contract = project.applied()
+    selected = [project.definitions.views[name] for name in view_names(project, views)]
+    store, now = project.offline_store(), project.now()
+    tables = [contract.views[view.name].table for view in selected]
+    with landed_sources(project, selected) as landed, project.building(tables), ExitStack() as stack:
+        contents = _contents(project, selected, landed)
+        # Everything is computed and checked before the first table changes: a bad view leaves all of them as they were.
+        findings: list[Finding] = []
+        prepared: dict[str, Prepared] = {}
+        for name, before in _same_rows(project, selected, contents).items():
+            findings += gate.findings(project, name, store.history(before).data)
+            prepared[name] = stack.enter_context(store.under(contract.views[name]))
+        missing = [view for view in selected if view.name not in prepared]
+        nothing: AbstractContextManager[Frames] = nullcontext({})
+        with source_frames(project, missing, landed) if missing else nothing as frames:
+            for n, view in enumerate(missing):
+                progress(f"computing {view.name}", n / len(selected))
+                run = _Run(project, view, frames, contents, now)
+                with _spooled(run.compute()) as rows:
+                    ready = stack.enter_context(store.prepare(run.compiled, rows, origin=run.origin, now=now))
+                    findings += gate.findings(project, view.name, pa.concat_tables(rows.groups()))
+                _report(ready, progress, n / len(selected))
+                prepared[view.name] = ready
+        gate.require(findings)
+        built = {name: store.write(ready) for name, ready in prepared.items()}
+        for name, ready in prepared.items():
+            record = _BuildRecord(ready.view.hash, ready.base, ready.commit.origin.content)
+            write_atomically(_record_file(project, name), msgspec.json.encode(record))
+    progress("all tables are written", 1.0)
+    return built
+
+
+def _same_rows(
+    project: Project, views: Sequence[FeatureView], contents: Mapping[str, str | None]
+) -> dict[str, ViewContract]:
+    """Return view name to earlier definition, for tables whose rows stay valid: only how rows are read has changed."""
+    contract, store, known = project.definitions.contract, project.offline_store(), project.generations().views()
+    same = {}
+    for view in views:
+        compiled, commit = contract.views[view.name], store.commit(contract.views[view.name])
+        before = known.get(commit.contract) if commit and commit.days is not None else None
+        if commit and before and before != compiled and not stored_parts(before, compiled):
+            content = _content(view, contents)
+            if content and _record(project, view.name) == _BuildRecord(commit.contract, commit.base, content):
+                same[view.name] = before
+    return same
+
+
+def outdated_views(project: Project, views: Sequence[str] | None = None) -> list[str]:
+    """The views whose tables were not built, all days of them, from the sources and definitions of now.
+
+    The views of a remote file or of a query of a server without `version_sql`, whose content cannot be known, are
+    always outdated.
+    """
+    contract, store = project.applied(), project.offline_store()
+    outdated = []
+    for name in view_names(project, views):
+        view, commit = project.definitions.views[name], store.commit(contract.views[name])
+        content = _content(view, _contents(project, [view]))
+        current = commit and content and _BuildRecord(contract.views[name].hash, commit.base, content)
+        if not current or _record(project, name) != current:
+            outdated.append(name)
+    return outdated
+
+
+class _BuildRecord(msgspec.Struct, frozen=True):
+    """The last complete build: hash of the view's contract, fingerprint of the rows, content of the sources.
+
+    It is in the project, not in the table: other content with the same rows makes no new version of a table.
+    """
+
+    contract: str
+    fingerprint: str
+    content: str
+
+
+def _record(project: Project, view: str) -> _BuildRecord | None:
+    try:
+        return msgspec.json.decode(_record_file(project, view).read_bytes(), type=_BuildRecord)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _record_file(project: Project, view: str) -> Path:
+    return project.state / "built" / f"{view}.json"
+
+
+def build_range(
+    project: Project,
+    views: Sequence[str] | None = None,
+    *,
+    within: Days | None = None,
+    step: int = STEP,
+    progress: Progress = silent,
+) -> dict[str, Written]:
+    """Computes views for a range of days, step by step, and replaces exactly those days in their offline tables.
+
+    Each step is a commit. What was built from the same definition and the same source files before is not computed
+    again: a run that was killed goes on where it was. A day for which the transform has no row has none in the table.
+
+    Without `within` the range is from the end of each table, less the view's `lateness`, up to today; a view without a
+    table is then built completely. `step` is the days of a commit.
+
+    Raises:
+        ContractMismatch: a table was built under another contract; the days outside of the range would stay so.
+        DataError: as in `build`, or a column of a source has another type than when the table was built, or a view
+            reaches further than its lookback.
+        RequestError: there is no such view.
+    """
+    contract = project.applied()
+    names = view_names(project, views)
+    store, now = project.offline_store(), project.now()
+    # Every table is opened before the first one changes.
+    commits = {name: store.extendable(contract.views[name]) for name in names}
+    declared = project.definitions.views
+    new_days = {name: within or _new_days(declared[name], commits[name], now) for name in names}
+    ranges = {name: days for name, days in new_days.items() if days is not None}
+    missing = [name for name in names if name not in ranges]
+    built = build(project, missing, progress=progress) if missing else {}
+    if not ranges:
+        return built
+    selected = [declared[name] for name in ranges]
+    with ExitStack() as stack:
+        landed = stack.enter_context(landed_sources(project, selected, _within(selected, contract, ranges)))
+        contents = _contents(project, selected, landed)
+        frames = stack.enter_context(source_frames(project, selected, landed))
+        for n, view in enumerate(selected):
+            run = _Run(project, view, frames, contents, now)
+            built[view.name] = run.build(ranges[view.name], step, _share(progress, n, len(selected)))
+    progress("all tables are written", 1.0)
+    return {name: built[name] for name in names}
+
+
+class _Run:
+    """The build of a view; `contents` has the hash of each source."""
+
+    def __init__(
+        self, project: Project, view: FeatureView, frames: Frames, contents: Mapping[str, str | None], now: int
+    ) -> None:
+        self.project, self.view, self.frames, self.now = project, view, frames, now
+        self.store, self.compiled = (
+            project.offline_store(),
+            project.definitions.contract.views[view.name],
+        )
+        schemas = {name: dict(frames[name].dtypes) for name in sorted(source.name for source in view.sources)}
+        self.origin = Origin(schemas, _content(view, contents))
+        _require_types(view, self._before(), schemas)
+
+    def build(self, within: Days, step: int, progress: Progress) -> Written:
+        """Computes and writes the days of a range that are not built yet."""
+        before = self.store.extendable(self.compiled)
+        _refuse_retyped(self.view, before, self.origin)
+        same = before is not None and self.origin.content and before.origin.content == self.origin.content
+        done = before.done if before is not None and same else ()
+        left = [part for rest in within.without(done) for part in rest.steps(step)]
+        days, total = 0, sum(map(len, left))
+        unchanged: list[Days] = []
+        written, changed, pushed, replaced = None, False, 0, 0
+        # A view that reads all of its sources reads them once, for all steps.
+        passes = [left] if left and self.view.lookback is None else [[part] for part in left]
+        for turn, parts in enumerate(passes):
+            span = Days(parts[0].first, parts[-1].end)
+            progress(f"computing {self.view.name}, {span}", days / total)
+            with _spooled(self.compute(span)) as rows:
+                if turn < CHECKED:
+                    lookback.require_enough(self.view, self.compiled, self.frames, rows)
+                for part in parts:
+                    groups = list(rows.groups(part))
+                    table = pa.concat_tables(groups) if groups else None
+                    gate.require(gate.findings(self.project, self.view.name, table, part=True), part)
+                    with (
+                        self.project.building([self.compiled.table]),
+                        self.store.prepare(
+                            self.compiled, rows, part, origin=self.origin, done=unchanged, now=self.now
+                        ) as ready,
+                    ):
+                        _report(ready, progress, days / total)
+                        written = self.store.write(ready)
+                    # A step that changes nothing has no commit: the next commit records that it is done.
+                    unchanged = [] if written.changed else [*unchanged, part]
+                    changed |= written.changed
+                    pushed, replaced = pushed + written.pushed, replaced + written.replaced
+                    days += len(part)
+                    progress(f"{self.view.name}, {part}: {written.rows} rows in all", days / total)
+        rows_before = before.rows if before else 0
+        if written is None:
+            return Written(rows_before, 0, self.store.history(self.compiled).version, changed=False)
+        return Written(written.rows, written.rows - rows_before, written.version, changed, pushed, replaced)
+
+    def compute(self, days: Days | None = None) -> Iterator[pa.Table]:
+        """The rows of all days or a range. A column that the engine misses is named with its source."""
+        frames, reach, within = self.frames, self.compiled.lookback, None
+        if days is not None:
+            within = (days.first * DAY, days.end * DAY)
+            if reach is not None:
+                frames = lookback.narrowed(self.view, frames, days, reach)
+        try:
+            yield from stream_view(self.view, self.compiled, frames, within)
+        except DataError as error:
+            for source, column, dtype in self._missing_columns():
+                if column in error.found:
+                    problem = f"is gone; {error.where}: {error.found}"
+                    raise DataError(f"source {source}, column {column}", problem, remedy=error.remedy,
+                                    expected=f"{dtype}, as when {self.view.name} was built") from error  # fmt: skip
+            raise
+
+    def _missing_columns(self) -> Iterator[tuple[str, str, str]]:
+        """Columns of sources, with their types, that the table was built from and that are gone."""
+        before = self._before()
+        for source, types in before.origin.schemas.items() if before else ():
+            for column in types.keys() - self.origin.schemas.get(source, types).keys():
+                yield source, column, types[column]
+
+    def _before(self) -> Commit | None:
+        """Return the existing table, or None if it is missing or damaged. Other code reports the damage."""
+        try:
+            return self.store.commit(self.compiled)
+        except DataError:
+            return None
+
+
+def _new_days(view: FeatureView, commit: Commit | None, now: int) -> Days | None:
+    """From the end of a table, less how late rows may arrive, up to today; None if no day of it has begun."""
+    begun = [day for day in (commit.days if commit else None) or () if day * DAY <= now]
+    if commit is None or not begun:
+        return None
+    # Rows may be sparse, so that the last one lies before the last build; or lie in the future, and so behind it.
+    end = min(max(begun) * DAY, commit.until or now)
+    return Days(day_of(end - view.lateness // MICROSECOND), day_of(now) + 1)
+
+
+def _require_types(view: FeatureView, before: Commit | None, schemas: Mapping[str, Mapping[str, str]]) -> None:
+    """Refuse to turn CSV columns into text if an earlier version guessed their types: values would change."""
+    for source in view.sources:
+        was, now = before.origin.schemas.get(source.name, {}) if before else {}, schemas[source.name]
+        guessed = {
+            column: kind
+            for column, kind in was.items()
+            if source.csv and kind != "string" == now.get(column) and column not in source.types
+        }
+        if guessed:
+            kinds = ", ".join(f"{column} ({kind})" for column, kind in guessed.items())
+            types = {column: next((t for t in SCALARS if t.spark == kind), String) for column, kind in guessed.items()}
+            raise DataError(
+                f"source {source.name}", f"{kinds} had types when {view.name} was built, and are text now",
+                expected="types for the columns of a CSV file that are not text",
+                remedy=f"write types={types} in the source, or String for a column that is to be text",
+            )  # fmt: skip
+
+
+def _refuse_retyped(view: FeatureView, before: Commit | None, origin: Origin) -> None:
+    """Rows from columns of other types may mean something else, so a table has rows from columns of the same types."""
+    for source, types in origin.schemas.items():
+        types_before = before.origin.schemas.get(source, {}) if before else {}
+        for column, dtype in types.items():
+            if (was := types_before.get(column, dtype)) != dtype:
+                raise DataError(
+                    f"source {source}, column {column}", f"has type {dtype} and had {was} when {view.name} was built",
+                    expected=was, remedy=f"correct the source, or run `isthmus build {view.name}` without a range",
+                )  # fmt: skip
+
+
+def _within(views: Iterable[FeatureView], contract: Contract, ranges: Mapping[str, Days]) -> dict[str, tuple[int, int]]:
+    """The times of the rows that views read of each source, for ranges of their days; none of what is read whole."""
+    read: dict[str, list[tuple[int, int]]] = {}
+    for view in views:
+        days, part = ranges[view.name], (FIRST, LAST)
+        if (reach := contract.views[view.name].lookback) is not None:
+            part = (days.first * DAY - lookback.widest(reach), days.end * DAY + lookback.widest(reach))
+        for source in view.sources:
+            read.setdefault(source.name, []).append(part)
+    spans = {name: (min(first for first, _ in parts), max(end for _, end in parts)) for name, parts in read.items()}
+    return {name: span for name, span in spans.items() if span != (FIRST, LAST)}
+
+
+def _contents(
+    project: Project, views: Iterable[FeatureView], landed: Mapping[str, Landed] | None = None
+) -> Mapping[str, str | None]:
+    """The content hash of each source, before it is read: a later change counts as new. The engine is ""."""
+    known = {name: each.content for name, each in (landed or {}).items()}
+    declared = {source.name: source for view in views for source in view.sources}
+    contents = {
+        name: known[name] if name in known else sources.content(source, project.root, project.storage_options)
+        for name, source in declared.items()
+    }
+    return contents | {"": project.settings.engine}
+
+
+def _content(view: FeatureView, contents: Mapping[str, str | None]) -> str:
+    """Hash of the sources of a view and of the engine; empty if a source has none."""
+    names = sorted(source.name for source in view.sources)
+    parts = [contents[name] for name in ["", *names]]
+    return "" if None in parts else hashlib.sha256(json.dumps([names, parts]).encode()).hexdigest()
+
+
+@contextmanager
+def _spooled(tables: Iterable[pa.Table]) -> Iterator[Spool]:
+    with Spool() as rows:
+        for table in tables:
+            rows.add(table)
+        yield rows
+
+
+def _report(ready: Prepared, progress: Progress, done: float) -> None:
+    if any(ready.pushes):
+        only, replaced = ready.pushes
+        progress(f"{ready.view.name} keeps {only} rows that only a push knew, and replaces {replaced} others", done)
+    if ready.ahead:
+        progress(f"{ready.view.name} has {ready.ahead} rows of the future, which answer from their time on", done)
+
+
+def _share(progress: Progress, n: int, count: int) -> Progress:
+    """The progress of the n-th of `count` steps."""
+    return lambda text, done: progress(text, (n + done) / count)
+
+
+def day_range(project: Project, first: str | None, end: str | None, step: int | None, *, catch_up: bool) -> Days | None:
+    """The range in the options of a command line, if any; RequestError if they contradict each other."""
+    if catch_up and (first or end):
+        raise RequestError("--catch-up", "together with a range", expected="one of both")
+    if end and not first:
+        raise RequestError(f"--to {end}", "without --from", expected="both, or --from alone")
+    if step is not None and not (first or catch_up):
+        raise RequestError(f"--step {step}", "without a range", expected="--from or --catch-up beside it")
+    if step is not None and step < 1:
+        raise RequestError(f"--step {step}", "is no number of days", expected="at least 1")
+    return Days.parse(first, end or day_name(day_of(project.now()) + 1)) if first else None

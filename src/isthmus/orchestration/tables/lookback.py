@@ -1,0 +1,117 @@
+"""Whether a view reaches further back than it says: a range that is built from too little of its sources is wrong."""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from isthmus.features.contract.diff import duration
+from isthmus.features.contract.schema import Column, ViewContract
+from isthmus.features.days import DAY, Days, day_name
+from isthmus.features.definition.spec import FeatureView
+from isthmus.features.errors import DataError
+from isthmus.features.offline.spool import Spool
+from isthmus.features.types import DataType
+from isthmus.features.values.arrow import from_arrow
+from isthmus.features.values.columns import Mask
+from isthmus.transforms import sources
+from isthmus.transforms.views.compute import Frames, stream_view
+
+Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+_ROUNDING = {"Float32": 1e-5, "Float64": 1e-9}
+"""How far sums may differ, by a feature's greatest value: an engine starts a sum at the first row that it reads."""
+
+
+def widest(reach: int) -> int:
+    """How far from a range its build reads at most, with the check of the lookback; both in microseconds."""
+    return reach + max(reach, DAY)
+
+
+def narrowed(view: FeatureView, frames: Frames, days: Days, reach: int) -> Frames:
+    """The sources of a view within `reach` microseconds of a range."""
+    first, end = days.first * DAY - reach, days.end * DAY + reach
+    own = {source.name: sources.narrow(frames[source.name], source, first, end) for source in view.sources}
+    return {**frames, **own}
+
+
+def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, rows: Spool) -> None:
+    """Computes the first day that has rows again, with twice the lookback (or a day more): nothing may change.
+
+    A step reads least before its first day. A window that only later days fill, or that reaches further than twice, is
+    not noticed.
+
+    The frames are not narrowed yet; the rows are those of a range, computed with the declared lookback.
+
+    Raises:
+        DataError: the rows differ, by more than the rounding of sums.
+    """
+    if contract.lookback is None or not (days := rows.days()):
+        return
+    day = Days(days[0], days[0] + 1)
+    wider = narrowed(view, frames, day, widest(contract.lookback))
+    declared = _sorted(contract, list(rows.groups(day)))
+    doubled = _sorted(contract, list(stream_view(view, contract, wider, (day.first * DAY, day.end * DAY))))
+    if difference := _difference(contract, declared, doubled):
+        reach = duration(contract.lookback) if contract.lookback else "0"
+        raise DataError(
+            f"view {view.name}",
+            f"reaches further than its lookback of {reach}: with more of it, on {day_name(days[0])}, {difference}",
+            expected="the same rows",
+            remedy="declare a longer lookback, or none; or mend what in its function depends on chance",
+        )  # fmt: skip
+
+
+def _sorted(contract: ViewContract, tables: list[pa.Table]) -> pa.Table | None:
+    tables = [table for table in tables if len(table)]
+    return pa.concat_tables(tables).sort_by([(name, "ascending") for name in _identity(contract)]) if tables else None
+
+
+def _identity(contract: ViewContract) -> list[str]:
+    return [*(key.name for key in contract.keys), "event_timestamp", "known_at"]
+
+
+def _difference(contract: ViewContract, declared: pa.Table | None, doubled: pa.Table | None) -> str:
+    """How the rows of a day differ with the doubled lookback; empty if they are the same."""
+    counts = [0 if table is None else len(table) for table in (declared, doubled)]
+    if declared is None or doubled is None or counts[0] != counts[1]:
+        return f"{counts[1]} rows instead of {counts[0]}"
+    identity = declared.select(_identity(contract))
+    if not identity.equals(doubled.select(identity.column_names).cast(identity.schema)):
+        return "the rows have other keys or times"
+    for column in contract.fields:
+        differing = np.flatnonzero(_differing(column, declared, doubled))
+        if len(differing):
+            row = int(differing[0])
+            where = identity.drop_columns("known_at").slice(row, 1).to_pylist()[0]
+            place = ", ".join(f"{name}={value}" for name, value in where.items())
+            before, after = (table[column.name][row].as_py() for table in (declared, doubled))
+            first = f"first {after} instead of {before} at {place}"
+            return f"{column.name} differs in {len(differing)} of {len(declared)} rows, {first}"
+    return ""
+
+
+def _differing(column: Column, declared: pa.Table, doubled: pa.Table) -> Mask:
+    left, right = (from_arrow(table[column.name], column.dtype) for table in (declared, doubled))
+    element = column.dtype.element
+    if column.dtype.numpy is not None:
+        return np.asarray((left.valid != right.valid) | ~_close(left.data, right.data, column.dtype))
+    if element is None or element.numpy is None:
+        pairs = zip(left.tolist(column.dtype), right.tolist(column.dtype), strict=True)
+        return np.asarray([repr(a) != repr(b) for a, b in pairs], bool)
+    lengths, right_lengths = (
+        np.array([-1 if array is None else len(array) for array in side.data]) for side in (left, right)
+    )
+    full = (lengths == right_lengths) & (lengths > 0)
+    flat, right_flat = (np.concatenate([np.empty(0, element.numpy), *side.data[full]]) for side in (left, right))
+    differing = np.asarray(lengths != right_lengths)
+    differing[np.repeat(np.flatnonzero(full), lengths[full])[~_close(flat, right_flat, element)]] = True
+    return differing
+
+
+def _close(left: Numbers, right: Numbers, dtype: DataType) -> Mask:
+    """Where numbers are the same up to the rounding of sums."""
+    if (share := _ROUNDING.get(dtype.name)) is None:
+        return np.asarray(left == right)
+    finite = np.abs(left[np.isfinite(left)])
+    return np.isclose(left, right, rtol=share, atol=share * finite.max(initial=0), equal_nan=True)

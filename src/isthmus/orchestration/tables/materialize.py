@@ -1,0 +1,92 @@
+"""`materialize`: writes the latest row of every key to Redis.
+
+This process decides what has changed, from keys, times and hashes. With Sail it writes the rows, too; with Apache
+Spark and Spark Connect the executors read and write them.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from isthmus.features.contract.schema import Contract
+from isthmus.features.offline.latest import LatestRows, Places
+from isthmus.features.offline.store import OfflineStore
+from isthmus.features.online import loss
+from isthmus.features.online.store import OnlineStore, WriteCounts
+from isthmus.features.progress import Progress, silent
+from isthmus.features.publishing.publish import Materialized, Send, publish, require_same
+from isthmus.features.redis.connection import answering, connect
+from isthmus.orchestration.apply.retirement import forget
+from isthmus.orchestration.apply.switch import switch
+from isthmus.orchestration.frames import view_names
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.quality import gate
+from isthmus.orchestration.server.collect import collect
+from isthmus.transforms import engine
+from isthmus.transforms.views import onlinewrite, tablefiles
+
+
+def materialize(
+    project: Project, views: Sequence[str] | None = None, *, full: bool = False, progress: Progress = silent
+) -> dict[str, Materialized]:
+    """Writes the current row of each key, and removes keys that are gone; rows that Redis holds already stay.
+
+    What was pushed is brought into the tables first.
+
+    `full` compares every row with Redis, replaces those that differ and removes those that the view lacks, also where
+    they claim to be newer.
+
+    Raises:
+        GateFailed: a table breaks an expectation of its view; nothing was written.
+    """
+    contract = project.applied()
+    names = view_names(project, views)
+    # What was pushed and no history knows of would be replaced by rows that became known later.
+    collect(project, names if views else None, progress=lambda text, _: progress(text, 0.0))
+    offline = project.offline_store()
+    # Every table is opened before the first row is written.
+    histories = {name: offline.history(contract.views[name]) for name in names}
+    gate.require_online(project, offline, histories)
+    written = {}
+    with project.redis() as url, connect(url) as client, _executors(project, contract, offline, url) as send:
+        store = OnlineStore(client, contract)
+        with answering(url):
+            servers, policy = store.servers(), store.losses({}).policy
+        if policy:
+            progress(policy, 0.0)
+        for n, (name, history) in enumerate(histories.items()):
+            progress(f"writing {name}", n / len(names))
+            waiting = partial(progress, f"waiting for another run that writes {name}", n / len(names))
+            written[name] = publish(store, url, offline, history, project.now, full=full, send=send, waiting=waiting)
+            with answering(url), project.locked("materialized"):
+                record = store.published(history.view)
+                if record is not None and not record.pending:
+                    loss.note(project.state / loss.FILE, history.view, record)
+        with answering(url):
+            require_same(url, servers, store.servers())
+            progress("all rows are written", 1.0)
+            if switch(project, store):
+                progress(f"contract {contract.hash[:12]} is current", 1.0)
+            forget(project, store)
+    return written
+
+
+@contextmanager
+def _executors(project: Project, contract: Contract, offline: OfflineStore, url: str) -> Iterator[Send | None]:
+    """Lets the executors of the project's engine write rows; None with an engine that has none."""
+    settings = project.settings
+    if settings.engine == "sail":
+        yield None
+        return
+    with engine.session(settings.engine, settings.profiles.training.threads) as spark:
+
+        def send(latest: LatestRows, places: Places, until: int | None) -> WriteCounts:
+            view = latest.history.view
+            files = tablefiles.files(offline.path(view.table), latest.history.version, offline.storage_options)
+            rows = onlinewrite.latest(view, tablefiles.history(spark, view, files), latest.at)
+            if len(places) < len(latest.content):
+                keys = spark.createDataFrame(latest.keys.take(places))
+                rows = rows.join(keys, keys.columns, "left_semi")
+            return onlinewrite.total(onlinewrite.write_online(rows, view, contract, url, until))
+
+        yield send
