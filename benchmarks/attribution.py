@@ -28,10 +28,10 @@ from processes import answers, free_port, started, wait
 from result import Comparison, at_least, at_most, report
 
 from isthmus.features.days import DAY
-from isthmus.features.package.manifest import read_package
 from isthmus.features.values.arrow import micros
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.project import Project
+from isthmus.package.manifest import read_package
 
 FLIGHTS = Path(__file__).parents[1] / "examples" / "flights"
 ROWS, QUICK, SECONDS = 100_000, 10_000, 60.0

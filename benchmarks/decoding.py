@@ -26,10 +26,10 @@ from isthmus.distill.decoder.work import Sizes
 from isthmus.distill.language.decoding import PRECISIONS
 from isthmus.distill.onnx.runtime import ask, ort_format
 from isthmus.distill.types import Array
-from isthmus.features.generation.decoder import Decoder
-from isthmus.features.generation.prompt import Generation
-from isthmus.features.package.inputs import Feeds
-from isthmus.features.package.replay import session_options
+from isthmus.package.generation.decoder import Decoder
+from isthmus.package.generation.prompt import Generation
+from isthmus.package.inputs import Feeds
+from isthmus.package.replay import session_options
 
 SIZES: Mapping[str, dict[str, Any]] = {
     "2M": {"vocab_size": 4096, "hidden_size": 160, "intermediate_size": 480, "num_hidden_layers": 4,

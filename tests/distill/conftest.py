@@ -6,8 +6,8 @@ import pytest
 
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.export.export import ExportReport, export
-from isthmus.features.package.manifest import Device, KeptView
 from isthmus.features.profiles import ServingProfile
+from isthmus.package.manifest import Device, KeptView
 from tests.distill.support import material, run, training_set
 
 SERVING = ServingProfile(latency_objective_ms=50)

@@ -24,7 +24,7 @@ from isthmus.distill.tasks.task import Batch, Case, Material, Task
 from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Answers, Index
-from isthmus.features.package.inputs import Feeds
+from isthmus.package.inputs import Feeds
 
 CLASSES = 5
 

@@ -13,10 +13,10 @@ from isthmus.distill.export.export import export
 from isthmus.distill.export.package import contents, write_package
 from isthmus.distill.onnx.runtime import ask, described, ort_format, session
 from isthmus.features.contract.schema import Column, Contract, ServiceContract
-from isthmus.features.package.checksums import SUMS
-from isthmus.features.package.golden import Case, Golden, TensorBytes
-from isthmus.features.package.manifest import FORMAT_VERSION, Manifest, Variant
 from isthmus.features.profiles import ServingProfile
+from isthmus.package.checksums import SUMS
+from isthmus.package.golden import Case, Golden, TensorBytes
+from isthmus.package.manifest import FORMAT_VERSION, Manifest, Variant
 from tests.distill.support import STUDENT, material, run, training_set
 
 

@@ -21,7 +21,7 @@ from isthmus.distill.teachers.function import FunctionTeacher
 from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Answers, Index
-from isthmus.features.package.inputs import Feeds
+from isthmus.package.inputs import Feeds
 
 
 class Line(nn.Module):

@@ -18,13 +18,13 @@ from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.task import Learn, Material
 from isthmus.distill.types import Answers
 from isthmus.features.definition.spec import FeatureService, Field, Spine
-from isthmus.features.package.inputs import ModelInput
-from isthmus.features.package.manifest import Package
-from isthmus.features.package.replay import deviation
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.types import Bool, Float32, Float64, Int64, String, UnixTimestamp
-from isthmus.features.verdict import FeatureVerdict
 from isthmus.orchestration.runtimes.products import RUNTIMES
+from isthmus.package.inputs import ModelInput
+from isthmus.package.manifest import Package
+from isthmus.package.replay import deviation
+from isthmus.package.verdict import FeatureVerdict
 from isthmus.transforms import engine
 from isthmus.transforms.preparation.fit import Preparation
 

@@ -127,9 +127,7 @@ def test_a_gate_holds_to_its_bounds(value: float | None, holds: bool) -> None:
     assert (result.gate, result.holds) == (gate, holds)
 
 
-@pytest.mark.parametrize(
-    "module", ["isthmus.distill", "isthmus.distill.declaration", "isthmus.features.package.manifest"]
-)
+@pytest.mark.parametrize("module", ["isthmus.distill", "isthmus.distill.declaration", "isthmus.package.manifest"])
 def test_no_learning_library_is_imported(module: str) -> None:
     heavy = "{'torch', 'sklearn', 'onnx', 'onnxruntime'}"
     script = f"import sys, {module}; print(sorted({heavy} & sys.modules.keys()))"

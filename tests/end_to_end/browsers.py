@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import open_package
 from isthmus.orchestration.runtimes.web import WebRuntime
+from isthmus.package.golden import read_golden
+from isthmus.package.manifest import open_package
 
 
 def differing(package: Path) -> int:

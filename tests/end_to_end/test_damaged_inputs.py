@@ -20,9 +20,7 @@ import pytest
 from deltalake import DeltaTable
 
 from isthmus.features.errors import IsthmusError
-from isthmus.features.package.inspect import inspect
 from isthmus.features.redis.connection import connect
-from isthmus.features.snapshot.file import read_snapshot
 from isthmus.features.types import Int64, String
 from isthmus.orchestration import settings
 from isthmus.orchestration.apply.apply import apply
@@ -30,13 +28,15 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
+from isthmus.package.inspect import inspect
+from isthmus.package.snapshot.file import read_snapshot
 from isthmus.serving.recorder.batch import HEAD, encoded
 from isthmus.serving.recorder.spool import Spool, segments
 from tests.distill.packages import of_tensors, resum
-from tests.features.snapshot.support import made
 from tests.features.support import make_view
 from tests.orchestration.recording.test_recorded import batch
 from tests.orchestration.server.served import served
+from tests.package.snapshot.support import made
 
 COUNT = int(os.environ.get("TEST_DAMAGED", "250"))
 TOKENS = (b"\x00", b"\xff\xfe", b"\n", b"\r", b'"', b",", b"nan", b"-1", b"1e999", b"9" * 40, b"{", b"]", "é".encode())

@@ -18,15 +18,15 @@ from playwright.sync_api import Browser, expect
 
 from isthmus.distill.onnx.runtime import predict, session
 from isthmus.distill.tabular.tensors import columns
-from isthmus.features.clients import CLIENTS
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.package.inputs import feeds
-from isthmus.features.package.manifest import read_package
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.products import RUNTIMES
 from isthmus.orchestration.runtimes.web import installed
 from isthmus.orchestration.snapshots.site import site
+from isthmus.package.clients import CLIENTS
+from isthmus.package.inputs import feeds
+from isthmus.package.manifest import read_package
 from isthmus.serving.state import State
 from tests.end_to_end.files import served
 from tests.features.support import join_naively

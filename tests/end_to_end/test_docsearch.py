@@ -23,9 +23,6 @@ from transformers import BertConfig, BertModel, BertTokenizer
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.onnx.runtime import predict, session
 from isthmus.distill.runtimes.conversions import CONVERSIONS
-from isthmus.features.package.golden import read_golden
-from isthmus.features.package.inputs import Feeds
-from isthmus.features.package.manifest import open_package, package_digest, read_package
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.models.students import distill, export, parity
 from isthmus.orchestration.project import Project
@@ -33,6 +30,9 @@ from isthmus.orchestration.snapshots.site import site
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.runtimes import compare_runtimes
+from isthmus.package.golden import read_golden
+from isthmus.package.inputs import Feeds
+from isthmus.package.manifest import open_package, package_digest, read_package
 from tests.end_to_end.api import deployed
 from tests.end_to_end.browsers import differing
 from tests.end_to_end.files import served

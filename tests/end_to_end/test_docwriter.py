@@ -14,9 +14,6 @@ from playwright.sync_api import Page, expect
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from isthmus.features.generation.tokenizer import Text
-from isthmus.features.package.manifest import open_package, package_digest
-from isthmus.features.package.prompts import open_tokenizer, read_prompts
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import verdict_file
 from isthmus.orchestration.models.students import distill, export
@@ -25,6 +22,9 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.snapshots.site import site
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.training.set import training_set
+from isthmus.package.generation.tokenizer import Text
+from isthmus.package.manifest import open_package, package_digest
+from isthmus.package.prompts import open_tokenizer, read_prompts
 from tests.distill.decoder.support import greedy_naively
 from tests.end_to_end.api import deployed
 from tests.end_to_end.files import served

@@ -16,8 +16,6 @@ from feast.repo_config import RepoConfig
 
 from isthmus.distill.teachers.fingerprint import fingerprint
 from isthmus.features.contract.schema import RESERVED, Contract
-from isthmus.features.package.inspect import inspect
-from isthmus.features.package.manifest import package_digest
 from isthmus.features.redis.connection import connect
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.models.release import history, rollback
@@ -28,6 +26,8 @@ from isthmus.orchestration.status import status
 from isthmus.orchestration.training.record import repeat
 from isthmus.orchestration.verification import verify
 from isthmus.orchestration.verification.verify import require_passed
+from isthmus.package.inspect import inspect
+from isthmus.package.manifest import package_digest
 from tests.servers import free_port
 from tests.serving.support import wait
 

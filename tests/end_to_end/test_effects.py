@@ -29,8 +29,6 @@ from isthmus.distill.settings import Settings
 from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
 from isthmus.features.files import read_pointer
-from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import open_package, read_package
 from isthmus.features.profiles import TrainingProfile
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.models.students import distill, export
@@ -38,6 +36,8 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.snapshots.site import site
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.training.set import training_set
+from isthmus.package.golden import read_golden
+from isthmus.package.manifest import open_package, read_package
 from tests.distill.support import material
 from tests.end_to_end.api import deployed
 from tests.end_to_end.browsers import differing

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.features.clients import FOLDER
+from isthmus.package.clients import FOLDER
 from isthmus.transforms.rowwise.core.expressions import traced
 from tests.distill.tabular.test_head import Flights, lines
 from tests.end_to_end.compilers import Command, kotlin, swift
-from tests.features.featurizer import cases
+from tests.package.featurizer import cases
 from tests.transforms.request.test_heads import ROWS, Portion, drawn, exact
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1200)]

@@ -11,8 +11,6 @@ from playwright.sync_api import Page, expect
 
 from isthmus.distill.reports import boundary_card, model_card, page
 from isthmus.features.errors import RequestError
-from isthmus.features.package.inspect import OnnxRuntime, inspect
-from isthmus.features.package.manifest import open_package
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.models.release import deploy
@@ -26,6 +24,8 @@ from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.client import Client
 from isthmus.orchestration.verification.verify import require_passed, verify
+from isthmus.package.inspect import OnnxRuntime, inspect
+from isthmus.package.manifest import open_package
 from tests.end_to_end.files import served
 from tests.orchestration.shop import Shop, learnable, with_device, with_moment, write
 

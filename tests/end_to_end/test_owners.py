@@ -12,8 +12,6 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from isthmus.features.errors import DataError
-from isthmus.features.snapshot.file import packed, read_snapshot
-from isthmus.features.snapshot.selection import kept_views
 from isthmus.features.values.rows import RowCodec
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.models.students import distill, export
@@ -24,6 +22,8 @@ from isthmus.orchestration.snapshots.site import api_path, site
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set
+from isthmus.package.snapshot.file import packed, read_snapshot
+from isthmus.package.snapshot.selection import kept_views
 from tests.end_to_end.files import served
 from tests.orchestration.shop import Shop, learnable, with_device, with_owner, write
 from tests.serving.support import free_port, wait

@@ -16,8 +16,6 @@ from skimage.io import imread
 
 from isthmus.distill.onnx.runtime import predict, session
 from isthmus.features.errors import DataError
-from isthmus.features.package.inputs import feeds
-from isthmus.features.package.manifest import Manifest, read_package
 from isthmus.features.values.columns import from_python
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts, page_file
@@ -35,6 +33,8 @@ from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import verify
+from isthmus.package.inputs import feeds
+from isthmus.package.manifest import Manifest, read_package
 from tests.end_to_end.files import served
 from tests.orchestration import shop
 from tests.orchestration.models.test_search import DECLARED

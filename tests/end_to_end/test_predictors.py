@@ -15,9 +15,6 @@ import pytest
 from onnx import helper
 
 from isthmus.distill.onnx.runtime import oldest_runtime, ort_format, predict, session
-from isthmus.features.clients import CLIENTS
-from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import open_package
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.models.students import distill, export
@@ -26,6 +23,9 @@ from isthmus.orchestration.snapshots.create import snapshot
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set
+from isthmus.package.clients import CLIENTS
+from isthmus.package.golden import read_golden
+from isthmus.package.manifest import open_package
 from tests.distill.decoder.support import packaged
 from tests.end_to_end.compilers import compiler
 from tests.end_to_end.test_labels import KINDS, shop_of

@@ -13,12 +13,12 @@ from threading import Event, Thread
 
 import pytest
 
-from isthmus.features.clients import FOLDER
+from isthmus.package.clients import FOLDER
 from tests.end_to_end.compilers import Command, kotlin, swift
 from tests.end_to_end.test_snapshots import Site, open_site
-from tests.features.snapshot import vectors
-from tests.features.snapshot.support import Content
-from tests.features.snapshot.vectors import CHANGED, HOUR, MADE, SECOND, snapshot
+from tests.package.snapshot import vectors
+from tests.package.snapshot.support import Content
+from tests.package.snapshot.vectors import CHANGED, HOUR, MADE, SECOND, snapshot
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1200)]
 

@@ -20,18 +20,18 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Error, Page, Playwright, sync_playwright
 
-from isthmus.features.clients import FOLDER
 from isthmus.features.contract.schema import Column, ViewContract
-from isthmus.features.snapshot.delta import difference
-from isthmus.features.snapshot.file import LARGEST, Header, SnapshotFile
-from isthmus.features.snapshot.owners import generation_of, key_of
-from isthmus.features.snapshot.signature import Sealer
-from isthmus.features.snapshot.store import Latest, Shelf
 from isthmus.features.types import String
+from isthmus.package.clients import FOLDER
+from isthmus.package.snapshot.delta import difference
+from isthmus.package.snapshot.file import LARGEST, Header, SnapshotFile
+from isthmus.package.snapshot.owners import generation_of, key_of
+from isthmus.package.snapshot.signature import Sealer
+from isthmus.package.snapshot.store import Latest, Shelf
 from tests.chromium import launch, launch_persistent
-from tests.features.snapshot import vectors
-from tests.features.snapshot.support import Content, made, sealer
-from tests.features.snapshot.vectors import FILE, HOUR, MADE, MINUTE
+from tests.package.snapshot import vectors
+from tests.package.snapshot.support import Content, made, sealer
+from tests.package.snapshot.vectors import FILE, HOUR, MADE, MINUTE
 from tests.serving.support import CONTRACT, serving
 
 pytestmark = pytest.mark.browser

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from isthmus.features.generation.tokenizer import Text
-from isthmus.features.package.manifest import open_package, read_package
-from isthmus.features.package.prompts import generation_of, open_tokenizer
 from isthmus.orchestration.snapshots.site import write_files, write_note
+from isthmus.package.generation.tokenizer import Text
+from isthmus.package.manifest import open_package, read_package
+from isthmus.package.prompts import generation_of, open_tokenizer
 from tests.distill.decoder.support import SETTINGS, greedy_naively, packaged, tiny
 from tests.end_to_end.files import served
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from isthmus.features.errors import GateFailed
 from isthmus.features.types import TYPES, Array, Bool, Bytes, DataType, Float32, Float64, Int64, String, UnixTimestamp
 from isthmus.features.values.columns import Values, from_python
-from isthmus.features.verdict import EXAMPLES, FeatureVerdict, ValueDifference, Verdict, compare
+from isthmus.package.verdict import EXAMPLES, FeatureVerdict, ValueDifference, Verdict, compare
 from tests.features.support import VALUES, bits
 
 

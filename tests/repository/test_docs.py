@@ -351,7 +351,7 @@ def test_modules_of_a_page_are_modules(block: Block, tmp_path: Path) -> None:
     subprocess.run(["node", "--check", str(tmp_path / "own.mjs")], check=True)
     for names, module in re.findall(r'import \{ (.*?) \} from "\./(.*?)"', block.text):
         package = ROOT / "src" / "isthmus"
-        folders = (package / "orchestration" / "web", package / "features" / "clients")
+        folders = (package / "orchestration" / "web", package / "package" / "clients")
         (source,) = [(folder / module).read_text() for folder in folders if (folder / module).exists()]
         exported = set(re.findall(r"^export (?:async )?(?:function|const|class) (\w+)", source, re.MULTILINE))
         assert set(names.split(", ")) <= exported

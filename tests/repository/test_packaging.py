@@ -18,7 +18,7 @@ from tests.repository.pages import blocks
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = "isthmus/orchestration/examples/"
-PACKAGES = ("features", "transforms", "distill", "serving", "orchestration")
+PACKAGES = ("features", "package", "transforms", "distill", "serving", "orchestration")
 
 
 @pytest.fixture(scope="module")

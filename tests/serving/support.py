@@ -23,9 +23,6 @@ from onnx import TensorProto, helper
 from isthmus.features.contract.schema import Column, Contract, ServiceContract, ViewContract
 from isthmus.features.files import write_atomically
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.package.golden import Case, Golden, TensorBytes
-from isthmus.features.package.inputs import feeds
-from isthmus.features.package.manifest import Input, Manifest, Tensor, Variant, package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.redis.connection import connect
 from isthmus.features.types import (
@@ -42,7 +39,10 @@ from isthmus.features.types import (
     UnixTimestamp,
 )
 from isthmus.features.values.columns import from_python
-from isthmus.features.verdict import FeatureVerdict, Verdict
+from isthmus.package.golden import Case, Golden, TensorBytes
+from isthmus.package.inputs import feeds
+from isthmus.package.manifest import Input, Manifest, Tensor, Variant, package_digest
+from isthmus.package.verdict import FeatureVerdict, Verdict
 from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.keys import Key, Keyring, make
 from isthmus.serving.process import start

@@ -16,10 +16,10 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from isthmus.features.contract.schema import Contract
-from isthmus.features.package.golden import Case, Golden, TensorBytes
-from isthmus.features.package.inputs import Feeds
-from isthmus.features.package.manifest import Element, Manifest, Tensor, Variant
-from isthmus.features.package.replay import session_options
+from isthmus.package.golden import Case, Golden, TensorBytes
+from isthmus.package.inputs import Feeds
+from isthmus.package.manifest import Element, Manifest, Tensor, Variant
+from isthmus.package.replay import session_options
 from isthmus.serving.wire.inference import HEADER
 from tests.serving.support import CONTRACT
 

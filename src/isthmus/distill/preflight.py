@@ -22,7 +22,7 @@ from isthmus.distill.training.groups import cuts
 from isthmus.distill.training.studentrun import TeacherBatches
 from isthmus.distill.training.teacheroutputs import TeacherCost, announced, most_parameters
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem, one_of
-from isthmus.features.featurizer.form import HEAD
+from isthmus.package.featurizer.form import HEAD
 
 STEADY = 4
 """Rows that a student is asked several times."""

@@ -16,9 +16,9 @@ from isthmus.features.contract.diff import service_differences
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.files import read_pointer
-from isthmus.features.package.manifest import open_package, read_contract, read_package
 from isthmus.features.profiles import FASTEST, ServingProfile
 from isthmus.orchestration.project import Project
+from isthmus.package.manifest import open_package, read_contract, read_package
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -45,8 +45,8 @@ from isthmus.features.errors import (
     one_of,
 )
 from isthmus.features.files import UNPRINTED, is_url, require_delta
-from isthmus.features.package.signature import PASSWORD, Signer, read_public_key
 from isthmus.orchestration.settings import FILE, ProjectSettings, find, load
+from isthmus.package.signature import PASSWORD, Signer, read_public_key
 from isthmus.serving.recorder.options import Recording
 from isthmus.transforms.request.compute import compiled
 

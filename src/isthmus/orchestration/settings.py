@@ -24,9 +24,9 @@ from pydantic_settings import (
 from isthmus.distill.declaration import RUNTIMES
 from isthmus.features.errors import ConfigurationError, Problem, nearest, one_of
 from isthmus.features.files import is_url
-from isthmus.features.package.signature import PASSWORD
 from isthmus.features.profiles import ServingProfile, TrainingProfile
 from isthmus.features.redis.address import SCHEMES
+from isthmus.package.signature import PASSWORD
 from isthmus.serving.limits import Limits
 from isthmus.serving.recorder.options import Recording
 from isthmus.serving.settings import CHECK_SHARE

@@ -17,16 +17,16 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online import loss
 from isthmus.features.online.pushes import Backlog
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.package.manifest import package_digest
 from isthmus.features.progress import Progress, silent
 from isthmus.features.projectstatus import ModelStatus, RunStatus, SpoolStatus, Status, ViewStatus
 from isthmus.features.redis.connection import answering, connect
-from isthmus.features.verdict import Verdict
 from isthmus.orchestration.apply.diff import in_force
 from isthmus.orchestration.artifacts import Artifacts, outdated, verdict_file
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality.measure import quality
 from isthmus.orchestration.tables.build import outdated_views
+from isthmus.package.manifest import package_digest
+from isthmus.package.verdict import Verdict
 from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.recorder.spool import waiting
 

@@ -21,9 +21,9 @@ from isthmus.distill.settings import Settings
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.task import Material
 from isthmus.features.definition.spec import FeatureService, Field, Spine
-from isthmus.features.package.inputs import ModelInput
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.types import Int64, String
+from isthmus.package.inputs import ModelInput
 
 END = "<|end|>"
 HERE = "tests.distill.causal.support"

@@ -41,14 +41,14 @@ from isthmus.distill.training.teacheroutputs import complete_outputs, open_outpu
 from isthmus.distill.types import Index
 from isthmus.features.definition.spec import FeatureService
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, GateFailed
-from isthmus.features.package.inputs import ModelInput
-from isthmus.features.package.inspect import OnnxRuntime, inspect
-from isthmus.features.package.manifest import open_package
-from isthmus.features.package.prompts import read_prompts
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, String
 from isthmus.orchestration.models.students import _require_gates
 from isthmus.orchestration.verification.runtimes import compare_runtimes
+from isthmus.package.inputs import ModelInput
+from isthmus.package.inspect import OnnxRuntime, inspect
+from isthmus.package.manifest import open_package
+from isthmus.package.prompts import read_prompts
 from tests.distill.causal.support import END, HERE, SHAPE, declaration, domain, material, tokenizer, training_set
 from tests.distill.decoder.support import greedy_naively
 from tests.serving.support import CONTRACT

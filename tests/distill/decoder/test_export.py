@@ -14,12 +14,12 @@ from isthmus.distill.decoder.weights import in_blocks
 from isthmus.distill.export.causal import DecodingReport, export
 from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.features.errors import ConfigurationError, GateFailed, PackageError
-from isthmus.features.generation.tokenizer import Tokenizer
-from isthmus.features.package.inspect import inspect
-from isthmus.features.package.manifest import open_package, read_package
-from isthmus.features.package.prompts import generation_of, open_tokenizer, read_prompts
 from isthmus.orchestration.runtimes.programs import ProgramRuntime
 from isthmus.orchestration.runtimes.web import WebRuntime
+from isthmus.package.generation.tokenizer import Tokenizer
+from isthmus.package.inspect import inspect
+from isthmus.package.manifest import open_package, read_package
+from isthmus.package.prompts import generation_of, open_tokenizer, read_prompts
 from tests.distill.decoder.support import PROMPTS, SETTINGS, greedy_naively, origin, packaged, tiny
 from tests.tokenizing import trained
 

@@ -10,8 +10,8 @@ from isthmus.distill.decoder.graph import graph
 from isthmus.distill.decoder.network import CachedModel
 from isthmus.distill.onnx.runtime import Run, ask, ort_format, session
 from isthmus.features.errors import ConfigurationError, PackageError, RequestError
-from isthmus.features.generation.decoder import PART, Decoder
-from isthmus.features.generation.prompt import LOGITS, NEW, Generation
+from isthmus.package.generation.decoder import PART, Decoder
+from isthmus.package.generation.prompt import LOGITS, NEW, Generation
 from tests.distill.decoder.support import greedy_naively, tiny
 
 GENERATION = Generation(context=384, most=383, end=(0,))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from isthmus.features.clients import FOLDER
 from isthmus.orchestration.runtimes.web import installed
+from isthmus.package.clients import FOLDER
 from tests.distill.decoder.support import greedy_naively, tiny
 
 SCRIPT = Path(__file__).with_name("greedy.mjs")

@@ -18,7 +18,7 @@ from isthmus.distill.decoder.work import Sizes, matrix_bytes
 from isthmus.distill.language.decoding import PRECISIONS, Precision
 from isthmus.distill.onnx.runtime import optimized
 from isthmus.features.errors import ConfigurationError
-from isthmus.features.generation.prompt import PAST, TOKENS
+from isthmus.package.generation.prompt import PAST, TOKENS
 from tests.distill.decoder.support import tiny
 
 _VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Identity", "Shape")

@@ -22,10 +22,10 @@ from onnx import TensorProto, helper
 
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import PackageError
-from isthmus.features.package import replay
-from isthmus.features.package.checksums import SUMS, summed
-from isthmus.features.package.inspect import inspect
-from isthmus.features.package.signature import Signer, key_name, read_public_key, require_signature
+from isthmus.package import replay
+from isthmus.package.checksums import SUMS, summed
+from isthmus.package.inspect import inspect
+from isthmus.package.signature import Signer, key_name, read_public_key, require_signature
 from tests.distill.packages import of_rows, of_tensors, resum, rewritten
 from tests.signing import pair
 

@@ -36,15 +36,15 @@ from isthmus.distill.tabular.student import Student
 from isthmus.distill.tabular.tensors import Tensors
 from isthmus.distill.tasks.task import Task
 from isthmus.distill.types import Index
-from isthmus.features.clients import CLIENTS, FOLDER, sources
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed, PackageError
-from isthmus.features.package.checksums import README, SUMS
-from isthmus.features.package.golden import TensorBytes, read_golden
-from isthmus.features.package.inputs import Feeds, feeds
-from isthmus.features.package.manifest import open_package, package_digest, read_package
 from isthmus.features.types import Int64
 from isthmus.features.values.columns import from_python
-from isthmus.features.verdict import FeatureVerdict
+from isthmus.package.checksums import README, SUMS
+from isthmus.package.clients import CLIENTS, FOLDER, sources
+from isthmus.package.golden import TensorBytes, read_golden
+from isthmus.package.inputs import Feeds, feeds
+from isthmus.package.manifest import open_package, package_digest, read_package
+from isthmus.package.verdict import FeatureVerdict
 from isthmus.transforms.preparation.fit import FittedNumber, FittedText, Preparation
 from isthmus.transforms.preparation.steps import Embed, described
 from tests.distill.conftest import DEVICE, SERVING, make_package

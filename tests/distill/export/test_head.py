@@ -13,13 +13,13 @@ from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.export.export import ExportReport
 from isthmus.distill.export.package import contents, package_bytes, readme, write_package
 from isthmus.distill.restore import restored
-from isthmus.features.clients import CLIENTS, READERS, sources
 from isthmus.features.errors import PackageError
-from isthmus.features.featurizer.form import HEAD
-from isthmus.features.package.checksums import README
-from isthmus.features.package.golden import TensorBytes, read_golden
-from isthmus.features.package.inspect import inspect
-from isthmus.features.package.manifest import Variant, open_package
+from isthmus.package.checksums import README
+from isthmus.package.clients import CLIENTS, READERS, sources
+from isthmus.package.featurizer.form import HEAD
+from isthmus.package.golden import TensorBytes, read_golden
+from isthmus.package.inspect import inspect
+from isthmus.package.manifest import Variant, open_package
 from tests.distill.packages import resum, rewritten
 from tests.distill.support import material
 

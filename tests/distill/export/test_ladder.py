@@ -13,10 +13,10 @@ from isthmus.distill.export.export import ExportReport
 from isthmus.distill.export.ladder import climb
 from isthmus.distill.onnx.runtime import ort_format
 from isthmus.features.errors import DependencyError, GateFailed, PackageError
-from isthmus.features.package.golden import Inputs
-from isthmus.features.package.inspect import OnnxRuntime, Runtime
-from isthmus.features.package.manifest import Package, Variant, open_package, read_package
-from isthmus.features.package.replay import Answers
+from isthmus.package.golden import Inputs
+from isthmus.package.inspect import OnnxRuntime, Runtime
+from isthmus.package.manifest import Package, Variant, open_package, read_package
+from isthmus.package.replay import Answers
 from tests.distill.packages import resum, rewritten
 from tests.distill.support import material, run
 

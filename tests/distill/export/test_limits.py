@@ -19,7 +19,7 @@ from isthmus.distill.restore import create_task
 from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.task import Task
 from isthmus.features.errors import ConfigurationError, ParityFailed
-from isthmus.features.package.manifest import read_package
+from isthmus.package.manifest import read_package
 from tests.distill.conftest import SERVING, make_package
 from tests.distill.kinds import Reader, Tokens
 from tests.distill.support import material, run

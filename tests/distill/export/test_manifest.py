@@ -9,9 +9,9 @@ import pytest
 
 from isthmus.distill.export.export import ExportReport
 from isthmus.features.errors import PackageError
-from isthmus.features.package.checksums import SUMS
-from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import open_package, package_digest, read_package
+from isthmus.package.checksums import SUMS
+from isthmus.package.golden import read_golden
+from isthmus.package.manifest import open_package, package_digest, read_package
 
 
 @pytest.fixture

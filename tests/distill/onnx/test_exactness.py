@@ -20,10 +20,10 @@ from isthmus.distill.onnx.quantize import quantize
 from isthmus.distill.onnx.runtime import ask, described, ort_format, session
 from isthmus.distill.restore import create_task
 from isthmus.features.errors import ConfigurationError, DataError
-from isthmus.features.package.checksums import Files
-from isthmus.features.package.golden import Case, TensorBytes
-from isthmus.features.package.manifest import Package, open_package, read_package
 from isthmus.orchestration.runtimes.web import WebRuntime
+from isthmus.package.checksums import Files
+from isthmus.package.golden import Case, TensorBytes
+from isthmus.package.manifest import Package, open_package, read_package
 from tests.distill.support import material
 
 Array = np.ndarray[Any, Any]

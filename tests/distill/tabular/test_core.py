@@ -14,7 +14,7 @@ from isthmus.distill.restore import create_task, restored
 from isthmus.distill.runtimes.network import portable
 from isthmus.distill.tabular.calibration import Risen, Scaled
 from isthmus.distill.tabular.student import Student
-from isthmus.features.package.manifest import Tensor
+from isthmus.package.manifest import Tensor
 from tests.distill.labelled import labelled, material_of
 from tests.distill.support import difference, material
 

@@ -21,11 +21,11 @@ from isthmus.distill.tabular.student import CoreNetwork, Student, core_tensors
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.features.contract.schema import Column, TransformContract, request_column
 from isthmus.features.errors import GateFailed
-from isthmus.features.featurizer.interpreter import CoreFeeds, Head
-from isthmus.features.package.inputs import ModelInput, feeds
 from isthmus.features.types import Bool, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.features.values.columns import Values, from_python
 from isthmus.orchestration.project import Project
+from isthmus.package.featurizer.interpreter import CoreFeeds, Head
+from isthmus.package.inputs import ModelInput, feeds
 from isthmus.transforms.preparation.fit import FittedNumber, FittedText, Preparation
 from isthmus.transforms.preparation.steps import (
     Clip,
@@ -43,7 +43,7 @@ from isthmus.transforms.preparation.steps import (
 from isthmus.transforms.rowwise.compiler import compile_columns
 from isthmus.transforms.rowwise.core.expressions import traced
 from isthmus.transforms.rowwise.core.types import DOUBLE
-from tests.features.featurizer import cases
+from tests.package.featurizer import cases
 
 FLIGHTS = Path(__file__).parents[3] / "examples" / "flights"
 SERVICE = "late_arrival_device"

@@ -17,8 +17,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark us
 from isthmus.distill.declaration import DEFAULT, Plan, Tabular
 from isthmus.distill.tabular.preparation import Prepare, compiled, grouped, learned
 from isthmus.distill.tabular.tensors import Tensors
-from isthmus.features.package.inputs import ModelInput
 from isthmus.features.types import Float32, Int64, String
+from isthmus.package.inputs import ModelInput
 from isthmus.transforms import engine
 from isthmus.transforms.preparation import expressions, fit
 from isthmus.transforms.preparation.fit import Preparation

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from isthmus.distill.tabular.tensors import VOCABULARY, Tensors, tensors, vocabularies
 from isthmus.features.errors import DataError
-from isthmus.features.package.inputs import ModelInput, feeds
 from isthmus.features.types import Bytes, Float32, Int64, String
 from isthmus.features.values.columns import Values
+from isthmus.package.inputs import ModelInput, feeds
 from tests.distill.support import STUDENT, training_set
 
 TEXTS = st.one_of(st.none(), st.text(max_size=4))

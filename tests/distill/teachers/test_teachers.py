@@ -37,7 +37,7 @@ from isthmus.distill.teachers.taps import tapped
 from isthmus.distill.types import spread
 from isthmus.features.definition.digestnames import digest_name
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
-from isthmus.features.package.inputs import ModelInput
+from isthmus.package.inputs import ModelInput
 from isthmus.transforms.preparation.steps import Log1p
 
 LABELS = ("no", "perhaps", "yes")

@@ -15,9 +15,9 @@ from isthmus.features.definition.spec import Snapshot
 from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.pointintime.staleness import AgedJoin, drawn, fixed
-from isthmus.features.snapshot.selection import of_kept_keys
 from isthmus.features.types import Int64
 from isthmus.features.values.columns import Ints
+from isthmus.package.snapshot.selection import of_kept_keys
 from tests.features.support import make_view, same_bits, table, times
 
 VIEW = make_view({"a": Int64, "b": Int64}, ttl=9)

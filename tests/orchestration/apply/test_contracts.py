@@ -10,7 +10,6 @@ import pytest
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ContractMismatch, DataError, GateFailed
 from isthmus.features.files import read_pointer
-from isthmus.features.package.manifest import package_digest
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.apply.diff import apply_diff
 from isthmus.orchestration.models.release import deploy
@@ -18,6 +17,7 @@ from isthmus.orchestration.models.students import distill
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.verification.verify import verify
+from isthmus.package.manifest import package_digest
 from tests.commandline import run
 from tests.orchestration.cli.test_cli import strictly
 from tests.orchestration.shop import Open, Shop, files, with_moment

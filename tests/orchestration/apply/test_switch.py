@@ -28,7 +28,6 @@ from isthmus.features.errors import DataError, DependencyError
 from isthmus.features.files import write_atomically
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.package.manifest import open_package
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.publishing.publish import publish
 from isthmus.features.redis.connection import connect
@@ -39,6 +38,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.verification.sides import questions_at
+from isthmus.package.manifest import open_package
 from isthmus.serving.deployment.record import unapproved
 from tests.orchestration.server.served import served
 from tests.orchestration.shop import Open, Shop

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 
 from isthmus.features.days import DAY, Days
 from isthmus.features.errors import RequestError
-from isthmus.features.package.manifest import open_package
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.attribution.periods.change import change, segments_of
@@ -23,6 +22,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.training.set import training_set
+from isthmus.package.manifest import open_package
 from tests.commandline import run
 from tests.distill.packages import resum
 from tests.orchestration.attribution import machines

@@ -28,12 +28,12 @@ from isthmus.distill.runtimes.executorch.process import LIBRARIES, Program
 from isthmus.distill.runtimes.network import portable
 from isthmus.distill.runtimes.process import Refused
 from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed
-from isthmus.features.package.golden import read_golden
-from isthmus.features.package.inspect import Inspection, OnnxRuntime, Runtime, inspect
-from isthmus.features.package.manifest import Tensor as Described
-from isthmus.features.package.manifest import open_package, read_package
 from isthmus.orchestration.runtimes.programs import ProgramRuntime
 from isthmus.orchestration.runtimes.web import WebRuntime
+from isthmus.package.golden import read_golden
+from isthmus.package.inspect import Inspection, OnnxRuntime, Runtime, inspect
+from isthmus.package.manifest import Tensor as Described
+from isthmus.package.manifest import open_package, read_package
 from tests.distill import kinds
 from tests.distill.conftest import SERVING
 from tests.distill.packages import contract, resum

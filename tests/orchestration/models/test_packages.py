@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 import pytest
 
-from isthmus.features.package.inspect import inspect
-from isthmus.features.package.signature import Signer
 from isthmus.orchestration.runtimes.web import TOLERANCE, WebRuntime, installed
+from isthmus.package.inspect import inspect
+from isthmus.package.signature import Signer
 from tests.distill.packages import of_rows, of_tensors, resum, rewritten
 from tests.serving.support import make_package
 from tests.signing import pair

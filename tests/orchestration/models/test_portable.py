@@ -28,16 +28,16 @@ from isthmus.distill.runtimes.litert.process import LIBRARIES as LITERT
 from isthmus.distill.runtimes.network import Portable, portable
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.training.teacheroutputs import open_outputs
-from isthmus.features.clients import READERS
 from isthmus.features.contract.schema import Column, TransformContract, request_column
 from isthmus.features.errors import ConfigurationError, GateFailed
-from isthmus.features.featurizer.form import HEAD
-from isthmus.features.package.golden import read_golden
-from isthmus.features.package.inputs import ModelInput
-from isthmus.features.package.inspect import OnnxRuntime, inspect
-from isthmus.features.package.manifest import Tensor as Described
-from isthmus.features.package.manifest import open_package, read_package
 from isthmus.features.types import Float32, Float64
+from isthmus.package.clients import READERS
+from isthmus.package.featurizer.form import HEAD
+from isthmus.package.golden import read_golden
+from isthmus.package.inputs import ModelInput
+from isthmus.package.inspect import OnnxRuntime, inspect
+from isthmus.package.manifest import Tensor as Described
+from isthmus.package.manifest import open_package, read_package
 from isthmus.transforms.rowwise.compiler import compile_columns
 from isthmus.transforms.rowwise.core.expressions import traced
 from isthmus.transforms.rowwise.core.types import FLOAT

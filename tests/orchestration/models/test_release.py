@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from isthmus.features.errors import ContractMismatch, GateFailed
-from isthmus.features.package.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, String
 from isthmus.orchestration.models.release import history, promote, rollback
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.server.serve import reachable
+from isthmus.package.manifest import package_digest
 from isthmus.serving.rollout.releases import deploy
 from tests.serving.support import CONTRACT, NOW, TABLES, free_port, make_package, serving, verdict_of
 

@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 
 from isthmus.features import clock
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.package.manifest import open_package
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.storedrows import from_history
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.orchestration.server.secret import secret
+from isthmus.package.manifest import open_package
 from isthmus.serving.recorder.batch import ANSWER, Batch, Group, ViewRows
 from isthmus.serving.recorder.columns import hashes
 

@@ -24,8 +24,6 @@ from isthmus.distill.onnx.cost import graph_work, weight_bytes
 from isthmus.distill.onnx.runtime import ask, described, ort_format, session
 from isthmus.features.document.blocks import Paragraph, Table
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed
-from isthmus.features.package.golden import Case, Golden, TensorBytes
-from isthmus.features.package.manifest import FORMAT_VERSION, Manifest, Variant
 from isthmus.features.profiles import ServingProfile
 from isthmus.orchestration.cli.screens.plan import plan_blocks
 from isthmus.orchestration.models.students import distill, export
@@ -35,6 +33,8 @@ from isthmus.orchestration.planning.roofline import Work, roofline, rows_to_ridg
 from isthmus.orchestration.planning.tokenrate import Text
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
+from isthmus.package.golden import Case, Golden, TensorBytes
+from isthmus.package.manifest import FORMAT_VERSION, Manifest, Variant
 from tests.commandline import run
 from tests.distill.packages import contract
 from tests.distill.samplereports import report

@@ -18,7 +18,6 @@ from deltalake import DeltaTable
 from isthmus.features import clock
 from isthmus.features.errors import DataError, GateFailed, PackageError, RequestError
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.package.manifest import package_digest
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Int64
@@ -31,6 +30,7 @@ from isthmus.orchestration.recording.replay import Replay, replay, require_same
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.orchestration.server.collect import collect as collect_pushes
 from isthmus.orchestration.verification.verify import verify
+from isthmus.package.manifest import package_digest
 from isthmus.serving.deployment.cache import folder_of
 from isthmus.serving.recorder.batch import ANSWER, Group, batches, encoded
 from isthmus.serving.recorder.options import Recording

@@ -15,9 +15,7 @@ from isthmus.distill.export.causal import export
 from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.features import clock
 from isthmus.features.errors import RequestError
-from isthmus.features.package.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
-from isthmus.features.verdict import FeatureVerdict, Verdict
 from isthmus.orchestration.attribution.recordings.explain import explain
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
@@ -25,6 +23,8 @@ from isthmus.orchestration.recording.mismatches import Cause
 from isthmus.orchestration.recording.replay import replay
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.orchestration.server.collect import collect as collect_pushes
+from isthmus.package.manifest import package_digest
+from isthmus.package.verdict import FeatureVerdict, Verdict
 from isthmus.serving.recorder.batch import ANSWER, Group
 from isthmus.serving.rollout.releases import deploy
 from tests.distill.decoder.support import origin, tiny

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from isthmus.features.clients import CLIENT, READER, sources
-from isthmus.features.package.golden import TensorBytes
-from isthmus.features.package.inputs import ModelInput, feeds
 from isthmus.features.types import Float64, Int64, String
 from isthmus.features.values.columns import from_python
 from isthmus.orchestration.runtimes.web import SOURCES
+from isthmus.package.clients import CLIENT, READER, sources
+from isthmus.package.golden import TensorBytes
+from isthmus.package.inputs import ModelInput, feeds
 
 HEAD = {
     "version": 1,

@@ -17,13 +17,6 @@ from isthmus.features.errors import ConfigurationError, DataError, RequestError
 from isthmus.features.online.plan import LookupPlan
 from isthmus.features.progress import silent
 from isthmus.features.redis.connection import connect
-from isthmus.features.snapshot.delta import applied
-from isthmus.features.snapshot.file import packed, read_snapshot
-from isthmus.features.snapshot.owners import open_owners
-from isthmus.features.snapshot.selection import kept as device_of
-from isthmus.features.snapshot.selection import kept_views
-from isthmus.features.snapshot.signature import require_sealed
-from isthmus.features.snapshot.store import LATEST
 from isthmus.features.values.entitykey import decode_values
 from isthmus.features.values.rows import RowCodec
 from isthmus.orchestration.apply.apply import apply
@@ -35,6 +28,13 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.snapshots.create import copy, shelf, signer, snapshot, undisclosed
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
+from isthmus.package.snapshot.delta import applied
+from isthmus.package.snapshot.file import packed, read_snapshot
+from isthmus.package.snapshot.owners import open_owners
+from isthmus.package.snapshot.selection import kept as device_of
+from isthmus.package.snapshot.selection import kept_views
+from isthmus.package.snapshot.signature import require_sealed
+from isthmus.package.snapshot.store import LATEST
 from tests.orchestration.shop import Shop, with_device, with_moment, with_owner, write
 
 SERVICE = "late_order_device"

@@ -13,7 +13,6 @@ import pytest
 from isthmus.features.definition.spec import Snapshot
 from isthmus.features.errors import ConfigurationError, ContractMismatch
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.package.manifest import open_package
 from isthmus.features.pointintime.staleness import drawn, fixed
 from isthmus.features.values.arrow import ARROW, micros
 from isthmus.features.values.columns import Ints
@@ -23,6 +22,7 @@ from isthmus.orchestration.models import cards
 from isthmus.orchestration.models.students import distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.staleness import aged, seen
+from isthmus.package.manifest import open_package
 from tests.features.support import join_naively
 from tests.orchestration.shop import HOUR, Shop, with_device
 

@@ -17,8 +17,6 @@ from isthmus.distill.onnx.runtime import predict, session
 from isthmus.distill.tabular.student import read_record
 from isthmus.features.contract.schema import Contract, FieldRule
 from isthmus.features.errors import ConfigurationError, DataError
-from isthmus.features.package.inputs import feeds
-from isthmus.features.package.manifest import read_package
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.arrow import ARROW, to_arrow
 from isthmus.features.values.columns import from_python
@@ -33,6 +31,8 @@ from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.data import training_data
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import require_passed, verify
+from isthmus.package.inputs import feeds
+from isthmus.package.manifest import read_package
 from isthmus.transforms import engine
 from isthmus.transforms.request.compute import computed
 from tests.commandline import run

@@ -17,8 +17,6 @@ from isthmus.distill.onnx.runtime import predict, session
 from isthmus.features.contract.diff import consequences, differences
 from isthmus.features.errors import ConfigurationError, DataError, RequestError
 from isthmus.features.files import read_pointer
-from isthmus.features.package.inputs import feeds
-from isthmus.features.package.manifest import read_package
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import from_python
 from isthmus.orchestration.apply.apply import apply
@@ -31,6 +29,8 @@ from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.data import JOINS, training_data
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import require_passed, verify
+from isthmus.package.inputs import feeds
+from isthmus.package.manifest import read_package
 from isthmus.serving.lookup.lookup import Lookup
 from tests.orchestration.shop import Open, Shop, learnable, with_moment
 from tests.serving.support import free_port, wait

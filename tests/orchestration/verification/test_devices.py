@@ -15,19 +15,10 @@ import pytest
 from isthmus import GateFailed
 from isthmus.distill.runtimes.conversions import CONVERSIONS
 from isthmus.distill.runtimes.libraries import require_installed
-from isthmus.features.clients import CLIENT
-from isthmus.features.featurizer.interpreter import CoreFeeds
 from isthmus.features.files import read_pointer
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.package.golden import TensorBytes
-from isthmus.features.package.inspect import inspect
-from isthmus.features.package.manifest import open_package, read_package
 from isthmus.features.progress import silent
-from isthmus.features.snapshot.file import SnapshotFile, read_snapshot
-from isthmus.features.snapshot.owners import Lines, open_owners
-from isthmus.features.snapshot.selection import kept_views
 from isthmus.features.values.columns import Values
-from isthmus.features.verdict import ONNX_RUNTIME, Sample, Verdict
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts, verdict_file
 from isthmus.orchestration.graph.events import Checked, Request
@@ -44,6 +35,15 @@ from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.devices import ComparedSnapshot, compare_snapshot, device_rows
 from isthmus.orchestration.verification.runtimes import compare_feeds, compare_runtimes
 from isthmus.orchestration.verification.verify import PREDICT, require_passed, verify
+from isthmus.package.clients import CLIENT
+from isthmus.package.featurizer.interpreter import CoreFeeds
+from isthmus.package.golden import TensorBytes
+from isthmus.package.inspect import inspect
+from isthmus.package.manifest import open_package, read_package
+from isthmus.package.snapshot.file import SnapshotFile, read_snapshot
+from isthmus.package.snapshot.owners import Lines, open_owners
+from isthmus.package.snapshot.selection import kept_views
+from isthmus.package.verdict import ONNX_RUNTIME, Sample, Verdict
 from tests.distill.packages import resum, rewritten
 from tests.orchestration.shop import HOUR, Shop, learnable, with_device
 

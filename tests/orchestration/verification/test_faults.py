@@ -29,9 +29,6 @@ from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.files import read_pointer
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.package.inspect import OnnxRuntime, inspect
-from isthmus.features.package.manifest import open_package, package_digest, read_package
-from isthmus.features.package.signature import PASSWORD
 from isthmus.features.publishing.publish import key_values
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
@@ -39,7 +36,6 @@ from isthmus.features.request.layout import output_name
 from isthmus.features.values.arrow import from_arrow, micros
 from isthmus.features.values.columns import Values
 from isthmus.features.values.entitykey import entity_keys
-from isthmus.features.verdict import Sample, Verdict, flat
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import RECORD
 from isthmus.orchestration.graph import build_definitions
@@ -59,6 +55,10 @@ from isthmus.orchestration.verification.recomputation import recompute
 from isthmus.orchestration.verification.sides import SINGLES, OnlineSide
 from isthmus.orchestration.verification.verify import PREDICT, require_passed, verify
 from isthmus.orchestration.verification.views import compare_view
+from isthmus.package.inspect import OnnxRuntime, inspect
+from isthmus.package.manifest import open_package, package_digest, read_package
+from isthmus.package.signature import PASSWORD
+from isthmus.package.verdict import Sample, Verdict, flat
 from tests.orchestration.shop import HOUR, Open, Shop
 from tests.signing import pair
 

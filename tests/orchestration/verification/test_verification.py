@@ -23,7 +23,6 @@ from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Float64, Int64, String
 from isthmus.features.values.columns import Values, from_python
-from isthmus.features.verdict import Verdict, compare
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.graph.events import plots
 from isthmus.orchestration.server.keys import create
@@ -33,6 +32,7 @@ from isthmus.orchestration.verification.client import private_api
 from isthmus.orchestration.verification.page import IMAGES, images
 from isthmus.orchestration.verification.page import page as verdict_page
 from isthmus.orchestration.verification.verify import require_passed, verify
+from isthmus.package.verdict import Verdict, compare
 from isthmus.serving.http.protocol import WAIT_SECONDS
 from tests.chromium import launch
 from tests.commandline import run

@@ -6,9 +6,9 @@ import pytest
 
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ContractMismatch, GateFailed, IsthmusError, PackageError
-from isthmus.features.package.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
-from isthmus.features.verdict import FeatureVerdict, Verdict
+from isthmus.package.manifest import package_digest
+from isthmus.package.verdict import FeatureVerdict, Verdict
 from isthmus.serving.deployment.record import Approval, Deployment
 from isthmus.serving.rollout.releases import deploy
 from tests.serving.support import CONTRACT, EVERYTHING, NOW, PUNCTUALITY, TABLES, contract_of, make_package, verdict_of

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.features.package.manifest import package_digest
 from isthmus.features.redis.embedded import EmbeddedRedis
+from isthmus.package.manifest import package_digest
 from isthmus.serving.wire.formats import Format
 from tests.serving.support import CONTRACT, EVERYTHING, Server, fill, make_package, serving, wait
 from tests.serving.tensors import make_drawing_package

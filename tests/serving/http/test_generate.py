@@ -19,11 +19,11 @@ import torch
 from isthmus.distill.export.causal import export
 from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.onnx.runtime import ask, session
-from isthmus.features.generation.prompt import Generation
-from isthmus.features.generation.tokenizer import Text, Tokenizer
-from isthmus.features.package.manifest import open_package
-from isthmus.features.package.prompts import decoder_of, generation_of, open_tokenizer
 from isthmus.features.profiles import ServingProfile
+from isthmus.package.generation.prompt import Generation
+from isthmus.package.generation.tokenizer import Text, Tokenizer
+from isthmus.package.manifest import open_package
+from isthmus.package.prompts import decoder_of, generation_of, open_tokenizer
 from isthmus.serving.http.generate import tokens_of
 from isthmus.serving.limits import Limits
 from isthmus.serving.recorder.batch import ANSWER, batches
@@ -58,7 +58,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def generation_tokens(letter: bytes) -> list[int]:
     """The token of a byte."""
-    from isthmus.features.generation.tokenizer import ALPHABET
+    from isthmus.package.generation.tokenizer import ALPHABET
 
     vocabulary = json.loads(trained())["model"]["vocab"]
     return [vocabulary[shown] for shown, byte in ALPHABET.items() if bytes([byte]) == letter]

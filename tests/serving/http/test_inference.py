@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from openapi_schema_validator import OAS31Validator
 
-from isthmus.features.package.golden import read_golden
-from isthmus.features.package.inputs import Feeds
-from isthmus.features.package.manifest import Tensor, open_package, package_digest
+from isthmus.package.golden import read_golden
+from isthmus.package.inputs import Feeds
+from isthmus.package.manifest import Tensor, open_package, package_digest
 from isthmus.serving.http.inference import _described
 from isthmus.serving.limits import Limits
 from isthmus.serving.wire.inference import HEADER

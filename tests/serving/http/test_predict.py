@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from isthmus.features.errors import PackageError
-from isthmus.features.package.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, Int64, String
+from isthmus.package.manifest import package_digest
 from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.predict.model import Model
 from isthmus.serving.rollout.releases import deploy

@@ -15,8 +15,8 @@ import pytest
 from isthmus.features.contract.generations import Generations, Retired
 from isthmus.features.contract.schema import Contract
 from isthmus.features.files import write_atomically
-from isthmus.features.package.manifest import package_digest
 from isthmus.features.types import Int64
+from isthmus.package.manifest import package_digest
 from isthmus.serving.watch import Watch
 from isthmus.serving.wire.errors import NotFoundError
 from tests.serving.support import (

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 
 from isthmus.features.contract.schema import Column
-from isthmus.features.snapshot.delta import applied
-from isthmus.features.snapshot.file import SnapshotFile, read_header, read_snapshot
-from isthmus.features.snapshot.store import Shelf
 from isthmus.features.types import Int64, String
-from tests.features.snapshot.support import made, put_owners
-from tests.features.snapshot.test_file import ROWS, VIEWS
+from isthmus.package.snapshot.delta import applied
+from isthmus.package.snapshot.file import SnapshotFile, read_header, read_snapshot
+from isthmus.package.snapshot.store import Shelf
+from tests.package.snapshot.support import made, put_owners
+from tests.package.snapshot.test_file import ROWS, VIEWS
 from tests.serving.support import CONTRACT, Server, serving
 
 PLAIN = {"accept-encoding": "identity"}

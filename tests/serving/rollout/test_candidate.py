@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from isthmus.features.contract.generations import Generations
 from isthmus.features.errors import ContractMismatch, GateFailed, PackageError
 from isthmus.features.files import write_atomically
-from isthmus.features.package.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, String
+from isthmus.package.manifest import package_digest
 from isthmus.serving.deployment.history import DeploymentHistory
 from isthmus.serving.deployment.record import Approval, Candidate, Deployment
 from isthmus.serving.http.predict import PredictCall, Predictions

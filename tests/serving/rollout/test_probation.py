@@ -17,10 +17,10 @@ from isthmus.features.contract.generations import Generations
 from isthmus.features.contract.schema import Column
 from isthmus.features.errors import ContractMismatch, GateFailed, PackageError
 from isthmus.features.files import write_atomically
-from isthmus.features.package.manifest import package_digest
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Float64, String
+from isthmus.package.manifest import package_digest
 from isthmus.serving.deployment.history import DeploymentHistory
 from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.predict.model import Model

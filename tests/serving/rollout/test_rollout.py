@@ -13,9 +13,9 @@ import pytest
 from isthmus.features.contract.generations import Generations
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed, PackageError
-from isthmus.features.package.manifest import package_digest, read_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Int64
+from isthmus.package.manifest import package_digest, read_package
 from isthmus.serving.deployment.history import DeploymentHistory
 from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.rollout import releases

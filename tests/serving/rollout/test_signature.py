@@ -20,12 +20,12 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from isthmus.features.errors import ConfigurationError, PackageError
 from isthmus.features.files import write_atomically
-from isthmus.features.package.checksums import summed
-from isthmus.features.package.manifest import open_package, package_digest, read_package
-from isthmus.features.package.signature import PASSWORD, Signer, key_name, read_public_key, require_signature
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Int64
 from isthmus.features.values.columns import from_python
+from isthmus.package.checksums import summed
+from isthmus.package.manifest import open_package, package_digest, read_package
+from isthmus.package.signature import PASSWORD, Signer, key_name, read_public_key, require_signature
 from isthmus.serving.deployment.record import Deployment, unapproved
 from isthmus.serving.predict.model import Model
 from isthmus.serving.rollout.releases import deploy
@@ -234,7 +234,7 @@ def test_without_the_extra_it_is_named(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "sys.modules['cryptography'] = None\n"
         "from isthmus.features.errors import DependencyError\n"
-        "from isthmus.features.package.signature import Signer, read_public_key\n"
+        "from isthmus.package.signature import Signer, read_public_key\n"
         "for ask, file in ((Signer, sys.argv[1]), (read_public_key, sys.argv[2])):\n"
         "    try:\n"
         "        ask(Path(file))\n"

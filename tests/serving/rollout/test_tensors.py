@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from isthmus.features.package.inputs import Feeds
-from isthmus.features.package.manifest import Tensor, package_digest
 from isthmus.features.types import Float64
+from isthmus.package.inputs import Feeds
+from isthmus.package.manifest import Tensor, package_digest
 from isthmus.serving.limits import Limits
 from isthmus.serving.rollout.releases import happened
 from isthmus.serving.rollout.trial import FAILURES

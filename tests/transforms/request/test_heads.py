@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.features.featurizer.interpreter import Head
-from isthmus.features.featurizer.trace import traced
 from isthmus.features.request.layout import MASKS, NOTES, Layout, output_name
 from isthmus.features.request.onnxbytes import UnreadableError
 from isthmus.features.values.columns import Values
+from isthmus.package.featurizer.interpreter import Head
+from isthmus.package.featurizer.trace import traced
 from isthmus.transforms.rowwise.core.expressions import traced as without_spark
-from tests.features.featurizer import cases
-from tests.features.featurizer.cases import DTYPES, lines, session, sources
+from tests.package.featurizer import cases
+from tests.package.featurizer.cases import DTYPES, lines, session, sources
 from tests.transforms.request.test_onerow import PLAIN, columns_of, graph_of
 from tests.transforms.rowdraws import INPUTS, edges, every, whatever
 from tests.transforms.rowproof import Expression, Rows

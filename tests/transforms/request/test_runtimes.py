@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from isthmus.features.package.golden import TensorBytes
 from isthmus.features.request.layout import MASKS, NOTES, Layout, output_name
 from isthmus.orchestration.runtimes.web import Node, installed
+from isthmus.package.golden import TensorBytes
 from isthmus.transforms.rowwise.compiler import compile_columns
 from isthmus.transforms.rowwise.core.expressions import traced
 from tests.transforms.request.test_batches import drawn, everything, unlike

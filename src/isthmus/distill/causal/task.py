@@ -39,8 +39,8 @@ from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Answers, Array, Index, spread
 from isthmus.features.errors import DataError
-from isthmus.features.generation.prompt import LOGITS, NEW, PAST, TOKENS
-from isthmus.features.package.inputs import Feeds
+from isthmus.package.generation.prompt import LOGITS, NEW, PAST, TOKENS
+from isthmus.package.inputs import Feeds
 
 CONFIGURATION, KEPT = "config.json", "vocabulary.json"
 

@@ -10,7 +10,7 @@ import numpy as np
 from isthmus.distill.decoder.tokenizer import around
 from isthmus.distill.types import Index
 from isthmus.features.errors import ConfigurationError, DataError, Problem, extra
-from isthmus.features.generation.tokenizer import ALPHABET, opened
+from isthmus.package.generation.tokenizer import ALPHABET, opened
 
 FILE = "tokenizer.json"
 PADDED = 0.01

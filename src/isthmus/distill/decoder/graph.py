@@ -16,7 +16,7 @@ from torch import nn
 from isthmus.distill.decoder.network import CachedModel
 from isthmus.distill.onnx.builder import Building
 from isthmus.distill.types import Array
-from isthmus.features.generation.prompt import LOGITS, NEW, PAST, TOKENS
+from isthmus.package.generation.prompt import LOGITS, NEW, PAST, TOKENS
 
 
 def graph(decoder: CachedModel, *, products: bool = False) -> onnx.ModelProto:

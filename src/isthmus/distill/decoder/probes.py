@@ -22,9 +22,9 @@ from isthmus.distill.decoder.weights import ACCURACY, BITS, BLOCK
 from isthmus.distill.decoder.work import Sizes, matrix_bytes
 from isthmus.distill.language.decoding import Precision
 from isthmus.features.errors import extra
-from isthmus.features.generation.decoder import PART, Decoder
-from isthmus.features.generation.prompt import LOGITS, NEW, PAST, TOKENS, Generation
-from isthmus.features.package.replay import session_options
+from isthmus.package.generation.decoder import PART, Decoder
+from isthmus.package.generation.prompt import LOGITS, NEW, PAST, TOKENS, Generation
+from isthmus.package.replay import session_options
 from isthmus.transforms.rowwise.core.graph import IR_VERSION, OPSET
 
 _WEIGHTS = 1 << 27

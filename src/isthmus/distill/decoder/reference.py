@@ -14,11 +14,11 @@ from isthmus.distill.language.decoding import AGREEMENT, TOLERANCES, DecodingSet
 from isthmus.distill.onnx.runtime import Run, ask, session
 from isthmus.distill.types import Array
 from isthmus.features.errors import GateFailed
-from isthmus.features.generation.decoder import PART, Decoder, Read
-from isthmus.features.generation.prompt import LOGITS, NEW, PAST, TOKENS, Generation, GoldenPrompt
-from isthmus.features.generation.tokenizer import Tokenizer
-from isthmus.features.package.golden import Case, Golden, TensorBytes
-from isthmus.features.package.replay import deviation
+from isthmus.package.generation.decoder import PART, Decoder, Read
+from isthmus.package.generation.prompt import LOGITS, NEW, PAST, TOKENS, Generation, GoldenPrompt
+from isthmus.package.generation.tokenizer import Tokenizer
+from isthmus.package.golden import Case, Golden, TensorBytes
+from isthmus.package.replay import deviation
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM

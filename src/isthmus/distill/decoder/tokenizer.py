@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from isthmus.features.errors import ConfigurationError, Problem
-from isthmus.features.generation.prompt import Control, Generation
-from isthmus.features.generation.tokenizer import ALPHABET, Tokenizer, opened
+from isthmus.package.generation.prompt import Control, Generation
+from isthmus.package.generation.tokenizer import ALPHABET, Tokenizer, opened
 
 _REGEX = re.compile(
     r"""(?: \(\?i:[^()\[\]\\]*\)            # letters of either case

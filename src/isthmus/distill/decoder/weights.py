@@ -16,7 +16,7 @@ from isthmus.distill.decoder.graph import graph
 from isthmus.distill.decoder.network import CachedModel
 from isthmus.distill.language.decoding import Precision
 from isthmus.distill.types import Array
-from isthmus.features.generation.prompt import TOKENS
+from isthmus.package.generation.prompt import TOKENS
 
 BLOCK = 32
 BITS: Mapping[str, int] = {"int8": 8, "int4": 4}

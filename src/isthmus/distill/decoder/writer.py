@@ -9,8 +9,8 @@ from isthmus.distill.decoder.reference import Reference
 from isthmus.distill.decoder.tokenizer import new_generation
 from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.features.errors import ConfigurationError, Problem
-from isthmus.features.generation.prompt import Generation
-from isthmus.features.generation.tokenizer import Tokenizer
+from isthmus.package.generation.prompt import Generation
+from isthmus.package.generation.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM

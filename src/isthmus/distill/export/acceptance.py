@@ -14,10 +14,10 @@ from isthmus.distill.gates import check_figures
 from isthmus.distill.onnx.runtime import Run
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, GateFailed, ParityFailed, Problem
-from isthmus.features.package.inputs import Feeds
-from isthmus.features.package.manifest import CORE, Format, Variant
-from isthmus.features.package.replay import Deviation
 from isthmus.features.profiles import FASTEST, ServingProfile
+from isthmus.package.inputs import Feeds
+from isthmus.package.manifest import CORE, Format, Variant
+from isthmus.package.replay import Deviation
 
 
 class Accepted(NamedTuple):

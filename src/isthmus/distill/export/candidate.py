@@ -15,9 +15,9 @@ from isthmus.distill.tasks.answers import graph_answers
 from isthmus.distill.tasks.task import Case, Task
 from isthmus.distill.types import Answers, Array, Index, spread
 from isthmus.features.errors import ConfigurationError, PackageError, Problem
-from isthmus.features.package.inputs import Feeds
-from isthmus.features.package.manifest import Package
-from isthmus.features.package.replay import Deviation, deviation
+from isthmus.package.inputs import Feeds
+from isthmus.package.manifest import Package
+from isthmus.package.replay import Deviation, deviation
 
 SCALE_ROWS, MIDDLE = 256, (0.025, 0.975)
 """Rows and quantiles between which the scale of an output is measured."""

@@ -22,11 +22,12 @@ from isthmus.distill.onnx.runtime import Run, ask, described, ort_format, sessio
 from isthmus.distill.runtimes.executorch import decoder as program
 from isthmus.distill.runtimes.executorch.process import LIBRARIES
 from isthmus.distill.runtimes.libraries import require_installed
-from isthmus.features.clients import GENERATORS, sources
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ConfigurationError, GateFailed
-from isthmus.features.generation.prompt import PAST, TOKENS, GoldenPrompt, unknown_features
-from isthmus.features.package.manifest import (
+from isthmus.features.progress import Progress, silent
+from isthmus.package.clients import GENERATORS, sources
+from isthmus.package.generation.prompt import PAST, TOKENS, GoldenPrompt, unknown_features
+from isthmus.package.manifest import (
     FORMAT_VERSION,
     MODEL,
     ROUNDING,
@@ -36,7 +37,6 @@ from isthmus.features.package.manifest import (
     Variant,
     package_digest,
 )
-from isthmus.features.progress import Progress, silent
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM

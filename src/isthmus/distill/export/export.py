@@ -35,13 +35,15 @@ from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.task import Material
 from isthmus.distill.training.teacheroutputs import complete_outputs
 from isthmus.distill.types import Array
-from isthmus.features.clients import CLIENTS, READERS, sources
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ContractMismatch, GateFailed, ParityFailed
-from isthmus.features.featurizer.form import HEAD
-from isthmus.features.package.golden import Case as GoldenCase
-from isthmus.features.package.golden import Golden, TensorBytes
-from isthmus.features.package.manifest import (
+from isthmus.features.profiles import ServingProfile
+from isthmus.features.progress import Progress, silent
+from isthmus.package.clients import CLIENTS, READERS, sources
+from isthmus.package.featurizer.form import HEAD
+from isthmus.package.golden import Case as GoldenCase
+from isthmus.package.golden import Golden, TensorBytes
+from isthmus.package.manifest import (
     CORE,
     FORMAT_VERSION,
     LONGEST,
@@ -53,8 +55,6 @@ from isthmus.features.package.manifest import (
     placed,
     read_package,
 )
-from isthmus.features.profiles import ServingProfile
-from isthmus.features.progress import Progress, silent
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from isthmus.distill.restore import Restored, restored
 from isthmus.distill.tasks.task import Case, Material
 from isthmus.distill.teachers.teacher import named
 from isthmus.features.errors import DependencyError, GateFailed, PackageError
-from isthmus.features.package.checksums import GOLDEN
-from isthmus.features.package.golden import TensorBytes, read_golden
-from isthmus.features.package.inspect import Runtime
-from isthmus.features.package.manifest import Manifest, Package
-from isthmus.features.package.replay import Answers
+from isthmus.package.checksums import GOLDEN
+from isthmus.package.golden import TensorBytes, read_golden
+from isthmus.package.inspect import Runtime
+from isthmus.package.manifest import Manifest, Package
+from isthmus.package.replay import Answers
 
 
 class Rung(msgspec.Struct, frozen=True):

@@ -10,15 +10,15 @@ import jinja2
 import msgspec
 
 from isthmus.distill.onnx.runtime import oldest_runtime
-from isthmus.features.clients import CLIENTS, PREDICTORS, READERS, sources
 from isthmus.features.contract.schema import SEPARATOR
-from isthmus.features.featurizer.form import HEAD
 from isthmus.features.files import publish
-from isthmus.features.package.checksums import CONTRACT, GOLDEN, MANIFEST, README, SUMS
-from isthmus.features.package.golden import Golden, read_golden
-from isthmus.features.package.manifest import CORE, MODEL, WHOLE, Format, Manifest, Variant, open_package
-from isthmus.features.package.replay import require_core
 from isthmus.features.request.layout import VALID, input_name
+from isthmus.package.checksums import CONTRACT, GOLDEN, MANIFEST, README, SUMS
+from isthmus.package.clients import CLIENTS, PREDICTORS, READERS, sources
+from isthmus.package.featurizer.form import HEAD
+from isthmus.package.golden import Golden, read_golden
+from isthmus.package.manifest import CORE, MODEL, WHOLE, Format, Manifest, Variant, open_package
+from isthmus.package.replay import require_core
 
 _Example = dict[str, tuple[str, ...]]
 

@@ -15,17 +15,17 @@ from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.tasks.samples import take
 from isthmus.distill.tasks.task import Case, Material
 from isthmus.distill.types import Answers, Array, Index, spread
-from isthmus.features.featurizer.form import HEAD
-from isthmus.features.featurizer.interpreter import Head
-from isthmus.features.package.golden import read_golden
-from isthmus.features.package.inputs import feeds
-from isthmus.features.package.manifest import WHOLE, Package, Variant
-from isthmus.features.package.prompts import decoder_of, read_prompts
-from isthmus.features.package.replay import open_session
 from isthmus.features.types import Float64, Int64
 from isthmus.features.values.arrow import micros
 from isthmus.features.values.columns import Values
-from isthmus.features.verdict import FeatureVerdict, ValueDifference, compare
+from isthmus.package.featurizer.form import HEAD
+from isthmus.package.featurizer.interpreter import Head
+from isthmus.package.golden import read_golden
+from isthmus.package.inputs import feeds
+from isthmus.package.manifest import WHOLE, Package, Variant
+from isthmus.package.prompts import decoder_of, read_prompts
+from isthmus.package.replay import open_session
+from isthmus.package.verdict import FeatureVerdict, ValueDifference, compare
 
 LEAST, BYTES = 16, 4 << 20
 """Rows that a slow runtime is asked of a sample: at least so many, else as many as have so many bytes together."""

@@ -160,7 +160,7 @@ class Causal:
 
     def unknown(self, where: str, contract: Contract, service: str) -> list[Problem]:
         """What the template of its prompts names that is no feature of the service."""
-        from isthmus.features.generation.prompt import unknown_features
+        from isthmus.package.generation.prompt import unknown_features
 
         found = unknown_features(self.decoding.template, contract, service)
         return [replace(problem, where=f"{where}: decoding: {problem.where}") for problem in found]

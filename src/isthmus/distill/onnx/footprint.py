@@ -12,8 +12,8 @@ import msgspec
 
 from isthmus.distill.onnx.runtime import predict, session
 from isthmus.features.errors import GateFailed
-from isthmus.features.package.golden import TensorBytes
-from isthmus.features.package.inputs import Feeds
+from isthmus.package.golden import TensorBytes
+from isthmus.package.inputs import Feeds
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 

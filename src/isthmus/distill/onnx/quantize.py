@@ -13,7 +13,7 @@ from isthmus.distill.onnx.exactness import exact, powers_of_two
 from isthmus.distill.onnx.runtime import optimized
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, DataError, Problem
-from isthmus.features.package.inputs import Feeds
+from isthmus.package.inputs import Feeds
 
 TABLE = "Gather"
 """The operator that reads embedding tables."""

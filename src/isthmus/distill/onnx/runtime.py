@@ -11,9 +11,9 @@ import onnxruntime as ort
 from isthmus.distill.onnx.ortbytes import IDENTIFIER, canonical, operators
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, DependencyError, Problem
-from isthmus.features.package.inputs import Feeds
-from isthmus.features.package.manifest import Element, Tensor
-from isthmus.features.package.replay import session_options
+from isthmus.package.inputs import Feeds
+from isthmus.package.manifest import Element, Tensor
+from isthmus.package.replay import session_options
 
 _OLDEST, _IR_VERSION, _VERSIONS = "1.19", 10, {"": 21, "ai.onnx.ml": 5}
 """The oldest release of ONNX Runtime that is tested, and what it knows: of graphs, and of operators by domain."""

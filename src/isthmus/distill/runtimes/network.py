@@ -19,9 +19,9 @@ from isthmus.distill.tasks.task import Task
 from isthmus.distill.teachers.teacher import named
 from isthmus.distill.types import Index
 from isthmus.features.errors import GateFailed
-from isthmus.features.package.inputs import Feeds
-from isthmus.features.package.manifest import CORE, MODEL
-from isthmus.features.package.manifest import Tensor as Described
+from isthmus.package.inputs import Feeds
+from isthmus.package.manifest import CORE, MODEL
+from isthmus.package.manifest import Tensor as Described
 
 _CHATTER = ("torch", "torchao", "torch.utils._pytree", "executorch", "root")
 

@@ -21,12 +21,12 @@ import numpy as np
 
 from isthmus.distill.runtimes.libraries import Libraries
 from isthmus.distill.types import Array
-from isthmus.features.package.checksums import LARGEST
-from isthmus.features.package.golden import TensorBytes
-from isthmus.features.package.inputs import Feeds
-from isthmus.features.package.manifest import Package, Tensor, Variant
-from isthmus.features.package.replay import SECONDS, refused
-from isthmus.features.package.sandbox import confine
+from isthmus.package.checksums import LARGEST
+from isthmus.package.golden import TensorBytes
+from isthmus.package.inputs import Feeds
+from isthmus.package.manifest import Package, Tensor, Variant
+from isthmus.package.replay import SECONDS, refused
+from isthmus.package.sandbox import confine
 
 MEMORY = 4 << 30
 """Bytes of memory of the process, beside its libraries and the file."""

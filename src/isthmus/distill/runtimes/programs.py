@@ -6,7 +6,7 @@ from isthmus.distill.runtimes.coreml.process import Program as CoreMLProgram
 from isthmus.distill.runtimes.executorch.process import Program as ExecuTorchProgram
 from isthmus.distill.runtimes.litert.process import Program as LiteRTProgram
 from isthmus.distill.runtimes.process import Program
-from isthmus.features.package.manifest import Format
+from isthmus.package.manifest import Format
 
 PROGRAMS: Mapping[Format, type[Program]] = {
     "pte": ExecuTorchProgram,

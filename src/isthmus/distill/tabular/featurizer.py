@@ -7,11 +7,11 @@ from isthmus.distill.tabular.graph import REFUSED, head_graph
 from isthmus.distill.tabular.student import Student, core_tensors
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.features.errors import GateFailed
-from isthmus.features.featurizer.form import HEAD, RawInput
-from isthmus.features.featurizer.trace import Source, traced
-from isthmus.features.package.inputs import ModelInput
 from isthmus.features.request.layout import VALID, Layout, input_name
 from isthmus.features.request.onnxbytes import UnreadableError
+from isthmus.package.featurizer.form import HEAD, RawInput
+from isthmus.package.featurizer.trace import Source, traced
+from isthmus.package.inputs import ModelInput
 
 
 def head(student: Student, request: RequestInputs, inputs: Sequence[ModelInput]) -> bytes:

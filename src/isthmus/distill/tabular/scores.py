@@ -12,7 +12,7 @@ from isthmus.distill.tasks.samples import Columns
 from isthmus.distill.tasks.task import Case, Task
 from isthmus.distill.types import Array
 from isthmus.features.errors import RequestError
-from isthmus.features.package.inputs import feeds
+from isthmus.package.inputs import feeds
 
 
 class Scores:

@@ -14,8 +14,8 @@ from isthmus.distill.tabular.preparation import NUMBERS, Prepare
 from isthmus.distill.tabular.tensors import Tensors
 from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
-from isthmus.features.package.inputs import Feeds
-from isthmus.features.package.manifest import Tensor
+from isthmus.package.inputs import Feeds
+from isthmus.package.manifest import Tensor
 from isthmus.transforms.preparation.fit import Preparation
 
 RECORD = "student.json"

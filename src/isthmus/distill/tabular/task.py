@@ -43,7 +43,7 @@ from isthmus.distill.tasks.samples import Columns, edges, plain, take
 from isthmus.distill.tasks.task import Batch, Case, Core, Material, Task
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Answers, Array, Index, spread
-from isthmus.features.package.inputs import Feeds, ModelInput, feeds
+from isthmus.package.inputs import Feeds, ModelInput, feeds
 from isthmus.transforms.preparation.fit import LEARNED
 
 KINDS: Mapping[type[Label], type[Kind]] = {

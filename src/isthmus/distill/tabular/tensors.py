@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 
 from isthmus.distill.types import Array, Index
 from isthmus.features.errors import DataError
-from isthmus.features.package.inputs import ModelInput, feeds
 from isthmus.features.values.arrow import ARROW, from_arrow
 from isthmus.features.values.columns import Values
+from isthmus.package.inputs import ModelInput, feeds
 
 VOCABULARY = 254
 """Most categories per column: histogram gradient boosting has at most 255, with the missing."""

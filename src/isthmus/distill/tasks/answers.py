@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from isthmus.distill.tasks.task import Task, answers
 from isthmus.distill.types import Answers, Array, Index, in_batches
 from isthmus.features.errors import ConfigurationError, Problem
-from isthmus.features.package.inputs import Feeds
+from isthmus.package.inputs import Feeds
 
 
 def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.device) -> dict[str, Array]:

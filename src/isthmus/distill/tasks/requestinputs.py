@@ -7,9 +7,9 @@ from functools import cached_property
 import numpy as np
 
 from isthmus.features.contract.schema import Column, Contract, TransformContract
-from isthmus.features.package.inputs import ModelInput
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import Mask, Values
+from isthmus.package.inputs import ModelInput
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from isthmus.distill.types import Index
-from isthmus.features.package.inputs import ModelInput
 from isthmus.features.types import DataType, Float64
 from isthmus.features.values.columns import Values, from_python
+from isthmus.package.inputs import ModelInput
 
 UNSEEN = "\x7fnever in training"
 

@@ -29,13 +29,13 @@ from isthmus.distill.tasks.split import Split, split_table
 from isthmus.distill.teachers.teacher import Teacher, named
 from isthmus.distill.types import Answers, Array, Index, in_batches, spread
 from isthmus.features.latency import Latency
-from isthmus.features.package.inputs import Feeds, ModelInput
-from isthmus.features.package.manifest import ROUNDING, Variant
-from isthmus.features.package.manifest import Tensor as Described
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.progress import Progress, silent
 from isthmus.features.types import UnixTimestamp
 from isthmus.features.values.columns import Values
+from isthmus.package.inputs import Feeds, ModelInput
+from isthmus.package.manifest import ROUNDING, Variant
+from isthmus.package.manifest import Tensor as Described
 from isthmus.transforms.preparation.fit import Preparation
 
 if TYPE_CHECKING:

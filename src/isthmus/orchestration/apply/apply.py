@@ -9,11 +9,11 @@ from isthmus.features.contract.generations import Generations
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
 from isthmus.features.offline.log import MaterializationLog
-from isthmus.features.snapshot.selection import disclosed, kept_views
-from isthmus.features.snapshot.store import Shelf
 from isthmus.orchestration.apply.analysis import local_sources, remember, unbuildable
 from isthmus.orchestration.apply.switch import register
 from isthmus.orchestration.project import Project
+from isthmus.package.snapshot.selection import disclosed, kept_views
+from isthmus.package.snapshot.store import Shelf
 from isthmus.transforms.sources import columns
 
 

@@ -10,9 +10,9 @@ import msgspec
 from isthmus.features.contract.diff import Change, ServiceChange, changes, consequences
 from isthmus.features.contract.schema import Contract, ServiceContract, TransformContract, ViewContract
 from isthmus.features.errors import PackageError, RequestError
-from isthmus.features.package.checksums import REMEDY
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.settings import FILE
+from isthmus.package.checksums import REMEDY
 from isthmus.transforms.preparation.fit import LEARNED, Preparation
 
 APPLIED, DEFINITIONS = "applied", "definitions"

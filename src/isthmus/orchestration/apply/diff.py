@@ -10,10 +10,10 @@ from isthmus.features.contract.diff import changed_parts, differences, stored_pa
 from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, IsthmusError
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.package.inputs import ModelInput
 from isthmus.orchestration.apply.analysis import unbuildable
 from isthmus.orchestration.artifacts import Artifacts, outdated
 from isthmus.orchestration.project import Project
+from isthmus.package.inputs import ModelInput
 from isthmus.serving.deployment.record import Deployment
 
 

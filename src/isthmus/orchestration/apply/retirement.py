@@ -10,8 +10,8 @@ from isthmus.features import clock
 from isthmus.features.contract.generations import Generations
 from isthmus.features.errors import IsthmusError
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.package.manifest import open_package, read_contract
 from isthmus.orchestration.project import Project
+from isthmus.package.manifest import open_package, read_contract
 from isthmus.serving.rollout.releases import in_force
 
 HOUR = 3600 * 1_000_000

@@ -13,11 +13,6 @@ from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.task import Case
 from isthmus.distill.types import in_batches
 from isthmus.features.errors import RequestError, one_of
-from isthmus.features.featurizer.form import HEAD
-from isthmus.features.featurizer.interpreter import Head
-from isthmus.features.package.inputs import ModelInput, feeds
-from isthmus.features.package.inspect import Runtime
-from isthmus.features.package.manifest import Format, Package, Variant
 from isthmus.features.values.columns import Values
 from isthmus.orchestration.attribution.shapley import Numbers
 from isthmus.orchestration.attribution.stages import (
@@ -28,6 +23,11 @@ from isthmus.orchestration.attribution.stages import (
     Columns,
     Index,
 )
+from isthmus.package.featurizer.form import HEAD
+from isthmus.package.featurizer.interpreter import Head
+from isthmus.package.inputs import ModelInput, feeds
+from isthmus.package.inspect import Runtime
+from isthmus.package.manifest import Format, Package, Variant
 
 FLOATS = "fp32"
 """The precision of the student in torch."""

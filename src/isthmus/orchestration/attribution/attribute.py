@@ -21,8 +21,6 @@ from isthmus.features import clock
 from isthmus.features.days import Days
 from isthmus.features.errors import RequestError, one_of
 from isthmus.features.files import write_atomically
-from isthmus.features.package.inputs import ModelInput
-from isthmus.features.package.manifest import Package, open_package
 from isthmus.features.progress import Progress, silent
 from isthmus.features.values.arrow import micros
 from isthmus.orchestration.artifacts import Artifacts, serving_profile
@@ -44,6 +42,8 @@ from isthmus.orchestration.attribution.stages import (
 )
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.products import RUNTIMES, Product
+from isthmus.package.inputs import ModelInput
+from isthmus.package.manifest import Package, open_package
 
 LARGEST = 10
 """Rows whose answer is farthest from the ideal, which a report has."""

@@ -13,8 +13,6 @@ from isthmus.distill.tabular.scores import Scores
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.task import Material
 from isthmus.features.errors import ContractMismatch, DataError
-from isthmus.features.package.inputs import ModelInput
-from isthmus.features.package.manifest import Package
 from isthmus.features.progress import Progress
 from isthmus.orchestration.artifacts import outdated
 from isthmus.orchestration.attribution.answers import Files, PackageModels
@@ -31,6 +29,8 @@ from isthmus.orchestration.attribution.stages import (
 from isthmus.orchestration.models.students import packaged
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.products import RUNTIMES, Product
+from isthmus.package.inputs import ModelInput
+from isthmus.package.manifest import Package
 
 REFUSED = "a request transform refuses them"
 

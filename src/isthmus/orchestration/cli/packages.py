@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from isthmus.features.errors import PackageError
-from isthmus.features.package.checksums import REMEDY
 from isthmus.orchestration.cli.options import JsonOption, local
 from isthmus.orchestration.cli.screens.terminal import judge
+from isthmus.package.checksums import REMEDY
 
 if TYPE_CHECKING:
     from isthmus.distill.export.ladder import Ladder
     from isthmus.features.document.blocks import Block, Text
-    from isthmus.features.package.inspect import Inspection
+    from isthmus.package.inspect import Inspection
 
 verbs = typer.Typer(help="Check a package, wherever it came from.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -49,9 +49,9 @@ def verify(
     """Check sums, manifest, signature, contract and golden cases of a package. Exit code 1 if one of them is wrong."""
     if runtime == "ort":
         _confined(path)
-    from isthmus.features.package.inspect import inspect
-    from isthmus.features.package.signature import read_public_key
     from isthmus.orchestration.runtimes import products
+    from isthmus.package.inspect import inspect
+    from isthmus.package.signature import read_public_key
 
     opened = products.by_option(runtime)
     inspection = inspect(path, key=None if key is None else read_public_key(key), runtime=opened)
@@ -64,7 +64,7 @@ def _confined(package: Path) -> None:
     Raises:
         PackageError: a signal ended it.
     """
-    from isthmus.features.package.sandbox import confine, fork_and_wait, limit
+    from isthmus.package.sandbox import confine, fork_and_wait, limit
 
     ended = fork_and_wait()
     if ended is None:

@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 
 from isthmus.features import clock
 from isthmus.features.contract.generations import Generations
-from isthmus.features.package.manifest import open_package, read_contract
-from isthmus.features.verdict import Verdict
 from isthmus.orchestration.artifacts import Artifacts, serving_profile, verdict_file
 from isthmus.orchestration.models.students import require_release
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.server.serve import address
+from isthmus.package.manifest import open_package, read_contract
+from isthmus.package.verdict import Verdict
 from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.rollout import releases
 from isthmus.serving.rollout.releases import Rollout, happened

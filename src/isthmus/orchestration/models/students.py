@@ -24,16 +24,16 @@ from isthmus.features.definition.spec import Snapshot
 from isthmus.features.errors import DataError, GateFailed, PackageError, extra
 from isthmus.features.files import write_atomically
 from isthmus.features.latency import LatencyReader
-from isthmus.features.package.checksums import summed
-from isthmus.features.package.inputs import ModelInput
-from isthmus.features.package.manifest import Package, open_package, read_package
-from isthmus.features.package.signature import require_signature
 from isthmus.features.progress import Progress, silent
-from isthmus.features.snapshot.selection import kept
 from isthmus.features.types import UnixTimestamp
 from isthmus.orchestration.artifacts import DATA, Artifacts, TrainingSet, serving_profile
 from isthmus.orchestration.models import cards
 from isthmus.orchestration.project import Project
+from isthmus.package.checksums import summed
+from isthmus.package.inputs import ModelInput
+from isthmus.package.manifest import Package, open_package, read_package
+from isthmus.package.signature import require_signature
+from isthmus.package.snapshot.selection import kept
 from isthmus.transforms import engine
 from isthmus.transforms.tables import parquet
 from isthmus.transforms.tables.reaching import reaching
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from isthmus.distill.restore import Restored
     from isthmus.distill.search.search import SearchReport
     from isthmus.distill.tasks.task import Material
-    from isthmus.features.package.inspect import Runtime
+    from isthmus.package.inspect import Runtime
     from isthmus.transforms.preparation.fit import Preparation
 
 

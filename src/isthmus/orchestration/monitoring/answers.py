@@ -16,7 +16,6 @@ from isthmus.distill.declaration import Distillation
 from isthmus.distill.types import Array
 from isthmus.features.contract.schema import Column
 from isthmus.features.errors import IsthmusError
-from isthmus.features.package.manifest import open_package, read_package
 from isthmus.features.values.arrow import micros, to_arrow
 from isthmus.features.values.columns import Ints, Mask, from_python
 from isthmus.orchestration.artifacts import Artifacts
@@ -24,6 +23,7 @@ from isthmus.orchestration.monitoring.labels import clock_went_back
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.orchestration.server.secret import known_secret
+from isthmus.package.manifest import open_package, read_package
 from isthmus.serving.deployment.cache import folder_of
 from isthmus.serving.deployment.history import DeploymentHistory
 from isthmus.serving.recorder.columns import hashes

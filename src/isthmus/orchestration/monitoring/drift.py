@@ -14,8 +14,6 @@ from isthmus.distill.types import Array
 from isthmus.features.contract.schema import Column
 from isthmus.features.days import DAY
 from isthmus.features.errors import DataError, IsthmusError
-from isthmus.features.package.inputs import ModelInput
-from isthmus.features.package.manifest import open_package
 from isthmus.features.production import InputDrift
 from isthmus.features.quality.drift import drift, windows
 from isthmus.features.quality.statistics import SAMPLE, FeatureStatistics, measure
@@ -29,6 +27,8 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.predictions import read
 from isthmus.orchestration.recording.provenance import Origins, groups, predicted
 from isthmus.orchestration.recording.table import RecordedAnswers
+from isthmus.package.inputs import ModelInput
+from isthmus.package.manifest import open_package
 
 WINDOW = 7 * DAY
 """The answers that are compared: those of the last week that has any."""

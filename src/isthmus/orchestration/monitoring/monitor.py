@@ -20,7 +20,6 @@ from isthmus.features.clock import MICROSECOND
 from isthmus.features.contract.schema import Column
 from isthmus.features.errors import IsthmusError, RequestError
 from isthmus.features.files import write_atomically
-from isthmus.features.package.manifest import read_package
 from isthmus.features.production import InputDrift, Loss, PackageQuality, Production, SliceQuality, production_file
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.frames import source_frames, spine_columns
@@ -34,6 +33,7 @@ from isthmus.orchestration.monitoring.page import page, page_file
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
 from isthmus.orchestration.server.collect import repeat, sentence
+from isthmus.package.manifest import read_package
 from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.rollout.releases import in_force
 from isthmus.transforms.views.compute import compute_spine

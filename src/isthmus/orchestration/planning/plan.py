@@ -12,9 +12,6 @@ from typing import Any
 from isthmus.distill.language.causal import Causal
 from isthmus.distill.reports.words import duration, scaled
 from isthmus.features.errors import extra
-from isthmus.features.generation.prompt import TOKENS
-from isthmus.features.package.golden import read_golden
-from isthmus.features.package.manifest import open_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.artifacts import Artifacts
@@ -24,6 +21,9 @@ from isthmus.orchestration.planning.roofline import Estimate, Work, roofline, ro
 from isthmus.orchestration.planning.tokenrate import Probe, Text, probe
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.settings import PricesTable
+from isthmus.package.generation.prompt import TOKENS
+from isthmus.package.golden import read_golden
+from isthmus.package.manifest import open_package
 
 _TRAFFIC_PER_WEIGHT = 4 * (2 + 1 + 4 + 3)
 """Bytes that a step of training moves for each weight, in float32: forward and backward read it, its gradient is

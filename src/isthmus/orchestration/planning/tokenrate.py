@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from isthmus.distill.language.causal import Causal
 from isthmus.distill.language.decoding import PRECISIONS, Precision
 from isthmus.features.errors import extra
-from isthmus.features.generation.decoder import PART
-from isthmus.features.package.manifest import WHOLE, Manifest
 from isthmus.orchestration.artifacts import Artifacts, read_json
 from isthmus.orchestration.planning.devices import HOST, Device
 from isthmus.orchestration.planning.roofline import Estimate, Work, roofline
+from isthmus.package.generation.decoder import PART
+from isthmus.package.manifest import WHOLE, Manifest
 
 if TYPE_CHECKING:
     from isthmus.distill.decoder.probes import Speed

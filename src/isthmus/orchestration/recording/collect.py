@@ -18,11 +18,11 @@ from isthmus.features import clock
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import DataError, IsthmusError, RequestError, first_line
 from isthmus.features.files import private_folder, write_atomically
-from isthmus.features.package.manifest import open_package, read_contract
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.table import RecordedAnswers, answers_of
 from isthmus.orchestration.server.collect import repeat
+from isthmus.package.manifest import open_package, read_contract
 from isthmus.serving.deployment.cache import folder_of
 from isthmus.serving.recorder.batch import Batch, DamagedBatchError, OtherVersionError, batches, count, size
 from isthmus.serving.recorder.options import Recording

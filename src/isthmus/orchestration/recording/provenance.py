@@ -14,7 +14,6 @@ from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.online.plan import ViewAnswer
-from isthmus.features.package.manifest import Package, open_package
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.values.columns import Values
 from isthmus.orchestration.project import Project
@@ -22,6 +21,7 @@ from isthmus.orchestration.recording.collect import contract_of
 from isthmus.orchestration.recording.requests import Keys, features_of
 from isthmus.orchestration.recording.storedrows import StoredRows
 from isthmus.orchestration.server.secret import known_secret
+from isthmus.package.manifest import Package, open_package
 from isthmus.serving.deployment.cache import folder_of
 from isthmus.serving.deployment.record import unapproved
 from isthmus.serving.predict.model import Model

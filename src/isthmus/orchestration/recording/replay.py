@@ -22,7 +22,6 @@ from isthmus.features import clock
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import DependencyError, GateFailed, IsthmusError, PackageError, RequestError
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.package.manifest import open_package
 from isthmus.features.progress import Progress, silent
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import Mask
@@ -41,6 +40,7 @@ from isthmus.orchestration.recording.requests import (
 from isthmus.orchestration.recording.storedrows import StoredRows, from_history
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.orchestration.recording.tensors import Writer, differing
+from isthmus.package.manifest import open_package
 from isthmus.serving.lookup.lookup import Lookup
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.predict.tensors import TensorPredictor

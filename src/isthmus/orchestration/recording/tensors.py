@@ -9,15 +9,15 @@ import pyarrow as pa
 from isthmus.features.contract.diff import require_service
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import IsthmusError
-from isthmus.features.generation.decoder import Array
-from isthmus.features.generation.prompt import LOGITS, NEW
 from isthmus.features.online.plan import LookupPlan
-from isthmus.features.package.prompts import generation_of
 from isthmus.features.request.graph import RowGraph
 from isthmus.orchestration.recording.mismatches import Cause, Causes, Recorded
 from isthmus.orchestration.recording.provenance import view_answers
 from isthmus.orchestration.recording.requests import LIMITS, Requests, prompt_of, read_tensors
 from isthmus.orchestration.recording.storedrows import StoredRows
+from isthmus.package.generation.decoder import Array
+from isthmus.package.generation.prompt import LOGITS, NEW
+from isthmus.package.prompts import generation_of
 from isthmus.serving.lookup.prompt import Prompt
 from isthmus.serving.predict.model import Model
 from isthmus.serving.predict.tensors import TensorPredictor

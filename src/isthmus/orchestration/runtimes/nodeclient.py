@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from isthmus.features.clients import CLIENT, READER
-from isthmus.features.featurizer.form import HEAD
-from isthmus.features.featurizer.interpreter import CoreFeeds
-from isthmus.features.package.checksums import GOLDEN, MANIFEST, SUMS
-from isthmus.features.package.golden import TensorBytes
-from isthmus.features.package.inputs import Feeds
-from isthmus.features.package.manifest import Manifest, Package
-from isthmus.features.package.replay import Answers
 from isthmus.features.types import DataType
 from isthmus.features.values.columns import Values
 from isthmus.orchestration.runtimes.web import Node
+from isthmus.package.checksums import GOLDEN, MANIFEST, SUMS
+from isthmus.package.clients import CLIENT, READER
+from isthmus.package.featurizer.form import HEAD
+from isthmus.package.featurizer.interpreter import CoreFeeds
+from isthmus.package.golden import TensorBytes
+from isthmus.package.inputs import Feeds
+from isthmus.package.manifest import Manifest, Package
+from isthmus.package.replay import Answers
 
 _SNAPSHOT, _QUESTIONS = "snapshot", "questions.json"
 _ALL = "all"

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from isthmus.features.package.inspect import Runtime
-    from isthmus.features.package.manifest import Format
+    from isthmus.package.inspect import Runtime
+    from isthmus.package.manifest import Format
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Product:
     def __call__(self) -> "Runtime":
         """Raises a DependencyError if it is not installed."""
         if self.option == "ort":
-            from isthmus.features.package.inspect import OnnxRuntime
+            from isthmus.package.inspect import OnnxRuntime
 
             return OnnxRuntime()
         if self.option == "web":

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from isthmus.distill.runtimes.process import opened
 from isthmus.distill.runtimes.programs import PROGRAMS
-from isthmus.features.package.golden import Inputs
-from isthmus.features.package.manifest import Format, Manifest, Package, Variant
-from isthmus.features.package.replay import GOLDEN_TOLERANCE, Answers
+from isthmus.package.golden import Inputs
+from isthmus.package.manifest import Format, Manifest, Package, Variant
+from isthmus.package.replay import GOLDEN_TOLERANCE, Answers
 
 
 class ProgramRuntime:

@@ -18,9 +18,9 @@ import msgspec
 
 from isthmus.features.errors import DependencyError, PackageError
 from isthmus.features.files import scratch_folder
-from isthmus.features.package.golden import Inputs, TensorBytes
-from isthmus.features.package.manifest import Manifest, Package, Variant
-from isthmus.features.package.replay import SECONDS, Answers, refused
+from isthmus.package.golden import Inputs, TensorBytes
+from isthmus.package.manifest import Manifest, Package, Variant
+from isthmus.package.replay import SECONDS, Answers, refused
 
 NAME = "onnxruntime-web"
 TOLERANCE = 1e-6

@@ -20,20 +20,20 @@ from isthmus.features.errors import DataError, RequestError, nearest, one_of
 from isthmus.features.files import write_atomically
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.latest import LatestRows
-from isthmus.features.package.signature import PASSWORD
 from isthmus.features.progress import Progress, silent
 from isthmus.features.publishing.publish import key_values
-from isthmus.features.snapshot.delta import difference
-from isthmus.features.snapshot.file import LARGEST, Header, Rows, SnapshotFile, read_snapshot, unpacked
-from isthmus.features.snapshot.owners import OwnFile, generation_of
-from isthmus.features.snapshot.selection import disclosed, kept_views, of_kept_keys
-from isthmus.features.snapshot.signature import Sealer, create_key
-from isthmus.features.snapshot.store import Latest, Shelf
 from isthmus.features.values.arrow import from_arrow, micros
 from isthmus.features.values.entitykey import encode_keys
 from isthmus.features.values.rows import RowCodec
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import gate
+from isthmus.package.signature import PASSWORD
+from isthmus.package.snapshot.delta import difference
+from isthmus.package.snapshot.file import LARGEST, Header, Rows, SnapshotFile, read_snapshot, unpacked
+from isthmus.package.snapshot.owners import OwnFile, generation_of
+from isthmus.package.snapshot.selection import disclosed, kept_views, of_kept_keys
+from isthmus.package.snapshot.signature import Sealer, create_key
+from isthmus.package.snapshot.store import Latest, Shelf
 
 KEY = "key.pem"
 """The private key of a project that has configured none, in the folder of its snapshots."""

@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from isthmus.features.clients import CLIENT, FOLDER, GENERATORS
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 from isthmus.features.files import publish
-from isthmus.features.package.manifest import Manifest, read_package
-from isthmus.features.snapshot.file import read_header, read_snapshot
-from isthmus.features.snapshot.owners import open_owners
-from isthmus.features.snapshot.selection import kept_views
-from isthmus.features.snapshot.signature import require_sealed
-from isthmus.features.snapshot.store import Shelf
 from isthmus.orchestration.artifacts import Artifacts, serving_profile
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.web import NAME, SOURCES, installed
 from isthmus.orchestration.snapshots.create import copy, shelf, signer
+from isthmus.package.clients import CLIENT, FOLDER, GENERATORS
+from isthmus.package.manifest import Manifest, read_package
+from isthmus.package.snapshot.file import read_header, read_snapshot
+from isthmus.package.snapshot.owners import open_owners
+from isthmus.package.snapshot.selection import kept_views
+from isthmus.package.snapshot.signature import require_sealed
+from isthmus.package.snapshot.store import Shelf
 
 NOTE = "page.json"
 _SHARED = (

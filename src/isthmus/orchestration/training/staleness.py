@@ -11,11 +11,11 @@ from isthmus.features.contract.schema import SEPARATOR, sha256
 from isthmus.features.definition.spec import Snapshot
 from isthmus.features.files import publish
 from isthmus.features.pointintime.staleness import AgedJoin, Ages, drawn
-from isthmus.features.snapshot.selection import of_kept_keys
 from isthmus.orchestration.artifacts import TrainingSet
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.record import history_of
 from isthmus.orchestration.training.requestcolumns import request_columns
+from isthmus.package.snapshot.selection import of_kept_keys
 
 _FOLDER, _FILE = "device", "rows.parquet"
 

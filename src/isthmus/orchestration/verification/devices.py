@@ -19,20 +19,13 @@ from isthmus.features.errors import ConfigurationError, DataError, DependencyErr
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.latest import LatestRows
 from isthmus.features.online.plan import ViewAnswer, answer
-from isthmus.features.package.manifest import Package
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.publishing.publish import key_values
-from isthmus.features.snapshot.file import Header, SnapshotFile, packed, read_header, read_snapshot
-from isthmus.features.snapshot.owners import open_owners
-from isthmus.features.snapshot.selection import kept_views, of_kept_keys
-from isthmus.features.snapshot.signature import require_sealed
-from isthmus.features.snapshot.store import Latest, Shelf
 from isthmus.features.types import String, UnixTimestamp
 from isthmus.features.values.arrow import from_arrow
 from isthmus.features.values.columns import Values
 from isthmus.features.values.entitykey import decode_values, encode_keys
 from isthmus.features.values.rows import RowCodec
-from isthmus.features.verdict import FeatureVerdict, ValueDifference
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.nodeclient import DeviceQuestions
@@ -40,6 +33,13 @@ from isthmus.orchestration.snapshots.create import shelf, signer
 from isthmus.orchestration.verification.owners import files_of, read_owners
 from isthmus.orchestration.verification.sides import ComparedRows, questions_at, sample_with_keys
 from isthmus.orchestration.verification.views import EVENT, KNOWN, offline_values
+from isthmus.package.manifest import Package
+from isthmus.package.snapshot.file import Header, SnapshotFile, packed, read_header, read_snapshot
+from isthmus.package.snapshot.owners import open_owners
+from isthmus.package.snapshot.selection import kept_views, of_kept_keys
+from isthmus.package.snapshot.signature import require_sealed
+from isthmus.package.snapshot.store import Latest, Shelf
+from isthmus.package.verdict import FeatureVerdict, ValueDifference
 
 ROWS = 500
 """Rows of the training set whose questions a device answers, unless a sample is enough."""

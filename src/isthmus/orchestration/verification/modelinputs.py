@@ -13,15 +13,11 @@ from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.types import Index, spread
 from isthmus.features.contract.schema import Column
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.package.inputs import Feeds, ModelInput, feeds
-from isthmus.features.package.manifest import Package, placed
-from isthmus.features.package.replay import open_session
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.request.layout import VALID, input_name
 from isthmus.features.types import Float32, String
 from isthmus.features.values.arrow import from_arrow
 from isthmus.features.values.columns import Values
-from isthmus.features.verdict import FeatureVerdict, Sample
 from isthmus.orchestration.artifacts import Artifacts, serving_profile
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.client import Client, TypedValues
@@ -33,6 +29,10 @@ from isthmus.orchestration.verification.sides import (
     sample_of,
     sample_with_keys,
 )
+from isthmus.package.inputs import Feeds, ModelInput, feeds
+from isthmus.package.manifest import Package, placed
+from isthmus.package.replay import open_session
+from isthmus.package.verdict import FeatureVerdict, Sample
 
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
 

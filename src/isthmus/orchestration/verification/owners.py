@@ -8,11 +8,11 @@ import numpy as np
 from isthmus.distill.types import spread
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import DataError
-from isthmus.features.snapshot.file import SnapshotFile, read_rows
-from isthmus.features.snapshot.owners import Lines, Owners, open_owners, text_of
-from isthmus.features.snapshot.signature import signed_by
 from isthmus.features.values.entitykey import decode_values, key_part
-from isthmus.features.verdict import EXAMPLES, FeatureVerdict, ValueDifference
+from isthmus.package.snapshot.file import SnapshotFile, read_rows
+from isthmus.package.snapshot.owners import Lines, Owners, open_owners, text_of
+from isthmus.package.snapshot.signature import signed_by
+from isthmus.package.verdict import EXAMPLES, FeatureVerdict, ValueDifference
 
 ASKED = 10
 """Owners whose files the reference client is given."""

@@ -26,7 +26,7 @@ from isthmus.features.document.blocks import (
     strong,
 )
 from isthmus.features.document.html import image, to_html
-from isthmus.features.verdict import FeatureVerdict, ValueDifference, Verdict, merged
+from isthmus.package.verdict import FeatureVerdict, ValueDifference, Verdict, merged
 
 MOST = 40
 """Differing features with a card each; more than that are in the table alone."""

@@ -19,11 +19,12 @@ from isthmus.features.definition.spec import AtRequest
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.arrow import ARROW, from_arrow, micros
 from isthmus.features.values.columns import Mask, Values
-from isthmus.features.verdict import FeatureVerdict, Sample, equal_values
+from isthmus.features.values.equality import equal_values
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.client import Client
 from isthmus.orchestration.verification.sides import SINGLES, ComparedRows, sample_with_keys
+from isthmus.package.verdict import FeatureVerdict, Sample
 
 FEW = 7
 """Rows among which the graph computes what a server is expected to answer to one of them: they fill no vector

@@ -9,16 +9,23 @@ import numpy as np
 
 from isthmus.distill.export.parity import Parity, Questions
 from isthmus.distill.types import Index
-from isthmus.features.clients import READER
 from isthmus.features.errors import DependencyError, PackageError
-from isthmus.features.featurizer.form import HEAD
-from isthmus.features.featurizer.interpreter import CoreFeeds, Head
-from isthmus.features.package.golden import Inputs
-from isthmus.features.package.inputs import feeds
-from isthmus.features.package.inspect import Runtime
-from isthmus.features.package.manifest import Package
-from isthmus.features.package.replay import Answers
-from isthmus.features.verdict import (
+from isthmus.orchestration.runtimes.nodeclient import Answered, ask_device
+from isthmus.orchestration.runtimes.products import RUNTIMES
+from isthmus.orchestration.runtimes.web import NAME as WEB
+from isthmus.orchestration.runtimes.web import NodeFailed, WebRuntime
+from isthmus.orchestration.verification.devices import DeviceRows
+from isthmus.orchestration.verification.modelinputs import input_values
+from isthmus.orchestration.verification.sides import ComparedPackage
+from isthmus.package.clients import READER
+from isthmus.package.featurizer.form import HEAD
+from isthmus.package.featurizer.interpreter import CoreFeeds, Head
+from isthmus.package.golden import Inputs
+from isthmus.package.inputs import feeds
+from isthmus.package.inspect import Runtime
+from isthmus.package.manifest import Package
+from isthmus.package.replay import Answers
+from isthmus.package.verdict import (
     EXAMPLES,
     ONNX_RUNTIME,
     FeatureVerdict,
@@ -27,13 +34,6 @@ from isthmus.features.verdict import (
     ValueDifference,
     merged,
 )
-from isthmus.orchestration.runtimes.nodeclient import Answered, ask_device
-from isthmus.orchestration.runtimes.products import RUNTIMES
-from isthmus.orchestration.runtimes.web import NAME as WEB
-from isthmus.orchestration.runtimes.web import NodeFailed, WebRuntime
-from isthmus.orchestration.verification.devices import DeviceRows
-from isthmus.orchestration.verification.modelinputs import input_values
-from isthmus.orchestration.verification.sides import ComparedPackage
 
 
 class Client(NamedTuple):

@@ -18,8 +18,8 @@ from isthmus.features.redis.connection import answering
 from isthmus.features.types import DataType
 from isthmus.features.values.columns import Mask, Values, objects
 from isthmus.features.values.entitykey import KeyValue
-from isthmus.features.verdict import FeatureVerdict, RuntimeVerdict, Sample, compare
 from isthmus.orchestration.verification.client import Client
+from isthmus.package.verdict import FeatureVerdict, RuntimeVerdict, Sample, compare
 
 SINGLES = 256
 """Rows of a view, of a request transform and of a service that are also asked for alone, in a request each: a row has

@@ -15,11 +15,8 @@ from isthmus.features.files import write_atomically
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.package.manifest import Package, open_package
-from isthmus.features.package.signature import require_signature
 from isthmus.features.progress import Progress, silent
 from isthmus.features.redis.connection import answering, connect
-from isthmus.features.verdict import FeatureVerdict, Verdict, flat, merged
 from isthmus.orchestration.artifacts import Artifacts, page_file, serving_profile, verdict_file
 from isthmus.orchestration.models.students import parity
 from isthmus.orchestration.project import Project
@@ -36,6 +33,9 @@ from isthmus.orchestration.verification.page import page
 from isthmus.orchestration.verification.recomputation import recompute
 from isthmus.orchestration.verification.sides import CHECKED_ROWS, ComparedPackage, OnlineSide
 from isthmus.orchestration.verification.views import SAMPLE, compare_view
+from isthmus.package.manifest import Package, open_package
+from isthmus.package.signature import require_signature
+from isthmus.package.verdict import FeatureVerdict, Verdict, flat, merged
 from isthmus.serving.deployment.record import unapproved
 
 if TYPE_CHECKING:

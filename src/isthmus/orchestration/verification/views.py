@@ -20,9 +20,9 @@ from isthmus.features.types import Int64, String, UnixTimestamp
 from isthmus.features.values.arrow import from_arrow
 from isthmus.features.values.columns import Values
 from isthmus.features.values.entitykey import KeyValue
-from isthmus.features.verdict import FeatureVerdict, Sample
 from isthmus.orchestration.verification.client import Client
 from isthmus.orchestration.verification.sides import SINGLES, ComparedRows, OnlineSide, questions_at
+from isthmus.package.verdict import FeatureVerdict, Sample
 from isthmus.serving.wire.encode import LABELS
 
 SAMPLE = 500

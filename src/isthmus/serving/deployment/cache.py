@@ -7,9 +7,9 @@ from pathlib import Path
 
 from isthmus.features.errors import PackageError
 from isthmus.features.files import publish
-from isthmus.features.package.checksums import SIGNATURE
-from isthmus.features.package.manifest import Package, open_package
-from isthmus.features.package.signature import require_signature
+from isthmus.package.checksums import SIGNATURE
+from isthmus.package.manifest import Package, open_package
+from isthmus.package.signature import require_signature
 from isthmus.serving.deployment.record import CACHE
 
 

@@ -10,10 +10,10 @@ import msgspec
 from isthmus.features.contract.diff import require_service
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import GateFailed, PackageError
-from isthmus.features.package.manifest import Manifest, Package, open_package, read_contract
-from isthmus.features.package.signature import require_signature
 from isthmus.features.profiles import ServingProfile
-from isthmus.features.verdict import Verdict
+from isthmus.package.manifest import Manifest, Package, open_package, read_contract
+from isthmus.package.signature import require_signature
+from isthmus.package.verdict import Verdict
 
 CACHE = "deployments"
 """The folder beside a deployment file that has the deployed packages, by digest."""

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from isthmus.features.errors import IsthmusError
-from isthmus.features.generation.decoder import Read
-from isthmus.features.generation.prompt import Generation
-from isthmus.features.generation.tokenizer import LONG, Text, Tokenizer
+from isthmus.package.generation.decoder import Read
+from isthmus.package.generation.prompt import Generation
+from isthmus.package.generation.tokenizer import LONG, Text, Tokenizer
 from isthmus.serving.deadlines import DEADLINE, REFUSAL
 from isthmus.serving.http.guard import granted
 from isthmus.serving.http.predict import Predictions

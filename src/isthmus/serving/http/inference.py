@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from isthmus.features.errors import RequestError, one_of
-from isthmus.features.package.manifest import Tensor
+from isthmus.package.manifest import Tensor
 from isthmus.serving.http.guard import granted
 from isthmus.serving.http.predict import PredictCall, Predictions, recorded_by
 from isthmus.serving.limits import Limits

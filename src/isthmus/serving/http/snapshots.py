@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from isthmus.features.errors import DataError, RequestError, nearest, one_of
-from isthmus.features.snapshot import delta
-from isthmus.features.snapshot.owners import key_of, owner_column, value_of
-from isthmus.features.snapshot.store import Latest, Shelf
+from isthmus.package.snapshot import delta
+from isthmus.package.snapshot.owners import key_of, owner_column, value_of
+from isthmus.package.snapshot.store import Latest, Shelf
 from isthmus.serving.http.guard import granted
 from isthmus.serving.wire.errors import NotFoundError, NotReadyError
 from isthmus.serving.wire.formats import accepts

@@ -6,10 +6,10 @@ import orjson
 
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import RequestError
-from isthmus.features.generation.prompt import Generation, prompt_features, shown
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import Values
+from isthmus.package.generation.prompt import Generation, prompt_features, shown
 from isthmus.serving.limits import Limits
 from isthmus.serving.lookup.lookup import Lookup
 from isthmus.serving.lookup.request import LookupInputs

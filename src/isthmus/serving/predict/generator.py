@@ -2,9 +2,9 @@
 
 from collections.abc import AsyncIterator, Sequence
 
-from isthmus.features.generation.decoder import Read
-from isthmus.features.generation.prompt import LOGITS, NEW
-from isthmus.features.package.prompts import generation_of
+from isthmus.package.generation.decoder import Read
+from isthmus.package.generation.prompt import LOGITS, NEW
+from isthmus.package.prompts import generation_of
 from isthmus.serving.limits import Limits
 from isthmus.serving.predict.inference_queue import TensorInputs
 from isthmus.serving.predict.tensors import TensorPredictor

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isthmus.features.package.inputs import Feeds
+from isthmus.package.inputs import Feeds
 from isthmus.serving.predict.model import Model
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isthmus.features.errors import PackageError, RequestError, harmless
-from isthmus.features.package.golden import Golden, read_golden
-from isthmus.features.package.inputs import Feeds, ModelInput, feeds
-from isthmus.features.package.manifest import open_package, read_contract
-from isthmus.features.package.prompts import decoder_of, open_tokenizer
-from isthmus.features.package.replay import answers, open_session, require_fed, require_reproduced
-from isthmus.features.package.signature import require_signature
 from isthmus.features.values.columns import Values
+from isthmus.package.golden import Golden, read_golden
+from isthmus.package.inputs import Feeds, ModelInput, feeds
+from isthmus.package.manifest import open_package, read_contract
+from isthmus.package.prompts import decoder_of, open_tokenizer
+from isthmus.package.replay import answers, open_session, require_fed, require_reproduced
+from isthmus.package.signature import require_signature
 from isthmus.serving.deployment.record import Deployment, require_rows
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from isthmus.features.contract.diff import require_service
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import RequestError, one_of
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
-from isthmus.features.package.inputs import Feeds
-from isthmus.features.package.manifest import Tensor
+from isthmus.package.inputs import Feeds
+from isthmus.package.manifest import Tensor
 from isthmus.serving.limits import Limits
 from isthmus.serving.predict.inference_queue import TensorInputs, TensorOutputs, Turns
 from isthmus.serving.predict.model import Model

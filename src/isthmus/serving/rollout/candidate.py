@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from isthmus.features.errors import IsthmusError
-from isthmus.features.package.manifest import ROUNDING
+from isthmus.package.manifest import ROUNDING
 from isthmus.serving.deployment.record import Candidate
 from isthmus.serving.predict.model import Float32, Model
 from isthmus.serving.rollout.trial import Trial

@@ -13,9 +13,9 @@ from isthmus.features.contract.generations import Generations
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import GateFailed, PackageError, one_of
 from isthmus.features.files import write_atomically
-from isthmus.features.package.manifest import read_contract
 from isthmus.features.profiles import ServingProfile
-from isthmus.features.verdict import Verdict
+from isthmus.package.manifest import read_contract
+from isthmus.package.verdict import Verdict
 from isthmus.serving.deployment import cache
 from isthmus.serving.deployment.history import DeploymentHistory, Event, succession
 from isthmus.serving.deployment.record import Candidate, Deployment, Probation, Undone, approve

@@ -20,8 +20,8 @@ from isthmus.distill.runtimes import process
 from isthmus.distill.runtimes.libraries import libraries
 from isthmus.distill.runtimes.process import Description, Loaded, serve
 from isthmus.distill.types import Array
-from isthmus.features.package.inputs import Feeds
-from isthmus.features.package.manifest import Tensor
+from isthmus.package.inputs import Feeds
+from isthmus.package.manifest import Tensor
 
 LIBRARIES = libraries("Core ML", "coreml")
 MODEL, WEIGHTS = "com.apple.CoreML/model.mlmodel", "com.apple.CoreML/weights/weight.bin"

@@ -16,8 +16,8 @@ from isthmus.distill.runtimes.executorch.process import LIBRARIES, Program
 from isthmus.distill.runtimes.network import quiet, unconvertible
 from isthmus.distill.runtimes.process import Refused
 from isthmus.features.errors import GateFailed
-from isthmus.features.generation.prompt import PAST, TOKENS
-from isthmus.features.package.manifest import Tensor
+from isthmus.package.generation.prompt import PAST, TOKENS
+from isthmus.package.manifest import Tensor
 
 FILE = "model.fp32.pte"
 

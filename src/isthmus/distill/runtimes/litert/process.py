@@ -9,7 +9,7 @@ from isthmus.distill.runtimes import process
 from isthmus.distill.runtimes.libraries import libraries
 from isthmus.distill.runtimes.process import Description, Loaded, Refused, serve
 from isthmus.distill.types import Array
-from isthmus.features.package.inputs import Feeds
+from isthmus.package.inputs import Feeds
 
 LIBRARIES = libraries("LiteRT", "litert")
 

@@ -24,8 +24,8 @@ from isthmus.distill.tabular.teacher import Learner
 from isthmus.distill.tasks.split import PARTS, Split, required_column, whole_numbers
 from isthmus.distill.types import Answers, Index
 from isthmus.features.errors import DataError
-from isthmus.features.package.manifest import LONGEST
 from isthmus.features.values.columns import Values
+from isthmus.package.manifest import LONGEST
 
 _SHOWN = 5
 

@@ -16,8 +16,8 @@ from isthmus.distill.tabular.answers import Answer
 from isthmus.distill.tabular.teacher import Learner
 from isthmus.distill.tasks.split import Split
 from isthmus.distill.types import Answers, Array, Index
-from isthmus.features.package.manifest import ROUNDING
 from isthmus.features.values.columns import Values
+from isthmus.package.manifest import ROUNDING
 
 
 class Kind(ABC):

@@ -16,7 +16,6 @@ from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.days import Days
 from isthmus.features.errors import DataError, IsthmusError, RequestError
 from isthmus.features.files import write_atomically
-from isthmus.features.package.manifest import Package, open_package, read_contract
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress, silent
 from isthmus.features.values.arrow import ARROW, micros, to_arrow
@@ -41,6 +40,7 @@ from isthmus.orchestration.attribution.shapley import Numbers, shapley
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.provenance import Origins, key_values, predicted
 from isthmus.orchestration.recording.storedrows import from_history
+from isthmus.package.manifest import Package, open_package, read_contract
 from isthmus.serving.deployment.record import unapproved
 from isthmus.serving.predict.model import Model
 

@@ -10,12 +10,12 @@ import pyarrow.dataset as ds
 from isthmus.distill.declaration import Distillation
 from isthmus.features.days import DAY, Days
 from isthmus.features.errors import IsthmusError, RequestError
-from isthmus.features.package.manifest import Package
 from isthmus.features.values.arrow import ARROW
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import absence
 from isthmus.orchestration.recording.provenance import Origins
 from isthmus.orchestration.recording.table import RecordedAnswers
+from isthmus.package.manifest import Package
 
 PREDICT = "predict"
 

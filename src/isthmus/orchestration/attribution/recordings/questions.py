@@ -21,7 +21,6 @@ from isthmus.features import clock
 from isthmus.features.contract.schema import Column, Contract
 from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.package.inputs import ModelInput
 from isthmus.features.types import TYPES
 from isthmus.features.values.arrow import ARROW, micros, to_arrow
 from isthmus.features.values.columns import Ints, Mask, Values, from_python
@@ -38,6 +37,7 @@ from isthmus.orchestration.recording.predictions import read
 from isthmus.orchestration.recording.provenance import Origins, groups, key_values
 from isthmus.orchestration.recording.requests import sent_keys
 from isthmus.orchestration.recording.storedrows import from_history
+from isthmus.package.inputs import ModelInput
 from isthmus.serving.recorder.digest import digests
 
 ID = "isthmus_answer"

@@ -1,1 +1,0 @@
-"""The package of a model as its readers see it."""

@@ -1,0 +1,1 @@
+"""Model packages, snapshots and verdicts: what writers and readers of a model share."""

@@ -1,0 +1,202 @@
+"""Golden cases: inputs of a model and the outputs of each of its files, for a device to check that it agrees."""
+
+import math
+from collections.abc import Sequence
+from itertools import chain, product
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from isthmus.features.types import Bool, DataType, String
+from isthmus.features.values.columns import Values, from_python
+from isthmus.package.checksums import GOLDEN, damaged, require_unique_keys
+from isthmus.package.inputs import Feeds, ModelInput
+from isthmus.package.manifest import Manifest, Package, Tensor, Variant
+
+_NUMPY = {
+    "bool": "?", "uint8": "u1", "int32": "<i4", "int64": "<i8", "float": "<f4", "double": "<f8",
+}  # fmt: skip
+"""The NumPy code of each element type in a tensor's bytes."""
+
+_EXACT = 2**53
+"""Up to here every integer is a double, too."""
+
+_WORDS = ("NaN", "Infinity", "-Infinity")
+
+
+class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A tensor in JSON, to the bit.
+
+    Attributes:
+        element: "bool", "uint8", "int32", "int64", "float", "double" or "string".
+        data: its elements in row-major order, little-endian; in JSON as base64.
+        texts: its elements, if they are texts.
+    """
+
+    element: str
+    shape: tuple[int, ...]
+    data: bytes = b""
+    texts: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, array: "np.ndarray[Any, Any]") -> "TensorBytes":
+        """The tensor of an array."""
+        if array.dtype == object:
+            return cls("string", array.shape, texts=tuple(map(str, array.ravel().tolist())))
+        dtype = array.dtype.newbyteorder("<")
+        element = next(name for name, code in _NUMPY.items() if np.dtype(code) == dtype)
+        return cls(element, array.shape, np.ascontiguousarray(array, dtype).tobytes())
+
+    @property
+    def array(self) -> "np.ndarray[Any, Any]":
+        """The array.
+
+        Raises:
+            ValueError: the elements do not fit the shape, or are of an unknown kind.
+        """
+        if min(self.shape, default=0) < 0:
+            raise ValueError(f"a tensor of shape {list(self.shape)}")
+        if self.element == "string":
+            flat = np.array(self.texts, object)
+        elif self.element in _NUMPY:
+            flat = np.frombuffer(self.data, _NUMPY[self.element])
+            if self.element == "bool" and not set(self.data) <= {0, 1}:
+                raise ValueError("a bool that is neither 0 nor 1")
+        else:
+            raise ValueError(f"elements of kind {self.element}")
+        if len(flat) != math.prod(self.shape):
+            raise ValueError(f"cannot reshape {len(flat):,} elements to {list(self.shape)}")
+        return flat.reshape(self.shape)
+
+    def misfit(self, tensor: Tensor) -> str:
+        """How it differs from the manifest's description; empty if it does not."""
+        if self.element != tensor.element:
+            return f"tensor {tensor.name} holds {self.element} and not {tensor.element}"
+        sizes = zip(self.shape, tensor.shape, strict=False)
+        if len(self.shape) != len(tensor.shape) or any(isinstance(size, int) and size != own for own, size in sizes):
+            return f"tensor {tensor.name} has shape {list(self.shape)} and not {list(tensor.shape)}"
+        return ""
+
+
+class Inputs(Protocol):
+    """A batch of inputs for the files of a package."""
+
+    def fed(self, variant: Variant) -> Feeds:
+        """The input tensors of a model file as arrays."""
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A batch of inputs, and the outputs.
+
+    Attributes:
+        tensors: the input tensors by name.
+        core: likewise of the numeric core, if the package has model files of it.
+        outputs: model file to its output tensors by name.
+        rows: for a model of rows, the source of the tensors: `rows[i][j]` is input j of row i. Numbers that JSON lacks
+            are "NaN", "Infinity" and "-Infinity".
+    """
+
+    tensors: dict[str, TensorBytes]
+    outputs: dict[str, dict[str, TensorBytes]]
+    rows: tuple[tuple[bool | int | float | str | None, ...], ...] = ()
+    core: dict[str, TensorBytes] = {}
+
+    @property
+    def feeds(self) -> Feeds:
+        """The input tensors as arrays."""
+        return {name: tensor.array for name, tensor in self.tensors.items()}
+
+    def fed(self, variant: Variant) -> Feeds:
+        """The input tensors of a model file as arrays."""
+        return {name: tensor.array for name, tensor in self.core.items()} if variant.core else self.feeds
+
+
+class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of `golden.json`; `inputs` are the columns of a model of rows."""
+
+    inputs: tuple[str, ...]
+    cases: tuple[Case, ...]
+
+    def columns(self, case: Case, inputs: Sequence[ModelInput]) -> dict[str, Values]:
+        """The rows of a case as columns for `feeds`.
+
+        Raises:
+            ValueError: a value does not have its input's type in JSON, or there is no such column.
+        """
+        columns = {}
+        for item in inputs:
+            position = self.inputs.index(item.name)
+            values: list[Any] = [row[position] for row in case.rows]
+            if item.dtype.name.startswith("Float"):
+                values = [float(value) if value in _WORDS else value for value in values]
+            for value in values:
+                if value is not None and not _holds(item.dtype, value):
+                    raise ValueError(f"input {item.name} is {value!r:.40}, which is no {item.dtype}")
+            with np.errstate(over="ignore"):  # the tensor is compared with the recorded tensor
+                columns[item.name] = from_python(values, item.dtype)
+        return columns
+
+
+def _holds(dtype: DataType, value: bool | int | float | str) -> bool:
+    if dtype in (String, Bool):
+        return type(value) is (str if dtype == String else bool)
+    if dtype.name.startswith("Float"):
+        return type(value) is float or (type(value) is int and abs(value) <= _EXACT)
+    assert dtype.numpy is not None  # noqa: S101 - the only model input without a NumPy type is a text
+    return type(value) is int and np.iinfo(dtype.numpy).min <= value <= np.iinfo(dtype.numpy).max
+
+
+def read_golden(package: Package) -> Golden:
+    """The golden cases of a package.
+
+    Raises:
+        PackageError: they are damaged, or do not fit the manifest.
+    """
+    manifest, file, data = package.manifest, package.files.folder / GOLDEN, package.files.read(GOLDEN)
+    try:
+        golden = msgspec.json.decode(data, type=Golden)
+        require_unique_keys(file, data)
+        for case in golden.cases:
+            for tensor in chain(
+                case.tensors.values(), case.core.values(), *(outputs.values() for outputs in case.outputs.values())
+            ):
+                tensor.array  # noqa: B018 - raises if its elements do not fit
+    except (ValueError, RecursionError) as error:  # ValueError includes msgspec's errors
+        raise damaged(file, str(error), "golden cases") from error
+    if any(len(row) != len(golden.inputs) for case in golden.cases for row in case.rows):
+        raise damaged(file, "rows of unequal length", "a value per input")
+    if unlike := {item.name for item in manifest.inputs}.symmetric_difference(golden.inputs):
+        problem = f"{'an' if min(unlike) in golden.inputs else 'no'} input {min(unlike)}"
+        raise damaged(file, problem, "the inputs of the manifest")
+    for case in golden.cases:
+        _check_case(file, golden, case, manifest)
+    if not golden.cases:
+        raise damaged(file, "no case", "at least one")
+    for name, output in sorted(product((v.file for v in manifest.variants), (t.name for t in manifest.outputs))):
+        # Without rows, the outputs of all models are the same.
+        if not any(math.prod(case.outputs[name][output].shape) for case in golden.cases):
+            raise damaged(file, f"no number of output {output} of {name}", "at least one")
+    return golden
+
+
+def _check_case(file: Path, golden: Golden, case: Case, manifest: Manifest) -> None:
+    names = {tensor.name for tensor in manifest.outputs}
+    complete = case.tensors.keys() == {tensor.name for tensor in manifest.tensors}
+    complete &= case.core.keys() == {tensor.name for tensor in manifest.core}
+    complete &= case.outputs.keys() == {variant.file for variant in manifest.variants}
+    complete &= bool(case.rows) == bool(golden.inputs)
+    if not complete or any(outputs.keys() != names for outputs in case.outputs.values()):
+        raise damaged(file, "an incomplete case", "what every model file is fed and every output of it")
+    outputs = [(tensor, of[tensor.name]) for tensor in manifest.outputs for of in case.outputs.values()]
+    if case.rows and any(output.shape[:1] != (len(case.rows),) for _, output in outputs):
+        raise damaged(file, "rows without an output", "an output per row")
+    inputs = [(tensor, case.tensors[tensor.name]) for tensor in manifest.tensors]
+    inputs += [(tensor, case.core[tensor.name]) for tensor in manifest.core]
+    if misfits := [misfit for tensor, recorded in inputs + outputs if (misfit := recorded.misfit(tensor))]:
+        raise damaged(file, misfits[0], "tensors as in the manifest")
+    try:
+        golden.columns(case, manifest.model_inputs)
+    except ValueError as error:
+        raise damaged(file, str(error), "values of the inputs' types") from error

@@ -1,0 +1,217 @@
+"""Checks of a package that need nothing else: that it is complete, consistent, signed, and answers as recorded.
+
+They run on a serving host. They do not detect a package that was altered together with its golden cases and its
+manifest: a signature does.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from isthmus.features.contract import Contract
+from isthmus.features.errors import PackageError
+from isthmus.package import replay
+from isthmus.package.checksums import CONTRACT, GOLDEN, SIGNATURE, damaged
+from isthmus.package.featurizer.form import HEAD
+from isthmus.package.golden import Golden, Inputs, read_golden
+from isthmus.package.manifest import WHOLE, Manifest, Package, Variant, open_package, read_contract
+from isthmus.package.prompts import open_tokenizer, read_prompts, require_generated
+from isthmus.package.signature import key_name, require_signature
+from isthmus.package.verdict import ONNX_RUNTIME
+
+T = TypeVar("T")
+
+
+class Runtime(Protocol):
+    """Runs model files; `tolerance` is the largest difference from the recorded outputs that passes."""
+
+    name: str
+    tolerance: float
+
+    def files(self, manifest: Manifest) -> Sequence[Variant]:
+        """The model files that it can run."""
+
+    def ask(self, package: Package, variant: Variant, cases: Sequence[Inputs]) -> Sequence[replay.Answers]:
+        """A file's outputs for each batch of inputs.
+
+        Raises:
+            PackageError: its graph is not that of the manifest, or it does not run.
+            DependencyError: the runtime is not installed.
+        """
+
+
+class OnnxRuntime:
+    """ONNX Runtime in this process, on a single thread."""
+
+    name = ONNX_RUNTIME
+    tolerance = replay.GOLDEN_TOLERANCE
+
+    def files(self, manifest: Manifest) -> Sequence[Variant]:
+        """The files in ONNX and ORT format."""
+        return [variant for variant in manifest.variants if variant.format in WHOLE]
+
+    def ask(self, package: Package, variant: Variant, cases: Sequence[Inputs]) -> Sequence[replay.Answers]:
+        """A file's outputs for each batch of inputs."""
+        session = replay.open_session(package, variant, 1)
+        return replay.answers(session, package.manifest, variant, [case.fed(variant) for case in cases])
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check of a package; `error` is None if it passed."""
+
+    subject: str
+    finding: str
+    error: PackageError | None = None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The checks of a package.
+
+    Attributes:
+        digest: of the package; empty if its files do not match its sums.
+        checks: in order; those that depend on a failed check did not run.
+        worst: largest difference from the recorded outputs, per model file that passed.
+    """
+
+    package: Path
+    digest: str
+    checks: Sequence[Check]
+    worst: Mapping[str, float]
+
+    def require(self) -> None:
+        """Raises the PackageError of the first check that failed."""
+        for check in self.checks:
+            if check.error is not None:
+                raise check.error
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "package": str(self.package),
+            "digest": self.digest,
+            "passed": all(check.error is None for check in self.checks),
+            "checks": [
+                {"check": check.subject, "passed": check.error is None, "found": check.finding} for check in self.checks
+            ],
+            "worst": dict(self.worst),
+        }
+
+
+def inspect(path: Path, *, key: str | None = None, runtime: Runtime | None = None) -> Inspection:
+    """Runs every check of a package.
+
+    Args:
+        path: its folder.
+        key: a public key in PEM, whose owner must have signed it.
+        runtime: runs the model files; by default ONNX Runtime in this process.
+
+    Raises:
+        DependencyError: a check needs a library that is not installed.
+    """
+    runner = runtime or OnnxRuntime()
+    checks: list[Check] = []
+    worst: dict[str, float] = {}
+
+    def check(subject: str, question: Callable[[], tuple[T, str]]) -> T | None:
+        try:
+            answer, finding = question()
+        except PackageError as error:
+            checks.append(Check(subject, error.found, error))
+            return None
+        checks.append(Check(subject, finding))
+        return answer
+
+    package = check("files and manifest", lambda: _opened(path))
+    if package is None:
+        return Inspection(path, "", checks, worst)
+    inspection = Inspection(path, package.files.digest, checks, worst)
+    check(SIGNATURE, lambda: _signature(package, key))
+    if checks[-1].error is not None:
+        # No runtime opens files of somebody who is not trusted.
+        return inspection
+    check(CONTRACT, lambda: _contract(package))
+    golden = check(GOLDEN, lambda: _golden(package))
+    if golden is not None:
+        if HEAD in package.manifest.files:
+            check(HEAD, lambda: _head(package, golden))
+        files = runner.files(package.manifest)
+        if not files:
+            check("model files", lambda: _no_files(package, runner))
+        for variant in package.manifest.variants:
+            if variant not in files:
+                checks.append(Check(variant.file, f"not asked: in {variant.format} format, and not for {runner.name}"))
+                continue
+            difference = check(variant.file, partial(_model, package, variant, golden, runner))
+            if difference is not None:
+                worst[variant.file] = difference
+        if package.manifest.generation is not None:
+            check(package.manifest.generation.prompts, lambda: _prompts(package))
+            if checks[-1].error is None and isinstance(runner, OnnxRuntime):
+                for variant in files:
+                    check(f"{variant.file}: prompts", partial(_generated, package, variant))
+    return inspection
+
+
+def _opened(path: Path) -> tuple[Package, str]:
+    package = open_package(path)
+    return package, f"as their sums say: {package.manifest.name}, student {package.manifest.model}"
+
+
+def _signature(package: Package, key: str | None) -> tuple[None, str]:
+    if key is None:
+        return None, "there is one, and no key to check it" if SIGNATURE in package.files.sizes else "not asked for"
+    require_signature(package.files, key)
+    return None, f"by key {key_name(key)}"
+
+
+def _contract(package: Package) -> tuple[Contract, str]:
+    contract, manifest = read_contract(package), package.manifest
+    columns = (*contract.inputs(manifest.service), *contract.raw_inputs(manifest.service))
+    known = {column.name: column.dtype for column in columns}
+    for item in manifest.model_inputs:
+        if (declared := known.get(item.name)) != item.dtype:
+            problem = f"{item.name} is {declared}" if declared else f"has no {item.name}"
+            expected = f"{item.name} of type {item.dtype}, as in the manifest"
+            raise damaged(package.files.folder / CONTRACT, problem, expected)
+    return contract, f"{contract.hash[:12]}, with service {manifest.service}"
+
+
+def _golden(package: Package) -> tuple[Golden, str]:
+    golden, manifest = read_golden(package), package.manifest
+    rows = replay.require_fed(f"package {manifest.name}: {GOLDEN}", golden, manifest)
+    source = f"{rows} rows make their tensors to the bit" if manifest.inputs else "of tensors"
+    count = len(golden.cases)
+    return golden, f"{count} case{'' if count == 1 else 's'}, {source}"
+
+
+def _head(package: Package, golden: Golden) -> tuple[None, str]:
+    return None, f"{replay.require_core(package, golden)} rows make the tensors of the core to the bit"
+
+
+def _prompts(package: Package) -> tuple[None, str]:
+    open_tokenizer(package)
+    count = len(read_prompts(package))
+    return None, f"the tokens of {count} prompt{'' if count == 1 else 's'} are those that are recorded"
+
+
+def _generated(package: Package, variant: Variant) -> tuple[None, str]:
+    count = require_generated(package, variant, replay.open_session(package, variant, 1), read_prompts(package))
+    return None, f"repeats {count:,} greedy tokens"
+
+
+def _no_files(package: Package, runtime: Runtime) -> tuple[None, str]:
+    files = ", ".join(variant.file for variant in package.manifest.variants)
+    raise PackageError(
+        str(package.files.folder), f"no model file for {runtime.name}: there is {files}", expected="at least one",
+        remedy="ask the runtime that its files are for, or export it for this one, too",
+    )  # fmt: skip
+
+
+def _model(package: Package, variant: Variant, golden: Golden, runtime: Runtime) -> tuple[float, str]:
+    outputs = runtime.ask(package, variant, golden.cases)
+    worst = replay.require_reproduced(golden, package.manifest, variant, outputs, runtime.tolerance)
+    return worst, f"answers within {worst:.3g} of what is recorded" if worst else "answers as recorded"

@@ -1,0 +1,271 @@
+"""Whether a model file still answers as its package says: its graph, its input tensors, its golden cases.
+
+A server checks the file that it is about to serve; `isthmus package verify` checks every file, in any runtime.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from threading import Timer
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from isthmus.features.errors import DataError, PackageError
+from isthmus.package.featurizer.form import HEAD
+from isthmus.package.featurizer.interpreter import Head
+from isthmus.package.golden import Golden, TensorBytes
+from isthmus.package.inputs import Feeds, feeds
+from isthmus.package.manifest import ROUNDING, Manifest, Package, Tensor, Variant
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+GOLDEN_TOLERANCE = ROUNDING
+"""Largest difference from the recorded outputs: the last bits of a file's outputs differ between CPUs."""
+
+SECONDS = 120
+"""Limit for answering all golden cases."""
+
+_ROWS = 16
+"""Of a head at once."""
+
+Array = np.ndarray[Any, Any]
+Answers = Mapping[str, Array]
+"""The outputs of a model by name."""
+
+
+class Deviation(NamedTuple):
+    """The number of an output that is farthest from the expected one.
+
+    Attributes:
+        place: row and output, as a message names them.
+        found: the number, or the form of an output whose sizes or elements differ.
+        expected: likewise.
+        by: absolute difference; infinite where it is not a number.
+        limit: the largest difference that passes.
+    """
+
+    place: str
+    found: str
+    expected: str
+    by: float
+    limit: float
+
+    @property
+    def share(self) -> float:
+        """Return the difference divided by its limit."""
+        return self.by / self.limit if self.by else 0.0
+
+    def says(self, reference: str) -> str:
+        """Return the sentence that every parity check prints. `reference` names the source of the expected number."""
+        return f"answers {self.found} where {reference} answers {self.expected}, {self.by:.3g} apart"
+
+
+def deviation(
+    name: str, expected: Array, found: Array, limit: float, *, widths: bool = False,
+    row_name: Callable[[int], str] = "row {}".format,
+) -> Deviation:  # fmt: skip
+    """Find the number farthest from its expected value. NaN never passes; integers must match if the limit is below 1.
+
+    `widths` also compares floating-point numbers of different widths.
+    """
+    floats = expected.dtype.kind == found.dtype.kind == "f"
+    if expected.shape != found.shape or (expected.dtype != found.dtype and not (floats and widths)):
+        form, wanted = (f"{array.dtype} {list(array.shape)}" for array in (found, expected))
+        return Deviation(f"output {name}", form, wanted, np.inf, limit)
+    if not found.size:
+        return Deviation(f"output {name}", "nothing", "nothing", 0.0, limit)
+    apart = np.where(expected == found, 0.0, np.inf)
+    if floats or (found.dtype.kind in "iu" and limit >= 1):
+        with np.errstate(invalid="ignore", over="ignore"):
+            gaps = np.abs(found.astype(np.float64) - expected)
+        apart = np.where((apart == 0) | np.isnan(gaps), apart, gaps)
+    place = np.unravel_index(int(apart.argmax()), apart.shape)
+    row, *rest = map(int, place or (0,))
+    inside = f"[{', '.join(map(str, rest))}]" if rest else ""
+    said, wanted = (f"{x[place]:.9g}" if x.dtype.kind == "f" else str(x[place]) for x in (found, expected))
+    return Deviation(f"{row_name(row)}, output {name}{inside}", said, wanted, float(apart[place]), limit)
+
+
+def session_options(threads: int) -> "onnxruntime.SessionOptions":
+    """The options with which export measures the latency of a model, and a server runs it."""
+    import onnxruntime  # not needed by those who only read a package
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+def open_session(package: Package, variant: Variant, threads: int) -> "onnxruntime.InferenceSession":
+    """A session of ONNX Runtime over a model file, whose graph matches the manifest.
+
+    Weights beside the graph are those of the package, and come from memory, too.
+
+    Raises:
+        PackageError: the file was altered since the package was opened, the runtime refuses it, or its graph differs.
+    """
+    import onnxruntime  # not needed by those who only read a package
+
+    manifest, options = package.manifest, session_options(threads)
+    # A text has another length with each token, and ONNX Runtime would keep a plan of its memory for each.
+    options.enable_mem_pattern = manifest.generation is None
+    # By itself, it would open the files that a graph names in the working folder.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
+    model = package.files.read(variant.file)
+    beside = {name: package.files.read(name) for name in manifest.files} if variant.format == "onnx" else {}
+    try:
+        if beside:
+            sizes = [len(data) for data in beside.values()]
+            options.add_external_initializers_from_files_in_memory([*beside], [*beside.values()], sizes)
+        # The fallback would print to stdout, which callers of `--json` parse.
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+    except Exception as error:  # onnxruntime's exceptions have no base class of their own
+        raise refused(manifest, variant, "onnxruntime", error) from error
+    # It has its own copy of the weights, and would hold the file's bytes as long as it lives.
+    session._model_bytes = None
+    _require_described(f"{_where(manifest, variant)}, inputs", manifest.tensors, session.get_inputs())
+    _require_described(f"{_where(manifest, variant)}, outputs", manifest.outputs, session.get_outputs())
+    return session
+
+
+def answers(
+    session: "onnxruntime.InferenceSession", manifest: Manifest, variant: Variant, batches: Sequence[Feeds]
+) -> list[Answers]:
+    """The outputs of a session for each batch of input tensors.
+
+    Raises:
+        PackageError: the runtime fails, or takes too long.
+    """
+    import onnxruntime  # not needed by those who only read a package
+
+    names, options = [output.name for output in manifest.outputs], onnxruntime.RunOptions()
+    # A graph may loop for as long as its author likes.
+    clock = Timer(SECONDS, setattr, (options, "terminate", True))
+    clock.start()
+    try:
+        return [dict(zip(names, session.run(names, fed, options), strict=True)) for fed in batches]
+    except Exception as error:  # onnxruntime's exceptions have no base class of their own
+        reason = f"no answer in {SECONDS} seconds" if options.terminate else error
+        raise refused(manifest, variant, "onnxruntime", reason) from error
+    finally:
+        clock.cancel()
+
+
+def refused(manifest: Manifest, variant: Variant, runtime: str, error: object) -> PackageError:
+    """The error of a runtime that refuses a model file or its inputs."""
+    return PackageError(_where(manifest, variant), f"{runtime} refuses it ({error})", remedy="export the model again")
+
+
+def require_fed(where: str, golden: Golden, manifest: Manifest) -> int:
+    """Refuses golden cases whose rows do not become the recorded tensors to the bit.
+
+    Returns:
+        The number of compared rows; 0 unless the model reads rows.
+
+    Raises:
+        PackageError: it names the case and the tensor that differ.
+    """
+    inputs, rows = manifest.model_inputs, 0
+    for number, case in enumerate(golden.cases if inputs else ()):
+        try:
+            tensors = feeds(inputs, golden.columns(case, inputs))
+        except (DataError, ValueError) as error:
+            raise PackageError(f"{where}, case {number}", str(error), expected="rows of the inputs") from error
+        for name in {**tensors, **case.tensors}:
+            if name not in tensors or case.tensors.get(name) != TensorBytes.of(tensors[name]):
+                raise PackageError(
+                    f"{where}, case {number}", f"its rows do not make the tensor {name} that is recorded",
+                    expected="the same to the bit", remedy="export the model again",
+                )  # fmt: skip
+        rows += len(case.rows)
+    return rows
+
+
+def require_core(package: Package, golden: Golden) -> int:
+    """Refuses a head that does not make the recorded tensors of the numeric core, to the bit, of the golden rows.
+
+    Returns:
+        The number of compared rows.
+
+    Raises:
+        PackageError: it is no head, takes too long, or differs; then it names the case and the tensor.
+    """
+    manifest, rows, end = package.manifest, 0, time.monotonic() + SECONDS
+    where = f"package {manifest.name}: {HEAD}"
+    head = Head.loads(package.files.read(HEAD), where)
+    types = {item.name: item.dtype for item in manifest.inputs}
+    if unlike := [item for item in head.form.inputs if types.get(item.name) != item.dtype]:
+        raise PackageError(
+            where, f"reads {unlike[0].name} as a {unlike[0].dtype}", expected="the inputs of the manifest",
+            remedy="export the model again",
+        )  # fmt: skip
+    for number, case in enumerate(golden.cases):
+        columns, core = golden.columns(case, manifest.model_inputs), {name: of.array for name, of in case.core.items()}
+        for begin in range(0, len(case.rows), _ROWS):
+            batch = slice(begin, begin + _ROWS)
+            tensors, _ = head.feeds({name: values.take(batch) for name, values in columns.items()})
+            for name in {**tensors, **core}:
+                expected = core[name][batch] if name in core else None
+                if expected is None or name not in tensors or TensorBytes.of(tensors[name]) != TensorBytes.of(expected):
+                    raise PackageError(
+                        f"{where}, case {number}", f"its rows do not make the tensor {name} that is recorded",
+                        expected="the same to the bit", remedy="export the model again",
+                    )  # fmt: skip
+            if time.monotonic() > end:
+                raise PackageError(where, f"no answer in {SECONDS} seconds", expected="the golden rows of a core")
+        rows += len(case.rows)
+    return rows
+
+
+def require_reproduced(
+    golden: Golden,
+    manifest: Manifest,
+    variant: Variant,
+    outputs: Sequence[Answers],
+    tolerance: float = GOLDEN_TOLERANCE,
+) -> float:
+    """The largest difference of a model file's outputs from the recorded outputs of the golden cases.
+
+    The tolerance is that of numbers whose rounding is usual; it grows and shrinks with the manifest's.
+
+    Raises:
+        PackageError: it is larger than the tolerance. NaN in place of a recorded number never passes.
+    """
+    tolerance *= manifest.rounding / ROUNDING
+    worst = 0.0
+    for number, (case, answered) in enumerate(zip(golden.cases, outputs, strict=True)):
+        for name, recorded in case.outputs[variant.file].items():
+            far = deviation(name, recorded.array, answered[name], tolerance)
+            if far.by > tolerance:
+                raise PackageError(
+                    f"{_where(manifest, variant)}, golden case {number}, {far.place}",
+                    f"does not reproduce its golden outputs: {far.says('the package')}",
+                    expected=f"differences of at most {tolerance:g}",
+                    remedy="export the model again, with this release of it",
+                )  # fmt: skip
+            worst = max(worst, far.by)
+    return worst
+
+
+def _require_described(where: str, tensors: Sequence[Tensor], actual: Sequence[Any]) -> None:
+    described = {tensor.name: tensor for tensor in tensors}
+    names = [value.name for value in actual]
+    if sorted(names) != sorted(described):
+        expected = ", ".join(described)
+        raise PackageError(where, ", ".join(names) or "none", expected=expected, remedy="export the model again")
+    for value in actual:
+        tensor = described[value.name]
+        kind = value.type.removeprefix("tensor(").removesuffix(")")
+        # The name of a size that differs from call to call depends on the runtime.
+        fixed, theirs = (tuple(size if isinstance(size, int) else None for size in of.shape) for of in (tensor, value))
+        if kind != tensor.element or fixed != theirs:
+            raise PackageError(
+                f"{where}: {value.name}", f"{kind} {list(value.shape)}",
+                expected=f"{tensor.element} {list(tensor.shape)}", remedy="export the model again",
+            )  # fmt: skip
+
+
+def _where(manifest: Manifest, variant: Variant) -> str:
+    return f"package {manifest.name}: {variant.file}"

@@ -1,0 +1,247 @@
+"""Signatures of packages, by OpenSSF Model Signing with a pair of elliptic keys.
+
+A signature proves who exported a package; its sums prove only that it is complete. It is in the folder as `model.sig`,
+a Sigstore bundle over the SHA-256 of every file besides. ECDSA draws a random number for each signature, so signatures
+of a package differ: they are not part of its sums, nor of its identity.
+"""
+
+import hashlib
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from isthmus.features.errors import ConfigurationError, DependencyError, PackageError, Problem
+from isthmus.features.files import scratch_folder, write_atomically
+from isthmus.package.checksums import SIGNATURE, SUMS, Files, read_file, require_unique_keys
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+    from model_signing.hashing import Config as Hashing
+
+PASSWORD = "ISTHMUS_SIGNING_PASSWORD"  # noqa: S105 - the name of the variable that holds it
+"""The environment variable with the password of a private key."""
+
+_CURVES = ("secp256r1", "secp384r1", "secp521r1")
+_PAIR = "an elliptic key in PEM, for example by `openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256`"
+
+
+class _KeyHint(msgspec.Struct):
+    hint: str
+
+
+class _Material(msgspec.Struct, rename="camel"):
+    public_key: _KeyHint
+
+
+class _Envelope(msgspec.Struct):
+    payload: bytes
+
+
+class _Bundle(msgspec.Struct, rename="camel"):
+    verification_material: _Material
+    dsse_envelope: _Envelope
+
+
+class _Resource(msgspec.Struct):
+    name: str
+    digest: str
+
+
+class _Resources(msgspec.Struct):
+    resources: tuple[_Resource, ...]
+
+
+class _Statement(msgspec.Struct):
+    predicate: _Resources
+
+
+class Signer:
+    """Signs packages with a private key.
+
+    Args:
+        key: file of the key, in PEM.
+        password: its password, if any. No message shows it.
+
+    Raises:
+        ConfigurationError: the file cannot be read, is no elliptic key, or has a different password.
+        DependencyError: the extra `signing` is not installed.
+    """
+
+    def __init__(self, key: Path, password: str | None = None) -> None:
+        try:
+            from model_signing.signing import Config
+        except ImportError as error:
+            raise _missing(error) from error
+        read_private_key(key, password)
+        secret: Any = password.encode() if password else None
+        # Annotated as text, but passed on to a function that takes bytes.
+        self._config = Config().use_elliptic_key_signer(private_key=key, password=secret)
+
+    def sign(self, package: Path) -> None:
+        """Writes the signature of a package into its folder, over an existing signature."""
+        # Beside the package: a server that reads it meanwhile would refuse half a file.
+        with scratch_folder(package.parent, f".{package.name}-signature") as scratch:
+            file = scratch / SIGNATURE
+            self._config.set_hashing_config(_hashing()).sign(package, file)
+            write_atomically(file, file.read_bytes())
+            file.replace(package / SIGNATURE)
+
+
+def read_private_key(file: Path, password: str | None = None) -> "EllipticCurvePrivateKey":
+    """The private key in a file.
+
+    Raises:
+        ConfigurationError: it cannot be read, is no elliptic key, or has a different password.
+        DependencyError: the extra `signing` is not installed.
+    """
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    except ImportError as error:
+        raise _missing(error) from error
+    secret = password.encode() if password else None
+    try:
+        loaded = load_pem_private_key(file.read_bytes(), secret)
+    except OSError as error:
+        raise _unusable(file, f"cannot be read ({error.strerror})", "the file of a private key") from error
+    except TypeError as error:  # a password for a key without, or none for a key with a password
+        if secret:
+            raise _unusable(file, "has no password", f"no {PASSWORD}") from error
+        raise _unusable(file, "has a password", f"it in {PASSWORD}") from error
+    except Exception as error:  # OpenSSL raises many kinds of errors
+        reason = f"is no private key that {PASSWORD} opens" if secret else "is no private key"
+        raise _unusable(file, reason, _PAIR) from error
+    if not isinstance(loaded, EllipticCurvePrivateKey) or loaded.curve.name not in _CURVES:
+        raise _unusable(file, "is a key of another kind", _PAIR)
+    return loaded
+
+
+def read_public_key(file: Path) -> str:
+    """The public key in a file, as PEM.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is no public elliptic key.
+        DependencyError: the extra `signing` is not installed.
+    """
+    try:
+        text = file.read_text(encoding="ascii")
+        _public_key(text)
+    except OSError as error:
+        raise _unusable(file, f"cannot be read ({error.strerror})", "the file of a public key") from error
+    except ValueError as error:
+        raise _unusable(file, "is no public elliptic key", "`openssl pkey -in PRIVATE_KEY -pubout`") from error
+    return text
+
+
+def key_name(key: str) -> str:
+    """The name of a public key in PEM for messages: the beginning of its SHA-256."""
+    return _name(_hint(_public_key(key)))
+
+
+def require_signature(files: Files, key: str) -> None:
+    """Refuses the files of a package that the owner of a public key, in PEM, has not signed as they are.
+
+    Raises:
+        PackageError: it is not signed, or not by this key, or was altered since.
+        DependencyError: the extra `signing` is not installed.
+    """
+    try:
+        public = _public_key(key)
+    except ValueError as error:
+        remedy = "run `isthmus deploy` with the right packages.public_key"
+        raise PackageError(f"package {files.folder}", "is to be signed by what is no public key",
+                           expected="a key in PEM", remedy=remedy) from error  # fmt: skip
+    hint = _hint(public)
+
+    def refusal(reason: str) -> PackageError:
+        remedy = "take the package from where it is signed, or sign it: export it with packages.signing_key"
+        expected = f"a signature by key {_name(hint)}"
+        return PackageError(str(files.folder / SIGNATURE), reason, expected=expected, remedy=remedy)
+
+    if SIGNATURE not in files.sizes:
+        raise refusal("missing: the package is not signed")
+    data = read_file(files.folder / SIGNATURE)
+    try:
+        bundle = msgspec.json.decode(data, type=_Bundle)
+        require_unique_keys(files.folder / SIGNATURE, data)
+        statement = msgspec.json.decode(bundle.dsse_envelope.payload, type=_Statement)
+    except (ValueError, RecursionError) as error:  # ValueError includes msgspec's errors
+        raise refusal(f"is no signature ({error})") from error
+    if (signer := bundle.verification_material.public_key.hint) != hint:
+        raise refusal(f"the package is signed by key {_name(signer)}")
+    _verify(files.folder, data, public, refusal)
+    # The files may have been replaced since their sums were taken: what counts are those that are read.
+    signed = {resource.name: resource.digest for resource in statement.predicate.resources}
+    if signed != {SUMS: files.digest, **files.sums}:
+        raise refusal("the package has been altered since it was signed")
+
+
+def _verify(package: Path, data: bytes, key: "EllipticCurvePublicKey", refusal: Callable[[str], PackageError]) -> None:
+    from cryptography.exceptions import InvalidSignature
+    from model_signing.verifying import Config
+
+    with tempfile.TemporaryDirectory() as folder:
+        pem, signature = Path(folder) / "key.pem", Path(folder) / SIGNATURE
+        pem.write_bytes(_pem(key))
+        # Not the package's own file, which may have been replaced since it was read.
+        signature.write_bytes(data)
+        config = Config().use_elliptic_key_verifier(public_key=pem).set_hashing_config(_hashing())
+        try:
+            config.verify(package, signature)
+        except InvalidSignature as error:
+            raise refusal(f"is no signature of key {_name(_hint(key))}, though it says so") from error
+        except ValueError as error:
+            if "Signature mismatch" not in str(error):
+                raise refusal(f"is no signature ({error})") from error
+            raise refusal("the package has been altered since it was signed") from error
+        except Exception as error:  # a damaged bundle raises anything
+            raise refusal(f"is no signature ({type(error).__name__})") from error
+
+
+def _hashing() -> "Hashing":
+    from model_signing.hashing import Config
+
+    return Config().use_file_serialization().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
+
+
+def _public_key(key: str) -> "EllipticCurvePublicKey":
+    """The key in a PEM; a ValueError if there is none, or of a different kind."""
+    try:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key
+    except ImportError as error:
+        raise _missing(error) from error
+    try:
+        loaded = load_pem_public_key(key.encode())
+    except UnsupportedAlgorithm as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(loaded, EllipticCurvePublicKey) or loaded.curve.name not in _CURVES:
+        raise ValueError("not an elliptic key")
+    return loaded
+
+
+def _pem(key: "EllipticCurvePublicKey") -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _hint(key: "EllipticCurvePublicKey") -> str:
+    return hashlib.sha256(_pem(key)).hexdigest()
+
+
+def _name(hint: str) -> str:
+    return hint[:12] if hint.isalnum() else repr(hint[:12])
+
+
+def _unusable(file: Path, reason: str, expected: str) -> ConfigurationError:
+    return ConfigurationError(str(file), [Problem("key", reason, expected)])
+
+
+def _missing(error: ImportError) -> DependencyError:
+    remedy = "install it: pip install 'isthmus[signing]'"
+    return DependencyError("signing", f"cannot be imported ({error})", remedy=remedy, passes=False)
