@@ -10,13 +10,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_suffix(".svg")
 
-PACKAGES = (("orchestration",), ("distill", "serving"), ("transforms",), ("features",))
+PACKAGES = (("orchestration",), ("distill", "serving"), ("transforms", "package"), ("features",))
 """From top to bottom: a package imports those below it."""
 WAYS = {
     "a definition to a lookup": (
         "#1f77b4",
         """
-        transforms.decorators features.definition features.contract orchestration.apply orchestration.build
+        transforms.decorators features.definition features.contract orchestration.apply orchestration.tables
         transforms.tables transforms.views features.offline features.publishing features.online
         serving.redis serving.lookup serving.wire serving.http
         """,
@@ -26,7 +26,7 @@ WAYS = {
         """
         orchestration.training features.pointintime features.offline orchestration.models
         distill.distillation distill.tasks distill.teachers distill.outputs distill.training distill.export
-        features.package
+        package.manifest
         """,
     ),
     "a request transform to an answer": (
@@ -39,7 +39,7 @@ WAYS = {
     "a package to a prediction": (
         "#9467bd",
         """
-        features.package orchestration.verification orchestration.models serving.rollout serving.deployment
+        package.manifest orchestration.verification orchestration.models serving.rollout serving.deployment
         serving.state serving.predict serving.http
         """,
     ),
