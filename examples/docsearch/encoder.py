@@ -13,7 +13,7 @@ from torch.nn.functional import gelu, normalize, scaled_dot_product_attention
 from transformers import BertModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from isthmus.distill.teachers.pretrained import pooled
+from isthmus.teachers import pooled
 
 Array = np.ndarray[Any, Any]
 OPSET = 20

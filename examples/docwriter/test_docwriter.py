@@ -4,7 +4,7 @@ from pathlib import Path
 
 from corpus import Text, descriptions, docstrings, topics
 
-from isthmus.orchestration.project import Project
+from isthmus.project import Project
 
 MODULE = '''
 def scaled(x):

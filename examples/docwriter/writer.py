@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from isthmus.features.errors import DependencyError
+from isthmus import DependencyError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -19,19 +19,11 @@ from teaching import part, seen, taught
 from torch import Tensor, nn
 from torch.nn.functional import l1_loss
 
-from isthmus.distill.losses import Adversarial, Objective, PatchDiscriminator, Perceptual, Term
-from isthmus.distill.outputs.cache import TeacherOutputs
-from isthmus.distill.outputs.identity import identities
-from isthmus.distill.settings import Settings
-from isthmus.distill.tasks.split import Split
-from isthmus.distill.tasks.task import Batch, Case, Material, Task
-from isthmus.distill.teachers.fingerprint import fingerprint
-from isthmus.distill.teachers.network import NetworkTeacher
-from isthmus.distill.teachers.teacher import Teacher
-from isthmus.distill.types import Answers, Array, Index
-from isthmus.features.contract.schema import sha256
-from isthmus.features.errors import DataError
-from isthmus.package.inputs import Feeds
+from isthmus import DataError, Settings
+from isthmus.losses import Adversarial, Objective, PatchDiscriminator, Perceptual, Term
+from isthmus.tasks import Answers, Array, Batch, Case, Feeds, Index, Material, Split, Task
+from isthmus.teachers import NetworkTeacher, Teacher, TeacherOutputs, fingerprint, identities
+from isthmus.training import sha256
 
 FOLDER = Path(__file__).parent / "data"
 MARGIN = 16

@@ -8,8 +8,8 @@ from effects import Effects
 from networks import Generator, Painter, exported, multiply_adds
 from photographs import SIDE
 
-from isthmus.distill.evaluation.metrics import interleaved
-from isthmus.distill.onnx.runtime import predict, session
+from isthmus.evaluation import interleaved
+from isthmus.inference import predict, session
 
 
 def main() -> None:

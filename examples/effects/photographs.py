@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from skimage.io import imread
 
-from isthmus.features.errors import DependencyError
+from isthmus import DependencyError
 
 Array = np.ndarray[Any, Any]
 

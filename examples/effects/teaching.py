@@ -11,14 +11,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from isthmus.distill.accelerator import accelerator, threads
-from isthmus.distill.settings import Settings
-from isthmus.distill.teachers.fingerprint import fingerprint
-from isthmus.distill.training.checkpoint import discard
-from isthmus.distill.training.loop import Training
-from isthmus.features.contract.schema import sha256
-from isthmus.features.profiles import TrainingProfile
-from isthmus.features.progress import Progress
+from isthmus import Settings
+from isthmus.teachers import fingerprint
+from isthmus.training import Progress, Training, TrainingProfile, accelerator, discard, sha256, threads
 
 Place = tuple[str, int, int]
 """Of a frame: its photograph, and its upper left corner."""

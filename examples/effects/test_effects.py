@@ -7,7 +7,7 @@ import torch
 from painting import effect
 from photographs import PAN, SIDE, cut, digest, photograph, places
 
-from isthmus.orchestration.project import Project
+from isthmus.project import Project
 
 
 def test_a_frame_is_known_by_its_pixels() -> None:

@@ -9,11 +9,7 @@ import pytest
 from visits import write
 
 from isthmus import training_data
-from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.project import Project
-from isthmus.orchestration.tables.build import build
-from isthmus.orchestration.tables.materialize import materialize
-from isthmus.orchestration.verification.verify import verify
+from isthmus.project import Project, apply, build, materialize, verify
 
 START = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(days=20)
 VISITS = [("ann", 0, 5.0, 2), ("bob", 1, 0.0, 0), ("ann", 2, 0.0, 4), ("ann", 12, 7.5, 1)]

@@ -6,8 +6,8 @@ import pytest
 from definitions import carrier_punctuality, outcomes
 from pyspark.sql import DataFrame, SparkSession
 
-from isthmus.orchestration.project import Project
-from isthmus.transforms.engine import session
+from isthmus.inference import session
+from isthmus.project import Project
 
 FLIGHTS = [
     # flight, destination, hour of departure (UTC), minute, late departure, arrival by the clock there, late arrival

@@ -35,10 +35,13 @@ from isthmus.features.errors import (
     RequestError,
 )
 from isthmus.features.types import Array, Bool, Bytes, Float32, Float64, Int32, Int64, String, UnixTimestamp
+from isthmus.moved import install
 from isthmus.orchestration.server.push import push
 from isthmus.orchestration.training.notebook import training_data
 from isthmus.transforms.decorators import request_transform, spine, transform
 from isthmus.transforms.preparation.steps import Clip, Embed, Hashed, Impute, Log1p, OneHot, Ordinal, Standardize
+
+install()
 
 __all__ = [
     "Array",

@@ -1,0 +1,28 @@
+"""Put a project into Dagster: definitions, the component, the resource and the translator."""
+
+from typing import TYPE_CHECKING
+
+from isthmus.lazy import lazily
+
+if TYPE_CHECKING:
+    from isthmus.orchestration.graph.assets import build_definitions
+    from isthmus.orchestration.graph.component import IsthmusProjectComponent
+    from isthmus.orchestration.graph.resource import IsthmusResource
+    from isthmus.orchestration.graph.translator import IsthmusTranslator, Node
+
+__all__ = [
+    "IsthmusProjectComponent",
+    "IsthmusResource",
+    "IsthmusTranslator",
+    "Node",
+    "build_definitions",
+]
+__getattr__ = lazily(
+    __name__,
+    {
+        "isthmus.orchestration.graph.assets": "build_definitions",
+        "isthmus.orchestration.graph.component": "IsthmusProjectComponent",
+        "isthmus.orchestration.graph.resource": "IsthmusResource",
+        "isthmus.orchestration.graph.translator": "IsthmusTranslator Node",
+    },
+)

@@ -1,0 +1,29 @@
+"""Run model files and featurizers of a package in Python, and export a decoder of your own."""
+
+from typing import TYPE_CHECKING
+
+from isthmus.lazy import lazily
+
+if TYPE_CHECKING:
+    from isthmus.distill.export.causal import Origin, export
+    from isthmus.distill.onnx.runtime import predict, session
+    from isthmus.features.values.columns import from_python
+    from isthmus.package.featurizer.interpreter import Head
+
+__all__ = [
+    "Head",
+    "Origin",
+    "export",
+    "from_python",
+    "predict",
+    "session",
+]
+__getattr__ = lazily(
+    __name__,
+    {
+        "isthmus.distill.export.causal": "Origin export",
+        "isthmus.distill.onnx.runtime": "predict session",
+        "isthmus.features.values.columns": "from_python",
+        "isthmus.package.featurizer.interpreter": "Head",
+    },
+)

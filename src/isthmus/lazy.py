@@ -1,0 +1,22 @@
+"""Public modules that import their names on first use."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazily(public: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a public module.
+
+    Args:
+        public: name of the public module, for errors.
+        names: the private modules, each with the names that it defines, separated by spaces.
+    """
+    homes = {name: home for home, text in names.items() for name in text.split()}
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {public!r} has no attribute {name!r}")
+        return getattr(import_module(homes[name]), name)
+
+    return load

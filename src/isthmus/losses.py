@@ -1,0 +1,104 @@
+"""Distillation losses, their weighted sum, and initialization from a teacher's layers.
+
+Every loss is a function or a module that reduces tensors to a scalar. Before anything is computed, it refuses (with a
+`ConfigurationError`) tensors that are empty or whose kinds, sizes or devices do not go together. Half precision becomes
+float32. The teacher's tensors get no gradient. Temperatures are above 0. Masks are true where a position counts; if
+none counts, the loss is 0.
+"""
+
+from typing import TYPE_CHECKING
+
+from isthmus.lazy import lazily
+
+if TYPE_CHECKING:
+    from isthmus.distill.losses.adversarial import (
+        Adversarial,
+        PatchDiscriminator,
+        hinge_discriminator,
+        hinge_generator,
+        least_squares_discriminator,
+        least_squares_generator,
+    )
+    from isthmus.distill.losses.embeddings import cosine, similarities, squared
+    from isthmus.distill.losses.hidden import HiddenStates
+    from isthmus.distill.losses.initialization import Copied, drop_layers
+    from isthmus.distill.losses.logits import (
+        binary_hard_targets,
+        binary_soft_targets,
+        decoupled,
+        generalized,
+        hard_targets,
+        soft_targets,
+        standardized,
+        top_k_tail,
+        top_k_targets,
+    )
+    from isthmus.distill.losses.maps import FeatureMaps, Perceptual, attention_transfer
+    from isthmus.distill.losses.objective import Objective, Outputs, Term
+    from isthmus.distill.losses.ranking import graded_lists, grouped_lists, lists, margins
+    from isthmus.distill.losses.regression import absolute_errors, squared_errors
+    from isthmus.distill.losses.relations import attention_relations
+    from isthmus.distill.losses.schedule import Schedule
+    from isthmus.distill.teachers.taps import tapped
+
+__all__ = [
+    "Adversarial",
+    "Copied",
+    "FeatureMaps",
+    "HiddenStates",
+    "Objective",
+    "Outputs",
+    "PatchDiscriminator",
+    "Perceptual",
+    "Schedule",
+    "Term",
+    "absolute_errors",
+    "attention_relations",
+    "attention_transfer",
+    "binary_hard_targets",
+    "binary_soft_targets",
+    "cosine",
+    "decoupled",
+    "drop_layers",
+    "generalized",
+    "graded_lists",
+    "grouped_lists",
+    "hard_targets",
+    "hinge_discriminator",
+    "hinge_generator",
+    "least_squares_discriminator",
+    "least_squares_generator",
+    "lists",
+    "margins",
+    "similarities",
+    "soft_targets",
+    "squared",
+    "squared_errors",
+    "standardized",
+    "tapped",
+    "top_k_tail",
+    "top_k_targets",
+]
+__getattr__ = lazily(
+    __name__,
+    {
+        "isthmus.distill.losses.adversarial": (
+            "Adversarial PatchDiscriminator hinge_discriminator hinge_generator least_squares_discriminator "
+            "least_squares_generator"
+        ),
+        "isthmus.distill.losses.embeddings": "cosine similarities squared",
+        "isthmus.distill.losses.hidden": "HiddenStates",
+        "isthmus.distill.losses.initialization": "Copied drop_layers",
+        "isthmus.distill.losses.logits": (
+            "binary_hard_targets binary_soft_targets decoupled generalized hard_targets soft_targets standardized "
+            "top_k_tail top_k_targets"
+        ),
+        "isthmus.distill.losses.maps": "FeatureMaps Perceptual attention_transfer",
+        "isthmus.distill.losses.objective": "Objective Outputs Term",
+        "isthmus.distill.losses.ranking": "graded_lists grouped_lists lists margins",
+        "isthmus.distill.losses.regression": "absolute_errors squared_errors",
+        "isthmus.distill.losses.relations": "attention_relations",
+        "isthmus.distill.losses.schedule": "Schedule",
+        "isthmus.distill.teachers.taps": "tapped",
+    },
+)

@@ -1,0 +1,29 @@
+"""Errors that name the public module for private modules that programs once imported."""
+
+import sys
+from importlib.abc import MetaPathFinder
+
+PUBLIC = {
+    "isthmus.distill.decoding": "isthmus.inference",
+    "isthmus.distill.device": "isthmus.training",
+    "isthmus.distill.export.decoding": "isthmus.inference",
+    "isthmus.features.contract.contract": "isthmus.training",
+    "isthmus.features.head": "isthmus.inference",
+    "isthmus.features.package": "isthmus.tasks",
+    "isthmus.features.verdict": "isthmus.project",
+    "isthmus.orchestration.api": "isthmus",
+    "isthmus.orchestration.build": "isthmus.project",
+}
+"""Former private module to the public module that has its names."""
+
+
+class _Moved(MetaPathFinder):
+    def find_spec(self, name: str, path: object, target: object = None, /) -> None:
+        del path, target
+        if name in PUBLIC:
+            raise ModuleNotFoundError(f"{name} was private and has moved. Import from {PUBLIC[name]} instead.", name=name)
+
+
+def install() -> None:
+    """Name the public module where a program imports one of these private modules."""
+    sys.meta_path.append(_Moved())

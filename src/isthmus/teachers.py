@@ -1,0 +1,48 @@
+"""Teachers, their fingerprints, and the cache of their outputs."""
+
+from typing import TYPE_CHECKING
+
+from isthmus.lazy import lazily
+
+if TYPE_CHECKING:
+    from isthmus.distill.outputs.cache import TeacherOutputs
+    from isthmus.distill.outputs.form import Form
+    from isthmus.distill.outputs.identity import identities
+    from isthmus.distill.teachers.compatibility import agreed, compatible
+    from isthmus.distill.teachers.estimator import EstimatorTeacher
+    from isthmus.distill.teachers.fingerprint import fingerprint
+    from isthmus.distill.teachers.function import FunctionTeacher
+    from isthmus.distill.teachers.network import NetworkTeacher
+    from isthmus.distill.teachers.pretrained import PretrainedTeacher, pooled, pretrained
+    from isthmus.distill.teachers.teacher import Teacher
+
+__all__ = [
+    "EstimatorTeacher",
+    "Form",
+    "FunctionTeacher",
+    "NetworkTeacher",
+    "PretrainedTeacher",
+    "Teacher",
+    "TeacherOutputs",
+    "agreed",
+    "compatible",
+    "fingerprint",
+    "identities",
+    "pooled",
+    "pretrained",
+]
+__getattr__ = lazily(
+    __name__,
+    {
+        "isthmus.distill.outputs.cache": "TeacherOutputs",
+        "isthmus.distill.outputs.form": "Form",
+        "isthmus.distill.outputs.identity": "identities",
+        "isthmus.distill.teachers.compatibility": "agreed compatible",
+        "isthmus.distill.teachers.estimator": "EstimatorTeacher",
+        "isthmus.distill.teachers.fingerprint": "fingerprint",
+        "isthmus.distill.teachers.function": "FunctionTeacher",
+        "isthmus.distill.teachers.network": "NetworkTeacher",
+        "isthmus.distill.teachers.pretrained": "PretrainedTeacher pooled pretrained",
+        "isthmus.distill.teachers.teacher": "Teacher",
+    },
+)
