@@ -107,7 +107,7 @@ def search(
 
 
 def _limit_spinning() -> None:
-    """Threads that wait for each other shall not hold the cores of other processes (docs/log.md).
+    """Threads that wait for each other shall not hold the cores of other processes.
 
     The OpenMP of torch reads the variable once, when it is loaded.
     """
