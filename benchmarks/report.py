@@ -1,8 +1,6 @@
-"""Writes the last results of the benchmarks, with their plots, into docs/performance.md, between their markers."""
+"""Writes the last results of the benchmarks as one page, with their plots."""
 
 import json
-import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +9,20 @@ from matplotlib import pyplot as plt
 from result import RESULTS
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE = DOCS / "performance.md"
+PAGE = RESULTS / "README.md"
 
 
-def main() -> int:
-    """Rewrites the section of every benchmark that has a result; returns 1 if the page has no place for one."""
-    text = PAGE.read_text()
+def main() -> None:
+    """Write the page of all results, and the plots of those that have a peer."""
+    sections = ["# Results\n\nThe last run of every benchmark, written by `python benchmarks/report.py`.\n"]
     for file in sorted(RESULTS.glob("*.json")):
         name, run = file.stem, json.loads(file.read_text())
-        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-        if begin not in text or end not in text:
-            sys.stderr.write(f"docs/performance.md has no place for {name}: add the lines {begin} and {end}\n")
-            return 1
         compared = [one for one in run["comparisons"] if one["ratio"] is not None and one["bar"] is not None]
-        plotted = f"\n![How many times better than the peer](plots/{name}.svg)\n" if compared else ""
+        plotted = f"\n![Ratio to the peer](../../docs/plots/{name}.svg)\n" if compared else ""
         if compared:
             plot(name, compared)
-        section = f"{begin}\n{table(name, run)}\n{plotted}{end}"
-        text = re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _, made=section: made, text, flags=re.DOTALL)  # type: ignore[misc]
-    PAGE.write_text(text)
-    return 0
+        sections.append(f"## {name}\n\n{table(name, run)}\n{plotted}")
+    PAGE.write_text("\n".join(sections))
 
 
 def table(name: str, run: dict[str, Any]) -> str:
@@ -83,4 +75,4 @@ def plot(name: str, compared: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
