@@ -17,7 +17,7 @@ __all__ = [
     "Node",
     "build_definitions",
 ]
-__getattr__ = lazily(
+__getattr__, __dir__ = lazily(
     __name__,
     {
         "isthmus.orchestration.graph.assets": "build_definitions",

@@ -19,7 +19,7 @@ __all__ = [
     "sigmoid",
     "worst_slices",
 ]
-__getattr__ = lazily(
+__getattr__, __dir__ = lazily(
     __name__,
     {
         "isthmus.distill.evaluation.interval": "interval",

@@ -17,7 +17,7 @@ __all__ = [
     "IsthmusOnlineStore",
     "IsthmusOnlineStoreConfig",
 ]
-__getattr__ = lazily(
+__getattr__, __dir__ = lazily(
     __name__,
     {
         "isthmus.features.feast.compute": "IsthmusComputeEngine IsthmusComputeEngineConfig",

@@ -18,7 +18,7 @@ __all__ = [
     "predict",
     "session",
 ]
-__getattr__ = lazily(
+__getattr__, __dir__ = lazily(
     __name__,
     {
         "isthmus.distill.export.causal": "Origin export",

@@ -5,8 +5,8 @@ from importlib import import_module
 from typing import Any
 
 
-def lazily(public: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a public module.
+def lazily(public: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` and the `__dir__` of a public module.
 
     Args:
         public: name of the public module, for errors.
@@ -19,4 +19,4 @@ def lazily(public: str, names: Mapping[str, str]) -> Callable[[str], Any]:
             raise AttributeError(f"module {public!r} has no attribute {name!r}")
         return getattr(import_module(homes[name]), name)
 
-    return load
+    return load, lambda: sorted(homes)

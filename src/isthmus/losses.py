@@ -79,7 +79,7 @@ __all__ = [
     "top_k_tail",
     "top_k_targets",
 ]
-__getattr__ = lazily(
+__getattr__, __dir__ = lazily(
     __name__,
     {
         "isthmus.distill.losses.adversarial": (

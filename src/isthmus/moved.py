@@ -21,7 +21,9 @@ class _Moved(MetaPathFinder):
     def find_spec(self, name: str, path: object, target: object = None, /) -> None:
         del path, target
         if name in PUBLIC:
-            raise ModuleNotFoundError(f"{name} was private and has moved. Import from {PUBLIC[name]} instead.", name=name)
+            raise ModuleNotFoundError(
+                f"{name} was private and has moved. Import from {PUBLIC[name]} instead.", name=name
+            )
 
 
 def install() -> None:

@@ -20,7 +20,7 @@ __all__ = [
     "session",
     "verify",
 ]
-__getattr__ = lazily(
+__getattr__, __dir__ = lazily(
     __name__,
     {
         "isthmus.orchestration.apply.apply": "apply",

@@ -22,7 +22,7 @@ __all__ = [
     "Task",
     "split_by_value",
 ]
-__getattr__ = lazily(
+__getattr__, __dir__ = lazily(
     __name__,
     {
         "isthmus.distill.tasks.split": "Split split_by_value",

@@ -31,7 +31,7 @@ __all__ = [
     "pooled",
     "pretrained",
 ]
-__getattr__ = lazily(
+__getattr__, __dir__ = lazily(
     __name__,
     {
         "isthmus.distill.outputs.cache": "TeacherOutputs",

@@ -25,7 +25,7 @@ __all__ = [
     "sha256",
     "threads",
 ]
-__getattr__ = lazily(
+__getattr__, __dir__ = lazily(
     __name__,
     {
         "isthmus.distill.accelerator": "accelerator threads",

@@ -63,7 +63,8 @@ OTHER_OPTIONS = {
 BEFORE = {
     "docs/attribution.md": "flights",
     "docs/deployment.md": "flights",
-    "docs/features.md": "empty",
+    "docs/request-features.md": "empty",
+    "docs/sources.md": "empty",
     "docs/distillation.md": "flights",
     "docs/production.md": "flights",
     "docs/search.md": "flights",
@@ -144,7 +145,7 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytes
         with (folder / "definitions.py").open("a") as definitions:
             definitions.write(code)
         contract = Project(folder).definitions.contract
-        assert page != "docs/features.md" or {"moment", "dot", "checked"} <= set(contract.transforms)
+        assert page != "docs/request-features.md" or {"moment", "dot", "checked"} <= set(contract.transforms)
         return
     copied("empty", tmp_path / "path" / "to" / "the" / "project")
     monkeypatch.chdir(tmp_path)
@@ -339,7 +340,7 @@ def test_yaml_is_what_its_readers_take(block: Block) -> None:
         assert content["run_monitoring"] == ours["run_monitoring"]
         return
     assert block.file == "defs/features/defs.yaml"
-    assert content["type"] == f"isthmus.orchestration.graph.{IsthmusProjectComponent.__name__}"
+    assert content["type"] == f"isthmus.dagster.{IsthmusProjectComponent.__name__}"
     model = IsthmusProjectComponent.get_model_cls()
     assert model is not None
     model(**content["attributes"])
