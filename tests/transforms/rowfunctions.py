@@ -261,27 +261,21 @@ KINDS: dict[str, Any] = {
 
 PAGE = Path(__file__).parents[2] / "docs" / "row-functions.md"
 _HEAD = """\
-# Functions of one row
+# Row functions
 
-What `isthmus.transforms.rowwise` compiles to a graph, and how close the graph comes to Apache Spark in ANSI mode. This
-page is written by `python -m tests.transforms.rowfunctions`, from the same list that the tests compare with Spark, on
-ONNX Runtime.
+These functions of a request transform compile to a graph. The table says how close the graph comes to Apache Spark in
+ANSI mode. `python -m tests.transforms.rowfunctions` writes this page from the list that the tests compare with Spark.
 
-*To the bit* means the same bits, also of -0.0, and null, NaN and an error in the same places. *n ulps* means that at
-most n - 1 floating-point numbers lie between the two values: no standard says how a logarithm is rounded. Where Spark
-refuses a row, for a division by zero or an overflow, the graph says so in a mask; what is not computed, behind `when`,
-`coalesce`, `&` or a null, is not refused either.
+*To the bit* means equal bits, also for -0.0, with null, NaN and errors in the same places. *n ulps* means at most n - 1
+floating-point numbers between the two values. Where Spark fails for a row, such as a division by zero, the graph marks
+the row as refused.
 
-The bits of a row depend on no other row, whichever the function: they are the same alone and among seven or four
-hundred, on the server, in training and in a package. *Elsewhere* is the same graph in another runtime or on another
-machine, such as onnxruntime-web in a browser. Functions that are made of single operations of IEEE 754 agree *to the
-bit* there. Sines and cosines from 2**20 on, and powers other than squares, are the runtime's own: their *last bits* may
-be others. Sail and Apache Spark compute no graph; how close Sail is, the verdict says.
+The result for a row does not depend on other rows in the batch. *Elsewhere* means the same graph in another runtime,
+such as onnxruntime-web: functions made of single IEEE 754 operations agree to the bit there, while large sines and
+cosines and most powers may differ in their last bits.
 
-Times are in UTC. Texts are compared, searched and concatenated, not ordered or measured; `lower` and `upper` refuse a
-text that is not ASCII, since runtimes do not agree on other letters: the API and a training set refuse the row, and a
-package answers NaN. Arrays have the same size in every row, which their field declares:
-`Field("embedding", Array(Float32), size=64)`.
+Times are in UTC. Texts can be compared, searched and concatenated; `lower` and `upper` refuse texts that are not ASCII.
+Arrays need a declared size: `Field("embedding", Array(Float32), size=64)`.
 
 | family | function | on | as Spark | elsewhere |
 |---|---|---|---|---|

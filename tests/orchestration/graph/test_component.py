@@ -10,7 +10,7 @@ import pytest
 
 from tests.orchestration.shop import Shop, write
 
-COMPONENT = "isthmus.orchestration.graph.IsthmusProjectComponent"
+COMPONENT = "isthmus.dagster.IsthmusProjectComponent"
 
 
 def dg(*arguments: str, folder: Path) -> str:

@@ -525,7 +525,7 @@ def test_three_lines_of_yaml_are_the_whole_graph(shop: Shop, tmp_path: Path) -> 
         '[tool.dg.project]\nroot_module = "place"\n'
     )
     (defs / "defs.yaml").write_text(
-        "type: isthmus.orchestration.graph.IsthmusProjectComponent\nattributes:\n"
+        "type: isthmus.dagster.IsthmusProjectComponent\nattributes:\n"
         f"  project: {shop.root}\n"
     )  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(place / "src"), os.environ.get("PYTHONPATH", "")])}
@@ -536,7 +536,7 @@ def test_three_lines_of_yaml_are_the_whole_graph(shop: Shop, tmp_path: Path) -> 
     keys = {asset["asset_key"] for asset in json.loads(listed.stdout)["assets"]}
     assert {*TABLES, *CHAIN, "contract", "source/orders"} <= keys
     components = _dg("list", "components", "--json", folder=place, environment=environment)
-    assert "isthmus.orchestration.graph.IsthmusProjectComponent" in components.stdout
+    assert "isthmus.dagster.IsthmusProjectComponent" in components.stdout
 
 
 def _dg(*arguments: str, folder: Path, environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":

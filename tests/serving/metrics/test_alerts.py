@@ -164,7 +164,7 @@ def test_every_alert_says_how_bad_it_is_how_long_it_waits_and_what_to_do() -> No
 
 
 def test_the_documentation_lists_every_alert() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "monitoring.md").read_text()
     listed = dict(re.findall(r"^\| `(\w+)` \|.*\| (\w+) \|$", page, re.MULTILINE))
     assert listed == {name: rule["labels"]["severity"] for name, rule in ALERTS.items()}
 
