@@ -6,8 +6,7 @@ import pytest
 from definitions import carrier_punctuality, outcomes
 from pyspark.sql import DataFrame, SparkSession
 
-from isthmus.inference import session
-from isthmus.project import Project
+from isthmus.project import Project, session
 
 FLIGHTS = [
     # flight, destination, hour of departure (UTC), minute, late departure, arrival by the clock there, late arrival

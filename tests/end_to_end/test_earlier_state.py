@@ -4,6 +4,7 @@ import base64
 import hashlib
 import importlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,11 @@ EARLIER = Path(__file__).parents[1] / "fixtures" / "v0_1"
 RECORD = json.loads((EARLIER / "record.json").read_text(encoding="utf-8"))
 FORMER, LATTER = RECORD["deployments"]
 
-# What was written under 0.1 names modules by their paths then.
-pytestmark = pytest.mark.filterwarnings("ignore:isthmus.* has moved:DeprecationWarning")
+PATHS = {
+    "from isthmus.distill.task import": "from isthmus.tasks import",
+    "isthmus.features.feast_offline.": "isthmus.feast.",
+}
+"""Private paths of version 0.1 and the public ones that the error messages name."""
 
 
 @pytest.fixture
@@ -45,6 +49,9 @@ def project(tmp_path: Path) -> Project:
     root = tmp_path / "shop"
     shutil.copytree(EARLIER / "shop", root, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(EARLIER / "state", root / ".isthmus")
+    for file in (root / "own.py", root / ".isthmus/feast/feature_store.yaml"):
+        for private, public in PATHS.items():
+            file.write_text(file.read_text().replace(private, public))
     for file in (root / ".isthmus").rglob("*"):
         if file.is_file() and b"{project}" in (content := file.read_bytes()):
             file.write_bytes(content.replace(b"{project}", str(root).encode()))
@@ -141,9 +148,15 @@ def test_feast_opens_the_store_that_was_registered(project: Project) -> None:
 
 
 @pytest.mark.parametrize("name", RECORD["names"])
-def test_what_users_files_name_is_still_there(name: str) -> None:
+def test_a_name_in_users_files_is_there_or_the_error_names_the_public_module(name: str) -> None:
     module, _, attribute = name.rpartition(".")
-    assert hasattr(importlib.import_module(module), attribute)
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        public = re.search(r"Import from (\S+) instead", str(error))
+        assert public
+        found = importlib.import_module(public[1])
+    assert hasattr(found, attribute)
 
 
 def _ready(url: str) -> bool:

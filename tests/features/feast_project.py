@@ -27,12 +27,12 @@ CITY = feast.Entity(name="city", join_keys=["city"], value_type=ValueType.STRING
 def isthmus(url: str, **more: str) -> str:
     """The `online_store` of a `feature_store.yaml` that is ours."""
     options = "".join(f", {name}: {value}" for name, value in more.items())
-    return f'{{type: isthmus.features.feast.IsthmusOnlineStore, url: "{url}"{options}}}'
+    return f'{{type: isthmus.feast.IsthmusOnlineStore, url: "{url}"{options}}}'
 
 
-OFFLINE = "{type: isthmus.features.feast.IsthmusOfflineStore}"
+OFFLINE = "{type: isthmus.feast.IsthmusOfflineStore}"
 STRICT = OFFLINE.replace("}", ", known_at: created, types: declared}")
-ENGINE = "isthmus.features.feast.IsthmusComputeEngine"
+ENGINE = "isthmus.feast.IsthmusComputeEngine"
 FEASTS_ENGINE = "local"
 # With an SQL registry Feast mistakes one state for another whose address in memory it has: only files have versions.
 REGISTRY = '{{registry_type: file, path: "{folder}/registry.pb", cache_ttl_seconds: 0}}'

@@ -69,7 +69,7 @@ BEFORE = {
     "docs/production.md": "flights",
     "docs/search.md": "flights",
     "docs/causal.md": "docwriter",
-    "docs/packages.md": "effects",
+    "docs/phones.md": "effects",
     "docs/snapshots.md": "flights",
 }
 """Pages whose blocks go on in the definitions of an example."""

@@ -1,6 +1,6 @@
 """Feast's materialization in columns, for `batch_engine` in a `feature_store.yaml`.
 
-    batch_engine: isthmus.features.feast.IsthmusComputeEngine
+    batch_engine: isthmus.feast.IsthmusComputeEngine
 
 Rows go from the offline store to our Redis as Arrow columns. Any other online store gets them the way Feast writes
 them, and views with a Feast transformation go to Feast's local engine.
@@ -35,9 +35,9 @@ PIECE = 100_000
 class IsthmusComputeEngineConfig(FeastConfigBaseModel):
     """The `batch_engine` section of a `feature_store.yaml`."""
 
-    type: Literal[
-        "isthmus.features.feast.IsthmusComputeEngine", "isthmus.features.feast_compute.IsthmusComputeEngine"
-    ] = "isthmus.features.feast.IsthmusComputeEngine"
+    type: Literal["isthmus.feast.IsthmusComputeEngine", "isthmus.features.feast.IsthmusComputeEngine"] = (
+        "isthmus.feast.IsthmusComputeEngine"
+    )
 
 
 class IsthmusComputeEngine(LocalComputeEngine):

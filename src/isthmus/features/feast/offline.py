@@ -1,7 +1,7 @@
 """Feast's offline store with our time rules, for `offline_store` in a `feature_store.yaml`.
 
     offline_store:
-      type: isthmus.features.feast.IsthmusOfflineStore
+      type: isthmus.feast.IsthmusOfflineStore
 
 It reads Feast's file sources, Parquet and Delta, and the tables of views that `isthmus apply` has registered. The
 result has a row for each row of the entity dataframe, in its order, duplicates included. Times without a time zone are
@@ -61,9 +61,9 @@ class IsthmusOfflineStoreConfig(FeastConfigBaseModel):
             the online store serves.
     """
 
-    type: Literal[
-        "isthmus.features.feast.IsthmusOfflineStore", "isthmus.features.feast_offline.IsthmusOfflineStore"
-    ] = "isthmus.features.feast.IsthmusOfflineStore"
+    type: Literal["isthmus.feast.IsthmusOfflineStore", "isthmus.features.feast.IsthmusOfflineStore"] = (
+        "isthmus.feast.IsthmusOfflineStore"
+    )
     known_at: KnownAt = "event"
     without_entities: WithoutEntities = "moments"
     types: ValueTypes = "source"

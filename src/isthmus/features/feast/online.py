@@ -1,7 +1,7 @@
 """Feast's online store over our rows, for `online_store` in a `feature_store.yaml`.
 
     online_store:
-      type: isthmus.features.feast.IsthmusOnlineStore
+      type: isthmus.feast.IsthmusOnlineStore
       url: redis://localhost:6379
 
 A view that `isthmus apply` has registered keeps its contract: Feast reads and writes the same rows as `isthmus
@@ -69,8 +69,8 @@ class IsthmusOnlineStoreConfig(FeastConfigBaseModel):
         key_ttl_seconds: after so many seconds without a write, Redis forgets an entity, as with Feast's own store.
     """
 
-    type: Literal["isthmus.features.feast.IsthmusOnlineStore", "isthmus.features.feast_store.IsthmusOnlineStore"] = (
-        "isthmus.features.feast.IsthmusOnlineStore"
+    type: Literal["isthmus.feast.IsthmusOnlineStore", "isthmus.features.feast.IsthmusOnlineStore"] = (
+        "isthmus.feast.IsthmusOnlineStore"
     )
     url: StrictStr = Field(repr=False)
     project: StrictStr | None = None

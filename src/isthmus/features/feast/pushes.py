@@ -62,7 +62,7 @@ def push(config: RepoConfig, table: FeatureView, rows: pa.Table) -> None:
     else:
         kind = type(config.online_store).__name__.removesuffix("Config")
         problem = Problem("online_store", f"is {kind}, and pushed rows wait for their history in our Redis",
-                          "isthmus.features.feast.IsthmusOnlineStore or remote")  # fmt: skip
+                          "isthmus.feast.IsthmusOnlineStore or remote")  # fmt: skip
         raise ConfigurationError("feature_store.yaml", [problem])
 
 

@@ -69,7 +69,7 @@ def register(
         "provider": "local",
         # Of Feast's registries, a file is the one whose path starts from the folder: a copied project has its own.
         "registry": {"registry_type": "file", "path": "registry.pb"},
-        "offline_store": {"type": "isthmus.features.feast.IsthmusOfflineStore", "known_at": "created"},
+        "offline_store": {"type": "isthmus.feast.IsthmusOfflineStore", "known_at": "created"},
         "online_store": {"type": "remote", "path": server},
         "entity_key_serialization_version": 3,
         "telemetry": False,
