@@ -100,7 +100,8 @@ def reduced(value: Any) -> tuple[Any, ...]:
         state = registered(value) if registered else value.__reduce_ex__(2)
     except Exception as error:  # the `__reduce_ex__` of whatever class it is
         raise OSError(f"a {type(value).__name__} has no state: {error}") from error
-    return (state,) if isinstance(state, str) else state
+    # An iterator's own state may name what it iterates, which is described already.
+    return (state,) if isinstance(state, str) else tuple([*p] if isinstance(p, Iterator) else p for p in state)
 
 
 def _described(value: Any, seen: _Seen, within: tuple[object, ...] = ()) -> Any:
@@ -109,7 +110,7 @@ def _described(value: Any, seen: _Seen, within: tuple[object, ...] = ()) -> Any:
     `within` are the containers since the last of `seen`: both end recursion.
     """
     if isinstance(value, _CONSTANTS):
-        return repr(value)
+        return [repr(value), *methods] if (methods := _methods(value, seen)) else repr(value)
     if any(value is earlier for earlier in within):
         return ["within", next(depth for depth, earlier in enumerate(reversed(within)) if value is earlier)]
     inner = (*within, value)
@@ -121,13 +122,16 @@ def _described(value: Any, seen: _Seen, within: tuple[object, ...] = ()) -> Any:
             type(value).__name__,
             *sorted(json.dumps(_described(item, _Seen(seen, state=seen.state), inner)) for item in value),
         ]
-    if isinstance(value, dict):
+    if isinstance(value, dict | types.MappingProxyType):
         pairs = ([_described(key, seen, inner), _described(item, seen, inner)] for key, item in value.items())
         default = [_described(value.default_factory, seen, inner)] if isinstance(value, defaultdict) else []
         return ["dict", *pairs, *default, *_methods(value, seen)]
     if isinstance(value, functools.partial):
         keywords = dict(sorted(value.keywords.items()))
         return ["partial", *(_described(part, seen, inner) for part in (value.func, value.args, keywords))]
+    registry = vars(value).get("registry") if isinstance(value, types.FunctionType) else None
+    if isinstance(registry, types.MappingProxyType):  # of a singledispatch
+        return [_described([*pair], seen, inner) for pair in registry.items()]
     if callable(value) and not _wraps(value, outermost=not seen):
         value = inspect.unwrap(value)
     for position, earlier in enumerate(seen):
@@ -160,12 +164,13 @@ def _state(value: Any, seen: _Seen, within: tuple[object, ...]) -> Any:
 
 
 def _methods(value: Any, seen: _Seen) -> list[Any]:
-    """Return the class of a container if it has a user's methods: a named tuple with functions, for example."""
+    """Return the class and the attributes of a value if it has a user's methods: a named tuple with functions."""
     kind = type(value)
     own = [part for part in vars(kind).values() if isinstance(part, types.FunctionType | property | classmethod)]
     files = [getattr(getattr(part, "fget", getattr(part, "__func__", part)), "__code__", None) for part in own]
     if kind.__module__ != "builtins" and any(code and Path(code.co_filename).exists() for code in files):
-        return [described] if (described := _described(kind, seen)) is not None else []
+        kinds = [described] if (described := _described(kind, seen)) is not None else []
+        return [*kinds, *([_described(vars(value), seen)] if kinds and getattr(value, "__dict__", None) else [])]
     return []
 
 
@@ -174,11 +179,11 @@ def _wraps(value: Any, *, outermost: bool) -> bool:
     inner = inspect.unwrap(value)
     if inner is value or not (isinstance(value, types.FunctionType) and of_user(value)):
         return False
-    return outermost or not (isinstance(inner, types.FunctionType) and _decorators(inner))
-
-
-def _decorators(function: types.FunctionType) -> bool:
-    return of_user(function) and any(getattr(node, "decorator_list", ()) for node in _parsed(function).body)
+    if outermost or not (isinstance(inner, types.FunctionType) and of_user(inner)):
+        return True
+    wrappers: list[Any] = []
+    inspect.unwrap(value, stop=wrappers.append)
+    return len(wrappers) > sum(len(getattr(node, "decorator_list", ())) for node in _parsed(inner).body)
 
 
 def _function(function: types.FunctionType, seen: _Seen) -> list[Any]:
@@ -193,18 +198,29 @@ def _class(value: type, seen: _Seen) -> list[Any]:
     try:
         tree = _normal(ast.parse(textwrap.dedent(inspect.getsource(value))), decorated=True)
     except OSError:
-        # A named tuple, created by a call: only its fields count.
-        return [value.__qualname__, list(getattr(value, "_fields", ()))]
-    return [ast.unparse(tree), _referred(tree, *_scope(value), seen)]
+        # Created by a call, like a named tuple.
+        made = _assigned(value, vars(sys.modules[value.__module__]), value.__name__, seen)
+        return [value.__qualname__, made or list(getattr(value, "_fields", ()))]
+    described = [ast.unparse(tree), _referred(tree, *_scope(value), seen)]
+    if "<locals>" in value.__qualname__:
+        # The body of the class may have read what the function around it bound.
+        stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        plain = ((name, part) for name, part in vars(value).items() if name in stored and not hasattr(part, "__get__"))
+        described.append(_described([*value.__bases__, dict(plain)], seen))
+    return described
 
 
 def _scope(kind: type) -> tuple[dict[str, Any], set[str]]:
     """Return the names that the code of a class sees, and which of them are of the function that made the class."""
     cells: dict[str, Any] = {}
     for part in vars(kind).values():
-        for each in (part.fget, part.fset) if isinstance(part, property) else (getattr(part, "__func__", part),):
-            function = inspect.unwrap(each) if isinstance(each, types.FunctionType) else None
-            if function and function.__code__.co_qualname.startswith(f"{kind.__qualname__}."):  # not a decorator's
+        if isinstance(part, type) and part.__qualname__.startswith(f"{kind.__qualname__}."):
+            names, inner = _scope(part)
+            cells |= {name: names[name] for name in inner}
+        part = part.func if isinstance(part, functools.cached_property) else getattr(part, "__func__", part)
+        for each in (part.fget, part.fset) if isinstance(part, property) else (part,):
+            code = getattr(function := inspect.unwrap(each) if callable(each) else None, "__code__", None)
+            if code and code.co_qualname.startswith(f"{kind.__qualname__}."):  # not a decorator's
                 cells |= _cells(function)
     cells.pop("__class__", None)
     return {**vars(sys.modules[kind.__module__]), **cells}, {*cells}
@@ -220,10 +236,16 @@ def _parsed(function: types.FunctionType) -> ast.Module:
     # From the code: the source of a function that wraps another would be the other's.
     if function.__name__ != "<lambda>":
         return ast.parse(textwrap.dedent(inspect.getsource(function.__code__)))
-    # The lines of a lambda may be no complete statement: take all lambdas of its line from the whole file.
+    # The lines of a lambda may be no complete statement: take the lambdas of its line from the whole file.
     file, line = ast.parse("".join(inspect.findsource(function.__code__)[0])), function.__code__.co_firstlineno
-    lambdas = (node for node in ast.walk(file) if isinstance(node, ast.Lambda) and node.lineno == line)
-    return ast.Module([ast.Expr(node) for node in lambdas], [])
+    lambdas = [node for node in ast.walk(file) if isinstance(node, ast.Lambda) and node.lineno == line]
+    places = [((line, start), (last, end)) for line, last, start, end in function.__code__.co_positions() if end]
+    around = [node for node in lambdas if places and all(map(functools.partial(_holds, node.body), places))]
+    return ast.Module([ast.Expr(node) for node in around[-1:] or lambdas], [])
+
+
+def _holds(node: ast.expr, place: tuple[Any, Any]) -> bool:
+    return (node.lineno, node.col_offset) <= place[0] and place[1] <= (node.end_lineno, node.end_col_offset)
 
 
 def _referred(tree: ast.AST, names: Mapping[str, Any], cells: Collection[str], seen: _Seen) -> list[tuple[str, Any]]:
@@ -240,6 +262,8 @@ def _referred(tree: ast.AST, names: Mapping[str, Any], cells: Collection[str], s
             described = _described(value, seen, (cells,) if head in cells else ())
         except OSError as error:
             del seen[known:]
+            if any(value is earlier for earlier in seen):
+                continue  # the statement that assigns it
             if isinstance(value, types.FunctionType | type) or not (
                 described := _assigned(value, names, reference, seen)
             ):
@@ -301,16 +325,17 @@ def _assigned(value: Any, names: Mapping[str, Any], reference: str, seen: _Seen)
     # Also from an archive on the path.
     linecache.checkcache(file)
     for statement in ast.parse("".join(linecache.getlines(file, dict(names)))).body:
-        if isinstance(statement, ast.ImportFrom):
-            module = sys.modules.get(_origin(statement, names.get("__package__")))
-            for alias in statement.names:
-                if (alias.asname or alias.name) == head and module is not None:
-                    return _assigned(value, vars(module), alias.name, seen)
-        stored = (
-            node for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        )
-        definition = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        if not definition and any(node.id == head for node in stored):
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        nodes = [*ast.walk(statement)]
+        for node in nodes:
+            origin = _origin(node, names.get("__package__")) if isinstance(node, ast.ImportFrom) else ""
+            if isinstance(node, ast.ImportFrom) and (module := sys.modules.get(origin)):
+                there = {alias.asname or alias.name: alias.name for alias in node.names}
+                name = head if "*" in there and vars(module).get(head) is value else there.get(head)
+                if name is not None:
+                    return _assigned(value, vars(module), name, seen)
+        if any(isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == head for node in nodes):
             seen.append(value)
             assignments.append([ast.unparse(statement), _referred(statement, names, (), seen)])
     return assignments or None
