@@ -118,6 +118,8 @@ def _differ(load: Load, text: str, old: str, new: str) -> None:
 
 def test_the_name_and_place_of_the_module_do_not_matter(load: Load) -> None:
     assert digest(load(BASE, "one").late) == digest(load("\n\n" + BASE, "two").late)
+    text = "from pathlib import Path\nFOLDER = Path(__file__).parent\ndef f(x): return x, FOLDER, __file__\n"
+    assert digest(load(text).f) == digest(load(text).f)
 
 
 def test_helpers_and_constants_of_another_module_of_the_users(load: Load) -> None:

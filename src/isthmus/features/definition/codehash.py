@@ -70,8 +70,21 @@ def digest(function: Callable[..., Any], *, state: bool = True) -> str:
 
 def described(tree: ast.stmt, kind: type, seen: Iterable[object]) -> list[Any]:
     """Describe the statement of a class, and the user code it refers to, as plain data; `seen` count by their place."""
-    normal = _normal(ast.Module([tree], []), decorated=True)
-    return [ast.unparse(normal), _referred(normal, *_scope(kind), _Seen(seen, state=True))]
+    return _statement(tree, kind, _Seen(seen, state=True))
+
+
+def class_tree(kind: type) -> ast.ClassDef:
+    """Parse the statement of a class. Raise an OSError if a call made the class."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    file = ast.walk(ast.parse("".join(inspect.findsource(kind)[0])))
+    same = [node for node in file if isinstance(node, ast.ClassDef) and node.name == kind.__name__]
+    if len(same) > 1:  # of several classes of a name, `inspect` finds the first before Python 3.13
+        codes = [part.__code__ for part in vars(kind).values() if isinstance(part, types.FunctionType)]
+        lines = [code.co_firstlineno for code in codes if code.co_qualname.startswith(f"{kind.__qualname__}.")]
+        around = [node for node in same if any(node.lineno < line <= (node.end_lineno or 0) for line in lines)]
+        tree = around[-1] if around else tree
+    assert isinstance(tree, ast.ClassDef)  # noqa: S101 - the source of a class
+    return tree
 
 
 def location(function: Callable[..., Any]) -> str:
@@ -196,17 +209,22 @@ def _function(function: types.FunctionType, seen: _Seen) -> list[Any]:
 
 def _class(value: type, seen: _Seen) -> list[Any]:
     try:
-        tree = _normal(ast.parse(textwrap.dedent(inspect.getsource(value))), decorated=True)
+        tree = class_tree(value)
     except OSError:
         # Created by a call, like a named tuple.
         made = _assigned(value, vars(sys.modules[value.__module__]), value.__name__, seen)
         return [value.__qualname__, made or list(getattr(value, "_fields", ()))]
-    described = [ast.unparse(tree), _referred(tree, *_scope(value), seen)]
-    if "<locals>" in value.__qualname__:
+    return _statement(tree, value, seen)
+
+
+def _statement(tree: ast.stmt, kind: type, seen: _Seen) -> list[Any]:
+    normal = _normal(ast.Module([tree], []), decorated=True)
+    described = [ast.unparse(normal), _referred(normal, *_scope(kind), seen)]
+    if "<locals>" in kind.__qualname__:
         # The body of the class may have read what the function around it bound.
         stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-        plain = ((name, part) for name, part in vars(value).items() if name in stored and not hasattr(part, "__get__"))
-        described.append(_described([*value.__bases__, dict(plain)], seen))
+        plain = ((name, part) for name, part in vars(kind).items() if name in stored and not hasattr(part, "__get__"))
+        described.append(_described([*kind.__bases__, dict(plain)], seen))
     return described
 
 
@@ -254,7 +272,7 @@ def _referred(tree: ast.AST, names: Mapping[str, Any], cells: Collection[str], s
     names = {**names, **_imported(tree, names.get("__package__"))}
     for reference in _references(tree):
         head, *attributes = reference.split(".")
-        if head not in names:
+        if head not in names or head == "__file__":  # the place of the code
             continue
         value = _resolve(names[head], attributes)
         known = len(seen)
