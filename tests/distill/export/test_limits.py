@@ -50,6 +50,25 @@ def test_the_default_tolerance_grows_with_the_outputs(table: pa.Table) -> None:
     assert Limits.of(task, student, test).limit("int8", "logits") == 0.05
 
 
+@pytest.mark.parametrize("mask", [-1e9, -1e4, float(np.finfo(np.float32).min)])
+def test_masked_logits_allow_no_other_number_to_differ(table: pa.Table, mask: float) -> None:
+    task, student = made(table)
+    test, hidden = task.material.parts.test, torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0])
+
+    def masked(*inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": torch.where(hidden > 0, torch.tensor(mask), student(*inputs)["logits"])}
+
+    limits = Limits.of(task, masked, test)  # type: ignore[arg-type]
+    assert limits.limit("int8", "logits") < 1
+    case = task.numbered_case(masked, test[:20])  # type: ignore[arg-type]
+    near = np.nextafter(case.expected["logits"], np.float32(0))
+    assert limits.compare("fp32", case, {"logits": near})[0].share <= 1
+    near[7, 1] += 1
+    (far,) = limits.compare("int8", case, {"logits": near})
+    assert far.share > 1
+    assert far.place.endswith("logits[1]")
+
+
 def test_a_refusal_names_the_number_and_the_line_that_lets_it_pass(table: pa.Table) -> None:
     task, student = made(table)
     test = task.material.parts.test

@@ -21,6 +21,8 @@ from isthmus.features.package.replay import Deviation, deviation
 
 SCALE_ROWS, MIDDLE = 256, (0.025, 0.975)
 """Rows and quantiles between which the scale of an output is measured."""
+FEW, FAR = 0.02, 3000
+"""Numbers do not count that are so many times as large as so small a share of all numbers, and as 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +54,8 @@ class Limits:
     """The largest differences of model files from their student, by precision and output.
 
     A declared tolerance is the limit of every output. The default, `Task.tolerance`, is multiplied by the scale of
-    each output. Two float32 steps at the output's largest number are added for rounding.
+    each output. Two float32 steps at the output's largest number are added for rounding. Numbers like the -1e9 of a
+    mask, which are much larger than the others, count for neither.
 
     Attributes:
         tolerances: by precision.
@@ -75,6 +78,8 @@ class Limits:
         for name in answers[0]:
             values = np.concatenate([answer[name].ravel() for answer in answers])
             if values.dtype.kind == "f" and (values := values[np.isfinite(values)].astype(np.float64)).size:
+                sizes = np.abs(values)
+                values = values[sizes <= FAR * max(1.0, float(np.quantile(sizes, FEW)))]
                 low, high = np.quantile(values, MIDDLE)
                 scales[name] = max(1.0, float(high - low)), 2 * float(np.spacing(np.float32(np.abs(values).max())))
         return cls(task, tolerances, scales)

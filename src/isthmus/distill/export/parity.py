@@ -21,7 +21,7 @@ from isthmus.features.package.golden import read_golden
 from isthmus.features.package.inputs import feeds
 from isthmus.features.package.manifest import WHOLE, Package, Variant
 from isthmus.features.package.prompts import decoder_of, read_prompts
-from isthmus.features.package.replay import open_session
+from isthmus.features.package.replay import open_session, rounding, shares
 from isthmus.features.types import Float64, Int64
 from isthmus.features.values.arrow import micros
 from isthmus.features.values.columns import Values
@@ -219,6 +219,7 @@ def _worst(expected: Answers, outputs: Answers, limits: Mapping[str, float]) -> 
     differences = np.where(np.isnan(differences), np.inf, differences)
     differences = np.where(np.isnan(ours) & np.isnan(theirs), 0.0, differences)
     places = np.repeat(np.arange(len(names)), [side.shape[1] for side, _ in pairs])
-    column = (differences / allowed[places]).argmax(1)
-    worst, of = (np.arange(rows), column), places[column]
-    return ours[worst], theirs[worst], allowed[of], names[of]
+    within = np.maximum(allowed[places], rounding(ours))
+    column = shares(differences, within).argmax(1)
+    worst = (np.arange(rows), column)
+    return ours[worst], theirs[worst], within[worst], names[places[column]]
