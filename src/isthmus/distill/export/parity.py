@@ -219,7 +219,8 @@ def _worst(expected: Answers, outputs: Answers, limits: Mapping[str, float]) -> 
     differences = np.where(np.isnan(differences), np.inf, differences)
     differences = np.where(np.isnan(ours) & np.isnan(theirs), 0.0, differences)
     places = np.repeat(np.arange(len(names)), [side.shape[1] for side, _ in pairs])
-    within = np.maximum(allowed[places], rounding(ours))
+    floats = np.array([values.dtype.kind == "f" for values in outputs.values()])[places]
+    within = np.maximum(allowed[places], np.where(floats, rounding(ours), 0.0))
     column = shares(differences, within).argmax(1)
     worst = (np.arange(rows), column)
     return ours[worst], theirs[worst], within[worst], names[places[column]]
