@@ -215,9 +215,9 @@ def _worst(expected: Answers, outputs: Answers, limits: Mapping[str, float]) -> 
     ours, theirs = (np.concatenate(side, 1) for side in zip(*pairs, strict=True))
     with np.errstate(invalid="ignore"):
         differences = np.abs(ours - theirs)
-    # A number that a single side has differs most of all; two NaNs agree.
+    # A number that a single side has differs most of all; two NaNs agree, and so do two infinities.
     differences = np.where(np.isnan(differences), np.inf, differences)
-    differences = np.where(np.isnan(ours) & np.isnan(theirs), 0.0, differences)
+    differences = np.where((ours == theirs) | np.isnan(ours) & np.isnan(theirs), 0.0, differences)
     places = np.repeat(np.arange(len(names)), [side.shape[1] for side, _ in pairs])
     floats = np.array([values.dtype.kind == "f" for values in outputs.values()])[places]
     within = np.maximum(allowed[places], np.where(floats, rounding(ours), 0.0))
