@@ -91,7 +91,8 @@ def deviation(
 
 def rounding(numbers: Array) -> Array:
     """Return two float32 steps at each number; 0 where it is not finite."""
-    return 2 * np.nan_to_num(np.spacing(np.abs(numbers).astype(np.float32))).astype(np.float64)
+    with np.errstate(over="ignore"):
+        return 2 * np.nan_to_num(np.spacing(np.abs(numbers).astype(np.float32))).astype(np.float64)
 
 
 def shares(apart: Array, limits: Array) -> Array:
