@@ -13,7 +13,7 @@ from isthmus.distill.onnx.footprint import Footprint, footprint
 from isthmus.distill.onnx.runtime import Run, ask, predict, session
 from isthmus.distill.tasks.answers import graph_answers
 from isthmus.distill.tasks.task import Case, Task
-from isthmus.distill.types import Answers, Array, Index, spread
+from isthmus.distill.types import Answers, Array, Index, spread, usual
 from isthmus.features.errors import ConfigurationError, PackageError, Problem
 from isthmus.features.package.inputs import Feeds
 from isthmus.features.package.manifest import Package
@@ -21,8 +21,6 @@ from isthmus.features.package.replay import Deviation, deviation
 
 SCALE_ROWS, MIDDLE = 256, (0.025, 0.975)
 """Rows and quantiles between which the scale of an output is measured."""
-FEW, FAR = 0.02, 3000
-"""Numbers do not count that are so many times as large as so small a share of all numbers, and as 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +75,7 @@ class Limits:
         scales = {}
         for name in answers[0]:
             values = np.concatenate([answer[name].ravel() for answer in answers])
-            if values.dtype.kind == "f" and (values := values[np.isfinite(values)].astype(np.float64)).size:
-                sizes = np.abs(values)
-                values = values[sizes <= FAR * max(1.0, float(np.quantile(sizes, FEW)))]
+            if values.dtype.kind == "f" and (values := values[usual(values)].astype(np.float64)).size:
                 low, high = np.quantile(values, MIDDLE)
                 scales[name] = max(1.0, float(high - low)), 2 * float(np.spacing(np.float32(np.abs(values).max())))
         return cls(task, tolerances, scales)
