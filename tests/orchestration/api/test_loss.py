@@ -126,7 +126,6 @@ def test_rows_are_lost_until_all_of_them_are_back(built: Shop, project: Open) ->
     with with_redis(built, project) as (opened, client), served(opened) as http:
         text = client.hget("shop:tables", "customer_orders")
         assert isinstance(text, bytes)
-        client.flushall()
         begun = {**json.loads(text), "pending": True, "complete": records.NEVER}
         client.hset("shop:tables", "customer_orders", json.dumps(begun))
         require_reported(http, opened, "customer_orders", "does not hold all rows")
