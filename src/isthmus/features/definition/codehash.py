@@ -237,8 +237,9 @@ def _scope(kind: type) -> tuple[dict[str, Any], set[str]]:
             cells |= {name: names[name] for name in inner}
         part = part.func if isinstance(part, functools.cached_property) else getattr(part, "__func__", part)
         for each in (part.fget, part.fset) if isinstance(part, property) else (part,):
-            code = getattr(function := inspect.unwrap(each) if callable(each) else None, "__code__", None)
-            if code and code.co_qualname.startswith(f"{kind.__qualname__}."):  # not a decorator's
+            function: Any = inspect.unwrap(each) if callable(each) else None
+            made = isinstance(function, types.FunctionType) and function.__code__.co_qualname
+            if made and made.startswith(f"{kind.__qualname__}."):  # not a decorator's
                 cells |= _cells(function)
     cells.pop("__class__", None)
     return {**vars(sys.modules[kind.__module__]), **cells}, {*cells}
@@ -263,7 +264,8 @@ def _parsed(function: types.FunctionType) -> ast.Module:
 
 
 def _holds(node: ast.expr, place: tuple[Any, Any]) -> bool:
-    return (node.lineno, node.col_offset) <= place[0] and place[1] <= (node.end_lineno, node.end_col_offset)
+    first, end = place
+    return bool((node.lineno, node.col_offset) <= first and end <= (node.end_lineno, node.end_col_offset))
 
 
 def _referred(tree: ast.AST, names: Mapping[str, Any], cells: Collection[str], seen: _Seen) -> list[tuple[str, Any]]:
