@@ -141,6 +141,17 @@ class Dropping(Lines):
         return _Answering(lambda values: nn.functional.dropout(values, 0.3))
 
 
+class Masking(Lines):
+    """So does this one, beside the numbers of a mask."""
+
+    def student(self) -> nn.Module:
+        def masked(values: Tensor) -> Tensor:
+            hidden = torch.arange(len(values)) % 3 == 0
+            return nn.functional.dropout(values, 0.3).masked_fill(hidden & (values < values.median()), -1e9)
+
+        return _Answering(masked)
+
+
 class Crowded(Lines):
     """Its student measures the batch in eval mode, too."""
 

@@ -167,6 +167,9 @@ class Judged({base}):
         ("Task", "def batch(self, rows): return picked(self, '_f' + 'ed')(rows)"),
         ("Task", "def batch(self, rows): return operator.attrgetter('_f' + 'ed')(self)(rows)"),
         ("Task", "def batch(self, rows): return rows * vars(type(self))['SC' + 'ALE']"),
+        ("Task", "def batch(self, rows): return [*map(getattr, [self], ['_f' + 'ed'])]"),
+        ("Task", "def batch(self, rows): return eval('self._f' + 'ed')(rows)"),
+        ("Task", "def __init__(self, material): self.model = self._fed(material)"),
         ("TabularTask", "_answer = SCALE"),
         ("Dataset, Task", "pass"),
     ],
@@ -183,6 +186,24 @@ def test_what_a_class_or_its_base_reaches_is_part_of_training(
         importlib.invalidate_caches()
         kinds.append(importlib.import_module(name).Judged)
     assert code(kinds[0], JUDGING) != code(kinds[1], JUDGING)
+
+
+def test_the_class_of_a_factory_or_of_a_second_statement_is_the_one_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    start = "from isthmus.distill.tasks.task import Task\n"
+    once = "class Judged(Task):\n    def objective(self): return {}\n"
+    texts = {
+        "factory": "def made(n):\n    class Judged(Task):\n        at_once = n\n    return Judged\nJudged = made({})\n",
+        "second": once.format(1) + once.format("{}"),
+    }
+    for name, text in texts.items():
+        for n in (1, 2):
+            (tmp_path / f"{name}_{n}.py").write_text(start + text.format(n))
+        importlib.invalidate_caches()
+        one, other = (code(importlib.import_module(f"{name}_{n}").Judged, JUDGING) for n in (1, 2))
+        assert one != other, name
 
 
 @pytest.fixture

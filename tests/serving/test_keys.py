@@ -114,7 +114,9 @@ def test_any_key_opens_what_is_no_data_and_nothing_else_is_open(guarded: Server,
 )
 def test_what_a_server_says_about_itself_has_a_scope(guarded: Server, scopes: str, opened: set[str]) -> None:
     key = guarded.grant(owner=scopes)["owner"]
-    for path in ("/status", "/metrics", "/models", "/v2/models/late", "/v2/models/other"):
+    opened |= {f"{path}/ready" for path in opened if path.startswith("/v2/models/")}
+    models = ("/v2/models/late", "/v2/models/other", "/v2/models/late/ready", "/v2/models/other/ready")
+    for path in ("/status", "/metrics", "/models", *models):
         answer = ask(guarded, path, key=key)
         assert (answer.status_code != 403) == (path in opened), path
         if path not in opened:

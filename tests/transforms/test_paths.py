@@ -85,6 +85,19 @@ def test_a_partition_stays_a_column(sail: "SparkSession", tmp_path: Path) -> Non
     assert [(row.x, str(row.day)) for row in frame.collect()] == [(2, "1")]
 
 
+def test_a_folder_for_null_is_null(sail: "SparkSession", tmp_path: Path) -> None:
+    for value, folder in enumerate(("city=__HIVE_DEFAULT_PARTITION__", "city=New%20York", "city=007")):
+        _write(tmp_path / "f" / folder / "x.parquet", value)
+    frame = sources.read(sail, Source("rows", path="f"), tmp_path, tmp_path / "staging")
+    assert sorted((row.x, row.city) for row in frame.collect()) == [(0, None), (1, "New York"), (2, "007")]
+
+
+def test_a_file_without_rows_has_no_say_in_a_type(sail: "SparkSession", tmp_path: Path) -> None:
+    _write(tmp_path / "f" / "a.parquet", 1)
+    pq.write_table(pa.table({"x": pa.array([], pa.string())}), tmp_path / "f" / "b.parquet")
+    assert _read(sail, tmp_path / "f", tmp_path) == [1]
+
+
 def test_a_delta_source_in_such_a_folder_is_refused_before_it_is_opened(sail: "SparkSession", tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"source rows: path: deltalake cannot use .*Rename the folder"):
         sources.read(sail, Source("rows", delta="data/sales[1]"), tmp_path, tmp_path / "staging")

@@ -6,7 +6,6 @@ import importlib
 import inspect
 import json
 import re
-import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -240,7 +239,7 @@ def code(kind: type, without: frozenset[str]) -> Any:
     users = [each for each in kind.__mro__ if codehash.of_user(each)]
     ours = [each for each in kind.__mro__ if each.__module__.startswith("isthmus.")]
     libraries = [fingerprint(each) for each in kind.__mro__ if each not in users and each is not object]
-    trees = [_tree(each) for each in users]
+    trees = [codehash.class_tree(each) for each in users]
     own = {name for tree in trees for node in tree.body for name in _names(node)}
     own |= {name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Assign) for name in _set(node)}
     called = {name for each in ours for name in (*dir(each), *re.findall(r"self\.(\w+)", inspect.getsource(each)))}
@@ -258,7 +257,7 @@ def _described(kinds: Sequence[type], without: Collection[str]) -> str:
     """Describe the code of classes without these members, and the code that the other members refer to."""
     parts = []
     for kind in kinds:
-        tree = _tree(kind)
+        tree = codehash.class_tree(kind)
         body = [node for node in tree.body if not (_names(node) and _names(node) <= {*without})]
         tree.body = [_Unset(without).visit(node) for node in body] or [ast.Pass()]
         parts += [codehash.described(tree, kind, kinds), [f".{name}" for name in _read(tree)]]
@@ -266,18 +265,11 @@ def _described(kinds: Sequence[type], without: Collection[str]) -> str:
 
 
 def _mentioned(names: Collection[str], text: str) -> set[str]:
-    computed = (
-        r"getattr\((?![\w.]+, '\w+'[,)])|attrgetter|methodcaller|getmembers|(vars|dir)\(|__dict__|__getattribute__"
-    )
+    unknown = r"getattr(?!\([\w.]+, '\w+'[,)])"
+    computed = rf"{unknown}|attrgetter|methodcaller|getmembers|(vars|dir)\(|__dict__|(?<![.\w])(eval|exec)\("
     if re.search(computed, text):
         return {*names}
     return {*names} & {found for pair in re.findall(r"\.(\w+)|'(\w+)'", text) for found in pair}
-
-
-def _tree(kind: type) -> ast.ClassDef:
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(tree, ast.ClassDef)  # noqa: S101 - the source of a class
-    return tree
 
 
 def _read(tree: ast.ClassDef) -> list[str]:
@@ -319,7 +311,9 @@ class _Unset(ast.NodeTransformer):
         return node  # whose `self` is not the task
 
     def visit_Assign(self, node: ast.Assign) -> ast.stmt:
-        return ast.Pass() if _set(node) and _set(node) <= self.names else node
+        calls = [part for part in ast.walk(node.value) if isinstance(part, ast.Call | ast.NamedExpr)]
+        effects = any(isinstance(part, ast.NamedExpr) or "self" in ast.unparse(part) for part in calls)
+        return ast.Pass() if _set(node) and _set(node) <= self.names and not effects else node
 
 
 def _options(task: Tabular) -> dict[str, Any]:

@@ -16,6 +16,12 @@ def spread(count: int, wanted: int) -> Index:
     return np.unique(np.linspace(0, count - 1, min(wanted, count)).astype(np.int64))
 
 
+def usual(numbers: Array) -> Array:
+    """Return which numbers are finite and not, like the -1e9 of a mask, much larger than the others."""
+    sizes = np.abs(numbers[np.isfinite(numbers)], dtype=np.float64)
+    return np.abs(numbers) <= 3000 * max(1.0, np.quantile(sizes, 0.02) if sizes.size else 0.0)
+
+
 def in_batches(rows: Index, size: int) -> Iterator[Index]:
     """The rows in their order, up to `size` at a time."""
     for begin in range(0, len(rows), size):

@@ -55,7 +55,7 @@ class Deviation(NamedTuple):
     @property
     def share(self) -> float:
         """Return the difference divided by its limit."""
-        return self.by / self.limit if self.by else 0.0
+        return self.by / self.limit if self.by and self.limit else self.by and np.inf
 
     def says(self, reference: str) -> str:
         """Return the sentence that every parity check prints. `reference` names the source of the expected number."""
@@ -68,7 +68,7 @@ def deviation(
 ) -> Deviation:  # fmt: skip
     """Find the number farthest from its expected value. NaN never passes; integers must match if the limit is below 1.
 
-    `widths` also compares floating-point numbers of different widths.
+    `widths` also compares floating-point numbers of different widths, within the `rounding` of each at least.
     """
     floats = expected.dtype.kind == found.dtype.kind == "f"
     if expected.shape != found.shape or (expected.dtype != found.dtype and not (floats and widths)):
@@ -81,11 +81,24 @@ def deviation(
         with np.errstate(invalid="ignore", over="ignore"):
             gaps = np.abs(found.astype(np.float64) - expected)
         apart = np.where((apart == 0) | np.isnan(gaps), apart, gaps)
-    place = np.unravel_index(int(apart.argmax()), apart.shape)
+    limits = np.maximum(limit, rounding(expected) if widths and floats else np.zeros(apart.shape))
+    place = np.unravel_index(int(shares(apart, limits).argmax()), apart.shape)
     row, *rest = map(int, place or (0,))
     inside = f"[{', '.join(map(str, rest))}]" if rest else ""
     said, wanted = (f"{x[place]:.9g}" if x.dtype.kind == "f" else str(x[place]) for x in (found, expected))
-    return Deviation(f"{row_name(row)}, output {name}{inside}", said, wanted, float(apart[place]), limit)
+    return Deviation(f"{row_name(row)}, output {name}{inside}", said, wanted, float(apart[place]), float(limits[place]))
+
+
+def rounding(numbers: Array) -> Array:
+    """Return two float32 steps at each number; 0 where it is not finite."""
+    with np.errstate(over="ignore"):
+        return 2 * np.nan_to_num(np.spacing(np.abs(numbers).astype(np.float32))).astype(np.float64)
+
+
+def shares(apart: Array, limits: Array) -> Array:
+    """Return differences divided by their limits."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(apart > 0, apart / limits, 0.0)
 
 
 def session_options(threads: int) -> "onnxruntime.SessionOptions":

@@ -13,6 +13,7 @@ from torch import nn
 
 from isthmus.distill.export.acceptance import no_gain, require_near
 from isthmus.distill.export.candidate import Limits
+from isthmus.distill.export.parity import _worst
 from isthmus.distill.onnx.quantize import quantize
 from isthmus.distill.onnx.runtime import ask, predict, session
 from isthmus.distill.restore import create_task
@@ -48,6 +49,34 @@ def test_the_default_tolerance_grows_with_the_outputs(table: pa.Table) -> None:
     # What a task declares is absolute, even if the numbers are those of the default.
     task.tolerance = dict(Task.tolerance)
     assert Limits.of(task, student, test).limit("int8", "logits") == 0.05
+
+
+@pytest.mark.parametrize("mask", [-1e9, -1e4, float(np.finfo(np.float32).min)])
+def test_masked_logits_allow_no_other_number_to_differ(table: pa.Table, mask: float) -> None:
+    task, student = made(table)
+    test, hidden = task.material.parts.test, torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0])
+
+    def masked(*inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": torch.where(hidden > 0, torch.tensor(mask), student(*inputs)["logits"])}
+
+    limits = Limits.of(task, masked, test)  # type: ignore[arg-type]
+    assert limits.limit("int8", "logits") < 1
+    case = task.numbered_case(masked, test[:20])  # type: ignore[arg-type]
+    near = np.nextafter(case.expected["logits"], np.float32(0))
+    assert limits.compare("fp32", case, {"logits": near})[0].share <= 1
+    near[7, 1] += 1
+    (far,) = limits.compare("int8", case, {"logits": near})
+    assert far.share > 1
+    assert far.place.endswith("logits[1]")
+
+
+@pytest.mark.parametrize("masked", [-np.inf, np.inf, np.nan, -1e9])
+def test_the_verdict_sees_what_differs_beside_a_masked_number(masked: float) -> None:
+    expected = np.array([[masked, 0.5], [masked, 0.5]], np.float32)
+    found = np.array([[masked, 0.5], [masked, 9.5]], np.float32)
+    ours, theirs, allowed, _ = _worst({"y": expected}, {"y": found}, {"y": 1e-4})
+    assert (ours[1], theirs[1], allowed[1] < 1e-3) == (0.5, 9.5, True)
+    np.testing.assert_equal(ours[0], theirs[0])
 
 
 def test_a_refusal_names_the_number_and_the_line_that_lets_it_pass(table: pa.Table) -> None:

@@ -173,6 +173,7 @@ def test_outputs_are_computed_once(table: pa.Table, tmp_path: Path) -> None:
             "Dropping",
             r"output value: two answers to the same rows differ by [\s\S]*write dropout\(x, p, training=",
         ),
+        ("Masking", r"output value: two answers to the same rows differ by [\s\S]*write dropout\(x, p, training="),
         ("Crowded", r"answers to two rows beside others and alone differ by [\s\S]*write batch_norm\(..., training="),
         ("Queued", r"answers to the same rows in another order differ by [\s\S]*depends on its row alone"),
         ("Nameless", r"output value: names of classes, such as 'long'; [\s\S]*\(\"logits\",\), labels=CLASSES"),

@@ -2,6 +2,7 @@ import compileall
 import importlib.util
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -117,6 +118,8 @@ def _differ(load: Load, text: str, old: str, new: str) -> None:
 
 def test_the_name_and_place_of_the_module_do_not_matter(load: Load) -> None:
     assert digest(load(BASE, "one").late) == digest(load("\n\n" + BASE, "two").late)
+    text = "from pathlib import Path\nFOLDER = Path(__file__).parent\ndef f(x): return x, FOLDER, __file__\n"
+    assert digest(load(text).f) == digest(load(text).f)
 
 
 def test_helpers_and_constants_of_another_module_of_the_users(load: Load) -> None:
@@ -564,6 +567,93 @@ def test_objects_of_a_module_are_part_of_the_digest(load: Load, name: str) -> No
     text = OBJECTS.replace("{part}", part)
     assert text.count(old) == 1, name
     _differ(load, text, old, new)
+
+
+INDIRECT = {
+    "a method of an item of an IntEnum": """
+        class Mode(enum.IntEnum):
+            FAST = 1
+            def rate(self): return N
+        MODE = Mode.FAST
+        def f(x): return MODE.rate()
+    """,
+    "an enum made by a call": 'Mode = enum.Enum("Mode", {"FAST": N})\ndef f(x): return Mode.FAST.value',
+    "a default of a named tuple": 'Pair = namedtuple("Pair", "a b", defaults=(N,))\ndef f(x): return Pair(1).b',
+    "an attribute of a list": """
+        class Weights(list):
+            def __init__(self, items, scale):
+                super().__init__(items)
+                self.scale = scale
+        WEIGHTS = Weights([1], N)
+        def f(x): return WEIGHTS.scale
+    """,
+    "a deque in a dict": 'LAST = {"a": deque([N])}\ndef f(x): return LAST',
+    "a read-only dict in a dict": 'LAST = {"a": types.MappingProxyType({"b": N})}\ndef f(x): return LAST',
+    "a dict with a lock": 'LAST = {"a": N, "b": threading.Lock()}\ndef f(x): return LAST',
+    "one of two lambdas in a line": "g, h = [lambda x: x + 1, lambda x: x + 2][:: N - 6]\ndef f(x): return g(x)",
+    "a wrapper of a function with a decorator": """
+        def scaled(factor, function):
+            @functools.wraps(function)
+            def call(x): return function(x) * factor
+            return call
+        @functools.partial(scaled, 2)
+        def g(x): return x
+        h = scaled(N, g)
+        def f(x): return h(x)
+    """,
+    "a function for one type": """
+        @functools.singledispatch
+        def g(x): return x
+        @g.register
+        def _(x: int): return x * N
+        def f(x): return g(x)
+    """,
+    "the base of a class of a factory": """
+        BASES = {5: type("A", (), {}), 7: type("B", (), {})}
+        def made(base):
+            class Made(base): pass
+            return Made
+        Made = made(BASES[N])
+        def f(x): return Made
+    """,
+    **{
+        f"{what} of a class of a factory": f"""
+            def made(n):
+                class Made:
+                    {body}
+                return Made
+            Made = made(N)
+            def f(x): return Made
+        """
+        for what, body in {
+            "an attribute": "factor = n",
+            "a cached property": "factor = functools.cached_property(lambda self: n)",
+            "a cached method": "factor = functools.lru_cache(lambda self: n)",
+        }.items()
+    },
+    "a class in a class of a factory": """
+        def made(n):
+            class Made:
+                class Inner:
+                    def factor(self): return n
+            return Made
+        Made = made(N)
+        def f(x): return Made
+    """,
+    "a star import": "from elsewhere import *\ndef f(x): return PATTERN",
+    "an import within a statement": "if True:\n    from elsewhere import PATTERN\ndef f(x): return PATTERN",
+}
+
+
+@pytest.mark.parametrize("name", INDIRECT)
+def test_what_a_function_reaches_indirectly_is_part_of_the_digest(load: Load, name: str) -> None:
+    imports = "import enum, functools, threading, types\nfrom collections import deque, namedtuple\n"
+    text = imports + textwrap.dedent(INDIRECT[name])
+    digests = set()
+    for number in ("5", "5", "7"):
+        load(f"import re\nPATTERN = re.compile('{number}')\n", "elsewhere")
+        digests.add(digest(load(re.sub(r"\bN\b", number, text)).f))
+    assert len(digests) == 2
 
 
 def test_the_order_of_the_keywords_of_a_partial_does_not_matter(load: Load) -> None:

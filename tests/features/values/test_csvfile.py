@@ -112,6 +112,20 @@ def test_a_row_longer_than_a_block() -> None:
     assert rows(PATHS / "long.csv") == [["name", "bio"], *table]
 
 
+@pytest.mark.parametrize("text", [b"a,b\n1,\x00\n", "a,b\n1,2\n".encode("utf-16-le"), b'\x0c\nend\n"\0""a"";'])
+def test_a_file_with_nul_bytes_is_refused(text: bytes) -> None:
+    (PATHS / "nul.csv").write_bytes(text)
+    for block in range(1, 20):
+        with mock.patch.object(csvfile, "_BLOCK", block), pytest.raises(DataError, match="NUL bytes: save it as UTF-8"):
+            rows(PATHS / "nul.csv")
+
+
+def test_a_folder_is_refused_whatever_its_name() -> None:
+    (PATHS / "straddling.csv").mkdir()
+    with pytest.raises(DataError, match="cannot be read as CSV"):
+        CsvFile(PATHS / "straddling.csv", "file", {})
+
+
 CONVERTED: list[tuple[DataType, dict[str, Any], list[str]]] = [
     (Int32, {"007": 7, "+5": 5, " -5 ": -5, "": None}, ["2147483648", "5.0", "0x10", "1_0", "--1", "-", "\u0665"]),
     (Int64, {"-9223372036854775808": -(2**63)}, ["9223372036854775808", "12345678901234567890"]),

@@ -415,6 +415,20 @@ def test_a_batch_with_a_wrong_inside_keeps_no_other_waiting_and_can_be_put_back(
     assert segments(opened.spool) == []
 
 
+def test_a_batch_with_a_wrong_inside_is_not_forgotten_while_its_server_goes_on(opened: Project) -> None:
+    spool = spooled(opened, [1])
+    group = batch(spool.run, 2).groups[0]
+    wrong = msgspec.structs.replace(group, requests=b"\xff" * len(group.requests))
+    spool.write(encoded(msgspec.structs.replace(batch(spool.run, 2), groups=(wrong,))))
+    spool.write(encoded(batch(spool.run, 3)))
+    assert collect(opened).answers == 6
+    spool.close()
+    content = segments(opened.spool)[0].read_bytes()
+    assert len(collect(opened).problems) == 1
+    assert [path.read_bytes() for path in damaged_folder(opened).iterdir()] == [content]
+    assert collect(opened) == Collected()
+
+
 @pytest.mark.accept
 def test_killed_while_it_sets_a_segment_aside(opened: Project) -> None:
     spool = spooled(opened, [1])

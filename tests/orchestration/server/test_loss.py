@@ -13,6 +13,7 @@ import redis
 from isthmus import ConfigurationError
 from isthmus.features.errors import LostRowsError
 from isthmus.features.online import loss
+from isthmus.features.online import record as records
 from isthmus.features.redis.connection import connect
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.server.lookup import lookup
@@ -118,6 +119,22 @@ def test_rows_that_are_gone_are_reported_and_come_back(built: Shop, project: Ope
             # All of them are back, not only those that were looked for.
             assert asked(http).content == before.content
         assert {counts.changed for counts in materialize(opened, full=True).values()} == {0}
+
+
+def test_rows_are_lost_until_all_of_them_are_back(built: Shop, project: Open) -> None:
+    """A materialization into an empty Redis begins with its record, and may be killed before its rows are there."""
+    with with_redis(built, project) as (opened, client), served(opened) as http:
+        text = client.hget("shop:tables", "customer_orders")
+        assert isinstance(text, bytes)
+        begun = {**json.loads(text), "pending": True, "complete": records.NEVER}
+        client.hset("shop:tables", "customer_orders", json.dumps(begun))
+        require_reported(http, opened, "customer_orders", "does not hold all rows")
+        materialize(opened)
+        require_well(http, opened)
+        # The next one begins with all rows in place.
+        begun |= {"complete": begun["horizon"]}
+        client.hset("shop:tables", "customer_orders", json.dumps(begun))
+        require_well(http, opened)
 
 
 def test_neither_a_damaged_sample_nor_a_user_without_info_hides_a_loss(built: Shop, project: Open) -> None:

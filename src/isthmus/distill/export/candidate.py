@@ -13,7 +13,7 @@ from isthmus.distill.onnx.footprint import Footprint, footprint
 from isthmus.distill.onnx.runtime import Run, ask, predict, session
 from isthmus.distill.tasks.answers import graph_answers
 from isthmus.distill.tasks.task import Case, Task
-from isthmus.distill.types import Answers, Array, Index, spread
+from isthmus.distill.types import Answers, Array, Index, spread, usual
 from isthmus.features.errors import ConfigurationError, PackageError, Problem
 from isthmus.package.inputs import Feeds
 from isthmus.package.manifest import Package
@@ -52,7 +52,8 @@ class Limits:
     """The largest differences of model files from their student, by precision and output.
 
     A declared tolerance is the limit of every output. The default, `Task.tolerance`, is multiplied by the scale of
-    each output. Two float32 steps at the output's largest number are added for rounding.
+    each output. Two float32 steps at the output's largest number are added for rounding. Numbers like the -1e9 of a
+    mask, which are much larger than the others, count for neither.
 
     Attributes:
         tolerances: by precision.
@@ -74,7 +75,7 @@ class Limits:
         scales = {}
         for name in answers[0]:
             values = np.concatenate([answer[name].ravel() for answer in answers])
-            if values.dtype.kind == "f" and (values := values[np.isfinite(values)].astype(np.float64)).size:
+            if values.dtype.kind == "f" and (values := values[usual(values)].astype(np.float64)).size:
                 low, high = np.quantile(values, MIDDLE)
                 scales[name] = max(1.0, float(high - low)), 2 * float(np.spacing(np.float32(np.abs(values).max())))
         return cls(task, tolerances, scales)

@@ -24,7 +24,7 @@ from isthmus.package.golden import read_golden
 from isthmus.package.inputs import feeds
 from isthmus.package.manifest import WHOLE, Package, Variant
 from isthmus.package.prompts import decoder_of, read_prompts
-from isthmus.package.replay import open_session
+from isthmus.package.replay import open_session, rounding, shares
 from isthmus.package.verdict import FeatureVerdict, ValueDifference, compare
 
 LEAST, BYTES = 16, 4 << 20
@@ -215,10 +215,12 @@ def _worst(expected: Answers, outputs: Answers, limits: Mapping[str, float]) -> 
     ours, theirs = (np.concatenate(side, 1) for side in zip(*pairs, strict=True))
     with np.errstate(invalid="ignore"):
         differences = np.abs(ours - theirs)
-    # A number that a single side has differs most of all; two NaNs agree.
+    # A number that a single side has differs most of all; two NaNs agree, and so do two infinities.
     differences = np.where(np.isnan(differences), np.inf, differences)
-    differences = np.where(np.isnan(ours) & np.isnan(theirs), 0.0, differences)
+    differences = np.where((ours == theirs) | np.isnan(ours) & np.isnan(theirs), 0.0, differences)
     places = np.repeat(np.arange(len(names)), [side.shape[1] for side, _ in pairs])
-    column = (differences / allowed[places]).argmax(1)
-    worst, of = (np.arange(rows), column), places[column]
-    return ours[worst], theirs[worst], allowed[of], names[of]
+    floats = np.array([values.dtype.kind == "f" for values in outputs.values()])[places]
+    within = np.maximum(allowed[places], np.where(floats, rounding(ours), 0.0))
+    column = shares(differences, within).argmax(1)
+    worst = (np.arange(rows), column)
+    return ours[worst], theirs[worst], within[worst], names[places[column]]

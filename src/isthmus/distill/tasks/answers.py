@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from isthmus.distill.tasks.task import Task, answers
-from isthmus.distill.types import Answers, Array, Index, in_batches
+from isthmus.distill.types import Answers, Array, Index, in_batches, usual
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.package.inputs import Feeds
 
@@ -84,10 +84,12 @@ _BY_NEIGHBORS = (
 def _apart(first: dict[str, Tensor], second: dict[str, Tensor], what: str, expected: str, remedy: str) -> list[Problem]:
     problems = []
     for key, answer in first.items():
-        ours, theirs = answer.float(), second[key].float()
-        scale = max(float(ours.abs().max()), 1e-6) if ours.numel() else 1.0
+        ours, theirs = (each.float().cpu().numpy() for each in (answer, second[key]))
+        counted = usual(ours)
+        scale = max(float(np.abs(ours[counted]).max(initial=0)), 1e-6)
         # Do not compare to the bit: products of other sizes are added up in another order.
-        if (apart := float((ours - theirs).abs().max()) if ours.numel() else 0.0) > 1e-3 * scale:
+        apart = float(np.nan_to_num(np.abs(ours[counted] - theirs[counted]), nan=np.inf).max(initial=0))
+        if apart > 1e-3 * scale:
             found = f"{what} differ by up to {apart:.3g}, of numbers up to {scale:.3g}"
             problems.append(Problem(f"output {key}", found, expected, remedy))
     return problems

@@ -70,8 +70,21 @@ def digest(function: Callable[..., Any], *, state: bool = True) -> str:
 
 def described(tree: ast.stmt, kind: type, seen: Iterable[object]) -> list[Any]:
     """Describe the statement of a class, and the user code it refers to, as plain data; `seen` count by their place."""
-    normal = _normal(ast.Module([tree], []), decorated=True)
-    return [ast.unparse(normal), _referred(normal, *_scope(kind), _Seen(seen, state=True))]
+    return _statement(tree, kind, _Seen(seen, state=True))
+
+
+def class_tree(kind: type) -> ast.ClassDef:
+    """Parse the statement of a class. Raise an OSError if a call made the class."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    file = ast.walk(ast.parse("".join(inspect.findsource(kind)[0])))
+    same = [node for node in file if isinstance(node, ast.ClassDef) and node.name == kind.__name__]
+    if len(same) > 1:  # of several classes of a name, `inspect` finds the first before Python 3.13
+        codes = [part.__code__ for part in vars(kind).values() if isinstance(part, types.FunctionType)]
+        lines = [code.co_firstlineno for code in codes if code.co_qualname.startswith(f"{kind.__qualname__}.")]
+        around = [node for node in same if any(node.lineno < line <= (node.end_lineno or 0) for line in lines)]
+        tree = around[-1] if around else tree
+    assert isinstance(tree, ast.ClassDef)  # noqa: S101 - the source of a class
+    return tree
 
 
 def location(function: Callable[..., Any]) -> str:
@@ -100,7 +113,8 @@ def reduced(value: Any) -> tuple[Any, ...]:
         state = registered(value) if registered else value.__reduce_ex__(2)
     except Exception as error:  # the `__reduce_ex__` of whatever class it is
         raise OSError(f"a {type(value).__name__} has no state: {error}") from error
-    return (state,) if isinstance(state, str) else state
+    # An iterator's own state may name what it iterates, which is described already.
+    return (state,) if isinstance(state, str) else tuple([*p] if isinstance(p, Iterator) else p for p in state)
 
 
 def _described(value: Any, seen: _Seen, within: tuple[object, ...] = ()) -> Any:
@@ -109,7 +123,7 @@ def _described(value: Any, seen: _Seen, within: tuple[object, ...] = ()) -> Any:
     `within` are the containers since the last of `seen`: both end recursion.
     """
     if isinstance(value, _CONSTANTS):
-        return repr(value)
+        return [repr(value), *methods] if (methods := _methods(value, seen)) else repr(value)
     if any(value is earlier for earlier in within):
         return ["within", next(depth for depth, earlier in enumerate(reversed(within)) if value is earlier)]
     inner = (*within, value)
@@ -121,13 +135,16 @@ def _described(value: Any, seen: _Seen, within: tuple[object, ...] = ()) -> Any:
             type(value).__name__,
             *sorted(json.dumps(_described(item, _Seen(seen, state=seen.state), inner)) for item in value),
         ]
-    if isinstance(value, dict):
+    if isinstance(value, dict | types.MappingProxyType):
         pairs = ([_described(key, seen, inner), _described(item, seen, inner)] for key, item in value.items())
         default = [_described(value.default_factory, seen, inner)] if isinstance(value, defaultdict) else []
         return ["dict", *pairs, *default, *_methods(value, seen)]
     if isinstance(value, functools.partial):
         keywords = dict(sorted(value.keywords.items()))
         return ["partial", *(_described(part, seen, inner) for part in (value.func, value.args, keywords))]
+    registry = vars(value).get("registry") if isinstance(value, types.FunctionType) else None
+    if isinstance(registry, types.MappingProxyType):  # of a singledispatch
+        return [_described([*pair], seen, inner) for pair in registry.items()]
     if callable(value) and not _wraps(value, outermost=not seen):
         value = inspect.unwrap(value)
     for position, earlier in enumerate(seen):
@@ -160,12 +177,13 @@ def _state(value: Any, seen: _Seen, within: tuple[object, ...]) -> Any:
 
 
 def _methods(value: Any, seen: _Seen) -> list[Any]:
-    """Return the class of a container if it has a user's methods: a named tuple with functions, for example."""
+    """Return the class and the attributes of a value if it has a user's methods: a named tuple with functions."""
     kind = type(value)
     own = [part for part in vars(kind).values() if isinstance(part, types.FunctionType | property | classmethod)]
     files = [getattr(getattr(part, "fget", getattr(part, "__func__", part)), "__code__", None) for part in own]
     if kind.__module__ != "builtins" and any(code and Path(code.co_filename).exists() for code in files):
-        return [described] if (described := _described(kind, seen)) is not None else []
+        kinds = [described] if (described := _described(kind, seen)) is not None else []
+        return [*kinds, *([_described(vars(value), seen)] if kinds and getattr(value, "__dict__", None) else [])]
     return []
 
 
@@ -174,11 +192,11 @@ def _wraps(value: Any, *, outermost: bool) -> bool:
     inner = inspect.unwrap(value)
     if inner is value or not (isinstance(value, types.FunctionType) and of_user(value)):
         return False
-    return outermost or not (isinstance(inner, types.FunctionType) and _decorators(inner))
-
-
-def _decorators(function: types.FunctionType) -> bool:
-    return of_user(function) and any(getattr(node, "decorator_list", ()) for node in _parsed(function).body)
+    if outermost or not (isinstance(inner, types.FunctionType) and of_user(inner)):
+        return True
+    wrappers: list[Any] = []
+    inspect.unwrap(value, stop=wrappers.append)
+    return len(wrappers) > sum(len(getattr(node, "decorator_list", ())) for node in _parsed(inner).body)
 
 
 def _function(function: types.FunctionType, seen: _Seen) -> list[Any]:
@@ -191,20 +209,37 @@ def _function(function: types.FunctionType, seen: _Seen) -> list[Any]:
 
 def _class(value: type, seen: _Seen) -> list[Any]:
     try:
-        tree = _normal(ast.parse(textwrap.dedent(inspect.getsource(value))), decorated=True)
+        tree = class_tree(value)
     except OSError:
-        # A named tuple, created by a call: only its fields count.
-        return [value.__qualname__, list(getattr(value, "_fields", ()))]
-    return [ast.unparse(tree), _referred(tree, *_scope(value), seen)]
+        # Created by a call, like a named tuple.
+        made = _assigned(value, vars(sys.modules[value.__module__]), value.__name__, seen)
+        return [value.__qualname__, made or list(getattr(value, "_fields", ()))]
+    return _statement(tree, value, seen)
+
+
+def _statement(tree: ast.stmt, kind: type, seen: _Seen) -> list[Any]:
+    normal = _normal(ast.Module([tree], []), decorated=True)
+    described = [ast.unparse(normal), _referred(normal, *_scope(kind), seen)]
+    if "<locals>" in kind.__qualname__:
+        # The body of the class may have read what the function around it bound.
+        stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        plain = ((name, part) for name, part in vars(kind).items() if name in stored and not hasattr(part, "__get__"))
+        described.append(_described([*kind.__bases__, dict(plain)], seen))
+    return described
 
 
 def _scope(kind: type) -> tuple[dict[str, Any], set[str]]:
     """Return the names that the code of a class sees, and which of them are of the function that made the class."""
     cells: dict[str, Any] = {}
     for part in vars(kind).values():
-        for each in (part.fget, part.fset) if isinstance(part, property) else (getattr(part, "__func__", part),):
-            function = inspect.unwrap(each) if isinstance(each, types.FunctionType) else None
-            if function and function.__code__.co_qualname.startswith(f"{kind.__qualname__}."):  # not a decorator's
+        if isinstance(part, type) and part.__qualname__.startswith(f"{kind.__qualname__}."):
+            names, inner = _scope(part)
+            cells |= {name: names[name] for name in inner}
+        part = part.func if isinstance(part, functools.cached_property) else getattr(part, "__func__", part)
+        for each in (part.fget, part.fset) if isinstance(part, property) else (part,):
+            function: Any = inspect.unwrap(each) if callable(each) else None
+            made = isinstance(function, types.FunctionType) and function.__code__.co_qualname
+            if made and made.startswith(f"{kind.__qualname__}."):  # not a decorator's
                 cells |= _cells(function)
     cells.pop("__class__", None)
     return {**vars(sys.modules[kind.__module__]), **cells}, {*cells}
@@ -220,10 +255,17 @@ def _parsed(function: types.FunctionType) -> ast.Module:
     # From the code: the source of a function that wraps another would be the other's.
     if function.__name__ != "<lambda>":
         return ast.parse(textwrap.dedent(inspect.getsource(function.__code__)))
-    # The lines of a lambda may be no complete statement: take all lambdas of its line from the whole file.
+    # The lines of a lambda may be no complete statement: take the lambdas of its line from the whole file.
     file, line = ast.parse("".join(inspect.findsource(function.__code__)[0])), function.__code__.co_firstlineno
-    lambdas = (node for node in ast.walk(file) if isinstance(node, ast.Lambda) and node.lineno == line)
-    return ast.Module([ast.Expr(node) for node in lambdas], [])
+    lambdas = [node for node in ast.walk(file) if isinstance(node, ast.Lambda) and node.lineno == line]
+    places = [((line, start), (last, end)) for line, last, start, end in function.__code__.co_positions() if end]
+    around = [node for node in lambdas if places and all(map(functools.partial(_holds, node.body), places))]
+    return ast.Module([ast.Expr(node) for node in around[-1:] or lambdas], [])
+
+
+def _holds(node: ast.expr, place: tuple[Any, Any]) -> bool:
+    first, end = place
+    return bool((node.lineno, node.col_offset) <= first and end <= (node.end_lineno, node.end_col_offset))
 
 
 def _referred(tree: ast.AST, names: Mapping[str, Any], cells: Collection[str], seen: _Seen) -> list[tuple[str, Any]]:
@@ -232,7 +274,7 @@ def _referred(tree: ast.AST, names: Mapping[str, Any], cells: Collection[str], s
     names = {**names, **_imported(tree, names.get("__package__"))}
     for reference in _references(tree):
         head, *attributes = reference.split(".")
-        if head not in names:
+        if head not in names or head == "__file__":  # the place of the code
             continue
         value = _resolve(names[head], attributes)
         known = len(seen)
@@ -240,6 +282,8 @@ def _referred(tree: ast.AST, names: Mapping[str, Any], cells: Collection[str], s
             described = _described(value, seen, (cells,) if head in cells else ())
         except OSError as error:
             del seen[known:]
+            if any(value is earlier for earlier in seen):
+                continue  # the statement that assigns it
             if isinstance(value, types.FunctionType | type) or not (
                 described := _assigned(value, names, reference, seen)
             ):
@@ -301,16 +345,17 @@ def _assigned(value: Any, names: Mapping[str, Any], reference: str, seen: _Seen)
     # Also from an archive on the path.
     linecache.checkcache(file)
     for statement in ast.parse("".join(linecache.getlines(file, dict(names)))).body:
-        if isinstance(statement, ast.ImportFrom):
-            module = sys.modules.get(_origin(statement, names.get("__package__")))
-            for alias in statement.names:
-                if (alias.asname or alias.name) == head and module is not None:
-                    return _assigned(value, vars(module), alias.name, seen)
-        stored = (
-            node for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        )
-        definition = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        if not definition and any(node.id == head for node in stored):
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        nodes = [*ast.walk(statement)]
+        for node in nodes:
+            origin = _origin(node, names.get("__package__")) if isinstance(node, ast.ImportFrom) else ""
+            if isinstance(node, ast.ImportFrom) and (module := sys.modules.get(origin)):
+                there = {alias.asname or alias.name: alias.name for alias in node.names}
+                name = head if "*" in there and vars(module).get(head) is value else there.get(head)
+                if name is not None:
+                    return _assigned(value, vars(module), name, seen)
+        if any(isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == head for node in nodes):
             seen.append(value)
             assignments.append([ast.unparse(statement), _referred(statement, names, (), seen)])
     return assignments or None

@@ -35,6 +35,7 @@ class Written(msgspec.Struct, frozen=True):
     contract: str
     built: int
     at: int
+    horizon: int = records.NEVER
 
 
 Materialized = Mapping[str, Written]
@@ -71,7 +72,7 @@ def read(file: Path) -> dict[str, Written]:
 
 def note(file: Path, view: ViewContract, record: Published) -> None:
     """Record in the file that a view was materialized. Replace the view's earlier entry."""
-    entry = Written(record.contract, record.built, record.at)
+    entry = Written(record.contract, record.built, record.at, record.horizon)
     write_atomically(file, msgspec.json.encode({**read(file), view.online_name: entry}))
 
 
@@ -116,6 +117,9 @@ def _differs(record: Published | None, last: Written | None, nodes: Iterable[Map
         return "" if last is None else "Redis holds nothing of what was materialized"
     if last is not None and (record.built, record.at) < (last.built, last.at):
         return "Redis has come back with the rows of an earlier materialization"
+    # A run says until when an earlier one was complete: NEVER, if Redis had nothing when it began.
+    if last and record.pending and record.contract == last.contract and record.complete < last.horizon:
+        return "Redis does not hold all rows of the last materialization again"
     for node in nodes:
         before, now = record.servers.get(str(node["run_id"])), int(node["evicted_keys"])
         if before is None and int(node["maxmemory"]) and _policy([node]):

@@ -167,7 +167,7 @@ class CsvFile:
         try:
             yield
         except (pa.ArrowException, csv.Error, BadZipFile, zlib.error, RuntimeError, OSError, EOFError) as error:
-            if "straddling" in str(error):
+            if isinstance(error, pa.ArrowInvalid) and "straddling" in str(error):
                 raise
             raise self._error(f"cannot be read as CSV ({first_line(error)})", "", _REPAIR) from error
 
@@ -196,6 +196,8 @@ class _Ended:
         # Arrow drops a line feed at the beginning of a block if the block before ends with a carriage return.
         while data.endswith(b"\r") and (more := self._file.read(1)):
             data += more
+        if b"\0" in data:  # Arrow may then take a line break in quotation marks for the end of a row
+            raise pa.ArrowInvalid("it has NUL bytes: save it as UTF-8")
         if not data:
             data, self._end = self._end, b""
         return data

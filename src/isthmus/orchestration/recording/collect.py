@@ -101,13 +101,18 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
             over, again = ended(path), table.batches(_run(path)) if _AGAIN in path.name else None
             for batch in _whole(path, problems, over=over):
                 before = last[batch.run]
-                if batch.number in again if again is not None else batch.number <= before:
+                done = batch.number in again if again is not None else batch.number <= before
+                if done and not over:
                     continue
                 try:
-                    waiting.parts.append(answers_of(batch))
+                    # A run that skipped a batch since it was wrong may have gone on to later ones.
+                    part = answers_of(batch)
                 except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
                     problems.note(path, f"has a batch that cannot be collected ({first_line(error)})", over=over)
                     continue
+                if done:
+                    continue
+                waiting.parts.append(part)
                 missing += max(batch.number - before - 1, 0)
                 last[batch.run] = max(before, batch.number)
                 waiting.batches.append(batch)

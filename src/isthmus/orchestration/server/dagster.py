@@ -43,9 +43,7 @@ class OwnPages:
         """Pass a request or a WebSocket on, or refuse it with 403."""
         try:
             if scope["type"] in ("http", "websocket"):
-                # People may follow links to pages, but not to GraphQL (perhaps behind a prefix): a GET can start runs.
-                visits = "graphql" not in scope["path"]
-                require_own_page(scope, self._hosts, name_it=_NAME_IT, instead=_INSTEAD, visits=visits)
+                self._require(scope)
         except ForbiddenError as error:
             if scope["type"] == "http":
                 await refused(error, scope)(scope, receive, send)
@@ -53,6 +51,15 @@ class OwnPages:
                 await send({"type": "websocket.close", "code": 1008})
             return
         await self._app(scope, receive, send)
+
+    def _require(self, scope: Scope) -> None:
+        # People may follow links to pages, but not to GraphQL (perhaps behind a prefix): a GET can start runs.
+        visits = "graphql" not in scope["path"]
+        require_own_page(scope, self._hosts, name_it=_NAME_IT, instead=_INSTEAD, visits=visits)
+        # Over plain HTTP, browsers do not say which site a GET to another name than localhost comes from.
+        known = any(name == b"sec-fetch-site" for name, _ in scope["headers"])
+        if not visits and not known and scope.get("method") == "GET" and scope["query_string"]:
+            raise ForbiddenError("request", "is a GraphQL query by GET", expected="POST", remedy="send it by POST")
 
 
 class Webserver(DagsterWebserver[Any, Any]):

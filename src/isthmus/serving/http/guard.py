@@ -233,7 +233,7 @@ def require_own_page(
     elsewhere = scope["type"] == "http" and site not in (None, b"same-origin", b"none")
     if visits and elsewhere and scope["method"] == "GET":
         elsewhere = (_header(scope, b"sec-fetch-mode"), _header(scope, b"sec-fetch-dest")) != (b"navigate", b"document")
-    if elsewhere or (origin and origin.partition(b"://")[2] not in named):
+    if elsewhere or (origin is not None and origin.partition(b"://")[2] not in named):
         raise errors.ForbiddenError(
             "request", "comes from a page of another site", expected="a caller of its own, or an API key",
             remedy=instead,

@@ -86,6 +86,7 @@ class Inference:
 
     async def model_ready(self, request: Request) -> Response:
         """Whether a model can answer."""
+        granted(request).require_status(request.path_params["model"])
         predictor = _predictor_of(self._state(), request)
         return _encoded(wire.ModelReady(predictor.model.deployment.model, ready=True), predictor.contract.hash)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _PATTERN = re.compile(r"[*?\[\]{}\\]")
+_NULL = "__HIVE_DEFAULT_PARTITION__"
 _ROWS = 262_144
 """Rows of a group, which is what is in memory."""
 _SIGNED = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20)}
@@ -137,6 +138,8 @@ class Files:
     def uniform(self) -> bool:
         """Return whether all engines read the files unchanged and with the same result."""
         kinds = [_kinds(fragment, footer) for fragment, footer in zip(self._fragments, self._footers, strict=True)]
+        if any(_NULL in path for path in self.paths):
+            return False  # Sail takes it for a text
         return all(map(_is_read, kinds[0].values())) and all(other == kinds[0] for other in kinds)
 
     @cached_property
@@ -176,7 +179,7 @@ class Files:
         """Return the columns named by a file's folders, as text, because engines guess types in different ways."""
         folders = fragment.path.removeprefix(self._root).split("/")[:-1]
         pairs = [folder.partition("=") for folder in folders if "=" in folder]
-        return {name: None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value) for name, _, value in pairs}
+        return {name: None if value == _NULL else unquote(value) for name, _, value in pairs}
 
     def _one(self, name: str, kinds: Mapping[pa.DataType, str]) -> pa.DataType:
         # Whole numbers fit beside decimals and floating-point numbers, as far as the values do.
@@ -222,7 +225,7 @@ def _without_values(footer: Any, name: str) -> bool:
         if footer.schema.column(column).path == name:
             groups = [footer.row_group(n) for n in range(footer.num_row_groups)]
             parts = [(group.num_rows, group.column(column).statistics) for group in groups]
-            return all(part is not None and part.has_null_count and part.null_count == rows for rows, part in parts)
+            return all(not rows or (part and part.has_null_count and part.null_count == rows) for rows, part in parts)
     return False
 
 
