@@ -142,7 +142,7 @@ def test_predict_casts_as_training_does(exported: ExportReport) -> None:
     columns = {item.name: from_python([row[item.name]], item.dtype) for item in STUDENT}
     for name, tensor in feeds(STUDENT, columns).items():
         np.testing.assert_array_equal(model.feeds(row)[name], tensor)
-    with pytest.raises(KeyError, match=f"no value for {whole.name}; pass None where there is none"):
+    with pytest.raises(KeyError, match=f"no value for {whole.name}; pass None for a missing value"):
         model.predict({}, {name: value for name, value in row.items() if name != whole.name}, {})
     with pytest.raises(TypeError):
         model.predict({}, {**row, whole.name: 1.5}, {})

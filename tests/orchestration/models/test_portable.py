@@ -224,7 +224,7 @@ def test_core_ml_has_a_package_and_a_test(of_table: ExportReport) -> None:
     assert 'example["core"]' in test
     readme = (of_table.path / "README.md").read_text(encoding="utf-8")
     assert "(graph parity)" in readme
-    assert "`CoreMLTests.swift` asks Core ML itself" in readme
+    assert "run\n`CoreMLTests.swift` with the golden cases" in readme
 
 
 class Masked(nn.Module):
