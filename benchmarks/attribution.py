@@ -59,7 +59,6 @@ def main() -> int:
 
 
 def measure_rows(folder: Path, scratch: Path, count: int) -> list[Comparison]:
-    """Measure an attribution of at least `count` rows, and the error of its sums."""
     project = Project(folder)
     artifacts = Artifacts.of(project)
     table = artifacts.current_training_set().table()
@@ -112,7 +111,6 @@ def measure_recorded(folder: Path, scratch: Path, count: int) -> list[Comparison
 
 
 def _question(rows: pa.Table, keys: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:
-    """Return the body of a prediction request."""
     return {"entities": rows.select(keys).to_pydict(), "request": rows.select(fields).to_pydict()}
 
 

@@ -53,8 +53,6 @@ FLOOR, STYLE = 0.1, "svg .least { fill: var(--base) } svg text { font: 11px syst
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A script with its options, and the programs that it needs."""
-
     title: str
     script: str
     options: tuple[str, ...] = ()
@@ -104,7 +102,6 @@ def main() -> int:
 
 
 def measured(benchmark: Benchmark, *, quick: bool) -> list[dict[str, Any]]:
-    """Return the comparisons of one run; raise a RuntimeError with the reason if it fails."""
     if missing := [name for name in benchmark.needs if shutil.which(name) is None]:
         raise RuntimeError("; ".join(f"{name} is not on PATH: install {REMEDIES[name]}" for name in missing))
     sys.stderr.write(f"{benchmark.command}{' --quick' if quick else ''}\n")
@@ -138,7 +135,6 @@ def summaries(runs: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def introduction(runs: int, *, quick: bool) -> list[Block]:
-    """Describe how to reproduce the page."""
     versions: list[tuple[str, Text]] = [(name, version(name)) for name in LIBRARIES]
     versions += [(name, version_line(name, "--version" if name != "wrk" else "-v")) for name in REMEDIES]
     commit = version_line("git", "-C", str(ROOT), "describe", "--always", "--dirty")
@@ -154,7 +150,6 @@ def introduction(runs: int, *, quick: bool) -> list[Block]:
 
 
 def version_line(*command: str) -> str:
-    """Return the first line of a program's version output."""
     if shutil.which(command[0]) is None:
         return "not installed"
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -162,7 +157,6 @@ def version_line(*command: str) -> str:
 
 
 def section(rows: Sequence[dict[str, Any]]) -> list[Block]:
-    """Return the table of a benchmark, and a chart of its ratios."""
     table = Table(
         ["case", "unit", "Isthmus", "peer", "peer name", "ratio", "target", ""],
         list(map(_cells, rows)),

@@ -74,7 +74,6 @@ def measured(model: bytes, decoder: Decoder, threads: int) -> Callable[[], tuple
 
 
 def compared(name: str, threads: int, rounds: int) -> Iterator[Comparison]:
-    """Compare predictions and measurements of a model."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SIZES[name], max_position_embeddings=2 * HALF, tie_word_embeddings=True))
     network, sizes = CachedModel(model.eval()), Sizes.of(model.config.to_dict(), name)

@@ -36,7 +36,6 @@ CONNECTIONS = 32
 
 
 def load(server: Server, seconds: int) -> dict[str, Any]:
-    """Load the server with predictions and return wrk's figures."""
     url = str(server.http.base_url)
     command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--latency", "-s", str(SCRIPT), url]
     return last_json(command, {"LOOKUP_PATH": "/predict", "LOOKUP_BODY": BODY})
@@ -53,7 +52,6 @@ def first_prediction(server: Server, package: Path) -> float:
 
 
 def swap(server: Server, package: Path) -> None:
-    """Deploy a package and wait until the server has loaded it."""
     server.deploy(package)
     digest = package_digest(package)
     wait(lambda: server.http.get("/models").json()["models"][0]["package"] == digest, "the swap", 60)

@@ -108,7 +108,6 @@ def ages(project: Project, folder: Path, progress: Any) -> list[Comparison]:
 
 
 def snapshots(project: Project, folder: Path, steps: int) -> list[Comparison]:
-    """Measure the bytes of snapshots and deltas, and their milliseconds in Chromium."""
     service, device = declared(project, None)
     every, last = device.every // MICROSECOND, project.now()
     sizes, shares, ways = [], [], []
@@ -151,7 +150,6 @@ def snapshots(project: Project, folder: Path, steps: int) -> list[Comparison]:
 
 
 def owners(folder: Path, count: int) -> list[Comparison]:
-    """Measure a snapshot with a file for each owner."""
     views = [
         make_view({"n": Int64, "x": Float64, "rate": Float32}, {"customer": Int64}, name="own"),
         make_view({f"f{n}": Float64 for n in range(8)}, {"place": String}, name="shared"),

@@ -112,14 +112,11 @@ def combined_loss(logits: torch.Tensor, batch: Examples) -> torch.Tensor:
 
 
 def evaluate(module: nn.Module, validation: Examples) -> float:
-    """Evaluate a model; both loops use it."""
     scores = module(validation.numbers).numpy()
     return auc(validation.labels.numpy(), scores)
 
 
 def ours(learning: Examples, validation: Examples, folder: Path | None) -> float:
-    """Return the best AUC of our loop."""
-
     def step(module: nn.Module, batch: Examples, _done: float) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         return combined_loss(module(batch.numbers), batch), {}
 
@@ -132,7 +129,6 @@ def ours(learning: Examples, validation: Examples, folder: Path | None) -> float
 
 
 def bare(learning: Examples, validation: Examples) -> float:
-    """Return the best AUC of a minimal PyTorch loop."""
     module, best, best_score = Network(), {}, -1.0
     optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, weight_decay=1e-2, fused=True)
     steps = EPOCHS * math.ceil(len(learning) / BATCH)

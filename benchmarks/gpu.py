@@ -51,8 +51,6 @@ class Encoder(nn.Module):
 
 
 class Texts:
-    """Random texts and the teacher's logits, on the GPU."""
-
     def __init__(self) -> None:
         torch.manual_seed(0)
         self.texts = torch.randint(WORDS, (ROWS, TOKENS)).cuda()
@@ -112,7 +110,6 @@ def trained(
 
 
 def measured(steps: int, folder: Path) -> list[Comparison]:
-    """Compare each precision, with and without compilation, with fp32."""
     texts = Texts()
     plain, base, memory = trained(texts, TrainingProfile(device="cuda"), steps)
     comparisons = [

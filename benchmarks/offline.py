@@ -76,7 +76,6 @@ def main() -> int:
 
 
 def joins(folder: Path, rounds: int, spine_rows: int, *, cutoff: bool) -> list[Comparison]:
-    """Run and compare all joins of one variant."""
     variant = "two times" if cutoff else "one time"
     cases = list(dict.fromkeys(case for pair in PAIRS[cutoff] for case in pair[:2]))
     reference, out = folder / "reference.parquet", folder / "out.parquet"
@@ -103,7 +102,6 @@ def joins(folder: Path, rounds: int, spine_rows: int, *, cutoff: bool) -> list[C
 
 
 def run_job(case: str, folder: Path, out: Path, *, cutoff: bool) -> dict[str, Any]:
-    """Run one join in its own process and return its seconds and peak memory."""
     command = [sys.executable, str(JOBS), case, str(folder), str(out), *(["--cutoff"] if cutoff else [])]
     return last_json(command, {"HOME": str(folder)})
 
@@ -155,7 +153,6 @@ def rewrites(folder: Path, place: Path) -> list[Comparison]:
 
 
 def without_target(case: str, metric: str, ours: float) -> Comparison:
-    """Return a figure of a peer without a target."""
     return Comparison(case, metric, ours, None, None, None, None, None)
 
 

@@ -40,7 +40,6 @@ SPARK = {  # the settings of Feast's own template, for a small machine
 
 
 def main() -> None:
-    """Run one job and print its seconds and peak memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case")
     parser.add_argument("folder", type=Path)
@@ -70,7 +69,6 @@ def peak_mb() -> float:
 
 
 def embedded(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitStack) -> Job:
-    """Prepare our join in this process."""
     from isthmus.features.offline.history import ViewHistory
     from isthmus.features.pointintime.join import point_in_time
 
@@ -85,7 +83,6 @@ def embedded(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitSt
 
 
 def _table(folder: Path, name: str, cutoff: bool, **how: Any) -> pa.Table:
-    """Return the rows of a view in the form of an offline table."""
     rows = pq.read_table(folder / f"{name}.parquet", **how)
     created = rows["created"]
     known = created if cutoff else rows["event_timestamp"]
@@ -140,8 +137,6 @@ def _view(name: str) -> "ViewContract":
 
 
 def feast(kind: str) -> Callable[[Path, Path, bool, contextlib.ExitStack], Job]:
-    """Prepare `get_historical_features` of one of Feast's offline stores."""
-
     def prepare(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitStack) -> Job:
         import pandas as pd
         from feast import Entity, FeatureStore, FeatureView, Field, FileSource, RepoConfig, ValueType

@@ -141,13 +141,11 @@ def feast_server(folder: Path) -> tuple[list[str], int]:
 
 
 def our_server(project: Project) -> tuple[list[str], int]:
-    """Return the command of our server with default options."""
     isthmus = str(Path(sys.executable).with_name("isthmus"))
     return [isthmus, "serve", "--project", str(project.root)], project.settings.server.port
 
 
 def body(view: str, keys: int) -> dict[str, Any]:
-    """Return a request for all features of a view."""
     return {"features": [f"{view}:f{n}" for n in range(VIEWS[view])], "entities": {"user_id": list(range(keys))}}
 
 
@@ -167,7 +165,6 @@ def same_answers(servers: dict[str, str], tables: dict[str, pa.Table]) -> None:
 
 
 def load(url: str, case: Case, key_space: int, seconds: int) -> dict[str, float]:
-    """Load a server and return wrk's figures."""
     settings = {
         "LOOKUP_FEATURES": ",".join(f"{case.view}:f{n}" for n in range(VIEWS[case.view])),
         "LOOKUP_KEYS": str(case.keys),
@@ -225,12 +222,10 @@ def writes(folder: Path, place: Path, rows: int, rounds: int) -> list[Comparison
 
 
 def middle(figures: list[dict[str, float]]) -> dict[str, float]:
-    """Return the median of each figure."""
     return {name: statistics.median([figure[name] for figure in figures]) for name in figures[0]}
 
 
 def note(text: str) -> None:
-    """Print progress to stderr."""
     sys.stderr.write(f"{text}\n")
 
 

@@ -89,7 +89,6 @@ def wide(wide_table: DataFrame) -> DataFrame:
 
 
 def our_project(folder: Path, tables: Path, redis: str, port: int) -> Path:
-    """Create an Isthmus project over the tables."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "isthmus.toml").write_text(
         f'[project]\nname = "bench"\n\n[stores]\nonline = "redis://{redis}"\n\n[server]\nport = {port}\n'

@@ -79,7 +79,6 @@ def settle(process: "subprocess.Popen[bytes]", seconds: float = 15) -> None:
 
 
 def answers(url: str, body: object) -> bool:
-    """Return True if a POST is answered with 200."""
     try:
         return httpx.post(url, json=body, timeout=30).status_code == 200
     except httpx.TransportError:

@@ -39,7 +39,6 @@ BAR = 20_000
 
 
 def body(turn: int, to: str) -> dict[str, Any]:
-    """Return a push of rows with new keys."""
     numbers = list(range(turn * ROWS, (turn + 1) * ROWS))
     columns = {field.name: numbers if field.dtype is Int64 else [n / 7 for n in numbers] for field in VIEW.fields}
     times = {"event_timestamp": [NOW - turn] * ROWS}
@@ -47,7 +46,6 @@ def body(turn: int, to: str) -> dict[str, Any]:
 
 
 def push(server: Server, turns: range, to: str) -> float:
-    """Return the rows per second that the server accepts."""
     bodies = [body(turn, to) for turn in turns]
     began = time.perf_counter()
     for each in bodies:
@@ -66,7 +64,6 @@ def fill_table(store: OfflineStore, rows: int) -> None:
 
 
 def collection(url: str, store: OfflineStore, rows: int) -> float:
-    """Return the rows per second of a collection."""
     before = store.commit(VIEW)
     began = time.perf_counter()
     with connect(url) as client:

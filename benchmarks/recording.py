@@ -105,7 +105,6 @@ def measured(folder: Path, servers: int, rounds: int, seconds: int) -> list[Comp
 
 @contextlib.contextmanager
 def server(project: Project, recording: bool) -> "Iterator[tuple[str, subprocess.Popen[bytes]]]":
-    """Start a server and yield its URL and process when it is ready."""
     port, log = free_port(), project.root.parent / f"server{recording}.log"
     isthmus = str(Path(sys.executable).with_name("isthmus"))
     command = [isthmus, "serve", "--project", str(project.root), "--port", str(port)]
@@ -125,7 +124,6 @@ def load_server(url: str, process: "subprocess.Popen[bytes]", case: Case, keys: 
 
 
 def processor_seconds(process: "subprocess.Popen[bytes]") -> float:
-    """Return the processor seconds that a server and its children have used."""
     # schedstat has nanoseconds; the CPU times of a process are too coarse, in hundredths of a second.
     files = (file for member in family(process.pid) for file in Path(f"/proc/{member.pid}/task").glob("*/schedstat"))
     return sum(int(file.read_text().split()[0]) for file in files) / 1e9

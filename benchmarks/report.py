@@ -34,7 +34,6 @@ def main() -> int:
 
 
 def table(name: str, run: dict[str, Any]) -> str:
-    """Return the comparisons of one run as Markdown."""
     lines = [
         f"`python benchmarks/{name}.py`, {run['at']}, {run['machine']}.", "",
         "| case | metric | ours | peer | compared with | ratio | target | |", "|---|---|---:|---:|---|---:|---:|---|",
@@ -56,7 +55,6 @@ def number(value: float | None) -> str:
 
 
 def plot(name: str, compared: list[dict[str, Any]]) -> None:
-    """Plot ratios with their targets."""
     shown = compared[::-1]
     mpl.rcParams["svg.hashsalt"] = "isthmus"  # reproducible bytes
     figure, axes = plt.subplots(figsize=(8, 0.46 * len(shown) + 1.4), layout="constrained")

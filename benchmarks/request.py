@@ -67,7 +67,6 @@ def moment(
     at: Any, amount: Any, mean: Any, deviation: Any, lat: Any, lon: Any, home_lat: Any, home_lon: Any, country: Any,
     kind: Any, merchant: Any, card: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the expressions in PySpark."""
     angle = F.hour(at) * (2 * math.pi / 24)
     north, south = F.radians(lat), F.radians(home_lat)
     chord = (F.sin((south - north) / 2) ** 2
@@ -207,7 +206,6 @@ def example(rounds: int, seconds: float) -> list[Comparison]:
 
 
 def ours() -> RowGraph:
-    """Compile the expressions."""
     taken = [request_column(name, dtype) for name, dtype in INPUTS.items()]
     source = RequestSource("payment", [Field(name, dtype) for name, dtype in INPUTS.items()])
     transform = RequestTransform("moment", [source], [Field(name, dtype) for name, dtype in OUTPUTS.items()], moment)
@@ -231,7 +229,6 @@ def feast_view(mode: str) -> OnDemandFeatureView:
 
 
 def response(lists: Mapping[str, Sequence[Any]]) -> GetOnlineFeaturesResponse:
-    """Return the response that Feast's server holds after its lookup."""
     answer = GetOnlineFeaturesResponse()
     for name, values in lists.items():
         answer.metadata.feature_names.val.append(name)
@@ -302,7 +299,6 @@ def require_same(
     columns: dict[str, Values], graph: RowGraph, views: Mapping[str, OnDemandFeatureView], table: pa.Table,
     lists: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Exit if a side gives different values."""
     computed = graph.run(columns)
     mine = {name: values.tolist(OUTPUTS[name]) for name, values in computed.values.items()}
     theirs = {
@@ -340,7 +336,6 @@ def timed(sides: Mapping[str, Side], rounds: int, seconds: float) -> dict[str, f
 
 
 def note(text: str) -> None:
-    """Print progress to stderr."""
     sys.stderr.write(f"{text}\n")
 
 

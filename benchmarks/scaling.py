@@ -69,7 +69,6 @@ lateness = Distillation("lateness", spine=takeoffs, teacher=service, student=ser
 
 
 def main() -> None:
-    """Measure every step at every size and print a Markdown table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 10, 30])
     parser.add_argument("--engine", default="sail", help="sail, spark, or sc://host:port")
@@ -101,7 +100,6 @@ def main() -> None:
 
 
 def run(step: str, folder: Path) -> dict[str, float]:
-    """Run one step in this process."""
     from isthmus.orchestration.apply.apply import apply
     from isthmus.orchestration.project import Project
     from isthmus.orchestration.tables.build import build

@@ -98,7 +98,6 @@ def training(folder: Path, heard: str, log: Path) -> "Iterator[subprocess.Popen[
 
 
 def counted(folder: Path) -> int:
-    """Return the number of steps that the training has made."""
     try:
         return int((folder / "steps").read_text())
     except FileNotFoundError:
@@ -175,7 +174,6 @@ def measured(folder: Path, redis: str, rate: float, seconds: float, rounds: int)
 def compared(
     p99: dict[str, list[float]], speed: dict[str, list[float]], case: str, objective: float
 ) -> list[Comparison]:
-    """Compare the medians of all rounds."""
     alone = p99["alone"]
     middle = {side: statistics.median(times) for side, times in p99.items()}
     rates = {side: statistics.median(found) for side, found in speed.items()}
@@ -221,20 +219,17 @@ def reported_p99(server: Server, package: Path, rate: float, seconds: float, pat
 
 
 def ready(server: Server, package: Path) -> None:
-    """Deploy the package and wait until the server answers with it."""
     server.deploy(package)
     wait(lambda: server.predict(**json.loads(ASKED)).status_code == 200, "the package", 60)
 
 
 def steps_of(folder: Path, seconds: float) -> float:
-    """Return the training's steps per second over some seconds."""
     before, began = counted(folder), time.perf_counter()
     time.sleep(seconds)
     return (counted(folder) - before) / (time.perf_counter() - began)
 
 
 def last(found: dict[str, list[float]]) -> str:
-    """Format the last figure of each list."""
     return ", ".join(f"{name} {values[-1]:.2f}" for name, values in found.items())
 
 

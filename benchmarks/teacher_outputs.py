@@ -48,7 +48,6 @@ class Encoder(nn.Module):
 
 
 def epoch(texts: Tensor, targets: Targets) -> tuple[list[float], float]:
-    """Return the loss of each step of an epoch, and its seconds."""
     torch.manual_seed(1)
     student = Encoder(32, 1)
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
@@ -114,7 +113,6 @@ def main() -> int:
 
 
 def note(text: str) -> None:
-    """Print progress to stderr."""
     sys.stderr.write(f"{text}\n")
 
 

@@ -75,7 +75,6 @@ def student(source: str | None, vocabulary: Vocabulary, context: int, shape: Map
 
 
 def called(source: str, where: str, *arguments: Any) -> Any:
-    """Import and call a function next to the definitions."""
     try:
         function = function_of(source)
     except (ImportError, AttributeError) as error:

@@ -151,7 +151,6 @@ class CausalTask(Task):
 
     @cached_property
     def _judge(self) -> NetworkTeacher:
-        """The teacher that scores continuations written by the student."""
         return self._teacher(sequences=False)
 
     def asked(self, rows: Index) -> Any:
@@ -255,7 +254,6 @@ class CausalTask(Task):
         return _perplexity(self._mean(answers, rows, domain=True))
 
     def _mean(self, answers: Answers, rows: Index, *, domain: bool) -> float:
-        """Return the mean loss per token; NaN without tokens."""
         chosen = self._domain[rows] == domain
         count = int(self._counts[rows][chosen].sum())
         return float(answers["losses"][chosen].sum(dtype=np.float64)) / count if count else math.nan
@@ -309,7 +307,6 @@ class CausalTask(Task):
         return {TOKENS: tokens[None], PAST: np.zeros((1, half, *self._cache()), np.float32)}
 
     def _cache(self) -> tuple[int, int, int]:
-        """Return the cache shape of one token."""
         if self.declared.base is not None:
             return cache_shape(self._language.model.config)
         with torch.random.fork_rng(devices=[]):
@@ -327,7 +324,6 @@ class CausalTask(Task):
         return self._answered(student, {TOKENS: tokens[:, half:], PAST: past})
 
     def cases(self, student: nn.Module) -> list[Case]:
-        """Return a golden prompt and one decoding step after it."""
         return [self._answered(student, feeds) for feeds in self.writer(student).reference.cases]
 
     def _answered(self, student: nn.Module, feeds: Feeds) -> Case:
@@ -392,5 +388,4 @@ def _model(student: nn.Module) -> Any:
 
 
 def _perplexity(loss: float) -> float:
-    """Return exp(loss), or infinity where it overflows."""
     return math.inf if loss > math.log(sys.float_info.max) else math.exp(loss)

@@ -138,7 +138,6 @@ def _bytes(content: Mapping[str, Any], words: Mapping[str, int]) -> set[str]:
 
 
 def _renumber(processor: Any, place_of: Mapping[int, int]) -> None:
-    """Replace the token ids that a post-processor adds, in place."""
     if not isinstance(processor, dict):
         return
     for part in processor.get("processors", ()):

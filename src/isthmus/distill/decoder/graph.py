@@ -80,7 +80,6 @@ class _Writer:
         build.add("Unsqueeze", [build.add("Concat", new, "all", axis=1), self._whole(0)], NEW)
 
     def _places(self) -> tuple[str, str, str]:
-        """Return the rotations of the tokens, (tokens, 1, width) each, and the mask of later tokens, (tokens, all)."""
         build, one, zero = self.build, self._number(1), self._number(0)
         count, before = (
             build.add("Squeeze", [build.add("Shape", [name], f"{name}/size", start=1, end=2)], f"{name}/count")

@@ -92,7 +92,6 @@ class CachedModel(nn.Module):
 
 
 def cache_shape(config: Any) -> tuple[int, int, int]:
-    """Return the cache shape of one token: twice the number of layers, key-value heads, width of a head."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return 2 * config.num_hidden_layers, config.num_key_value_heads, width
 

@@ -83,7 +83,6 @@ class Speed:
     reading: float
 
     def call(self, tokens: int, past: int) -> Estimate:
-        """Estimate a call for `tokens` tokens with `past` tokens in the cache."""
         sizes = self.sizes
         if tokens == 1:
             layers, number = self.byte * sizes.layer_bytes(self.precision), self.number
@@ -94,7 +93,6 @@ class Speed:
         return Estimate(layers + self.head, overhead)
 
     def prompt(self, tokens: int) -> Estimate:
-        """Estimate a prompt, read in parts."""
         calls = [self.call(min(PART, tokens - past), past) for past in range(0, tokens, PART)]
         products, overhead = (sum(getattr(call, part) for call in calls) for part in ("products", "overhead"))
         return Estimate(products, overhead + self.reading * len(calls))
@@ -163,7 +161,6 @@ class Probes:
         )
 
     def _call(self, tokens: int, past: int) -> Callable[[], object]:
-        """Return a call of the decoder with almost no weights."""
         shape = (1, past, 2 * _LAYERS, self._sizes.shared, self._sizes.head)
         feeds = {TOKENS: np.ones((1, tokens), np.int64), PAST: np.full(shape, 0.1, np.float32)}
         return lambda: self._decoder.run(None, feeds)
@@ -174,7 +171,6 @@ class Probes:
         return _Products(matrices, lambda: session.run(None, feeds))
 
     def _reading(self) -> Callable[[], object]:
-        """Return a function that processes the outputs of a step."""
         sizes = self._sizes
         shape = (2 * sizes.layers, sizes.shared, sizes.head)
         decoder = Decoder("probe", Generation(context=self._past + 1, most=1, end=()), "", shape)

@@ -126,7 +126,6 @@ class DecoderReference:
 
     @property
     def sure(self) -> list[list[int]]:
-        """The model's tokens after each prompt, before the first close decision."""
         return [[*_sure(reads)] for reads in self.reads]
 
     def compare(self, file: str, precision: Precision, content: bytes, settings: DecodingSettings) -> FileComparison:
@@ -184,7 +183,6 @@ def _sure(reads: Iterable[Read]) -> Iterator[int]:
 
 
 def _speed(run: Run, decoder: Decoder, tokens: Sequence[int], prompt: int = 64, steps: int = 16) -> tuple[float, float]:
-    """Return tokens per second of a prompt and of single steps, each the best of three runs."""
     prompt = min(prompt, decoder.generation.context // 2)
     steps = min(steps, decoder.generation.context - prompt - 1)
     fed = [*np.resize(np.array(tokens), prompt).tolist()]

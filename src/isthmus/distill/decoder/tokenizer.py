@@ -85,7 +85,6 @@ def around(data: bytes) -> tuple[list[int], list[int]]:
 
 
 def _problems(file: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield unsupported parts: the part of the file, its value, and the supported values."""
     model = file["model"]
     if model["type"] != "BPE":
         yield "model", f"is {model['type']}", "BPE"

@@ -81,14 +81,12 @@ def in_blocks(weights: Array) -> tuple[Array, Array, Array]:
 
 
 def _packed(whole: Array) -> Array:
-    """Pack two numbers into a byte, the first one in the lower half."""
     packed: Array = whole[:, ::2] | whole[:, 1::2] << 4
     return packed
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the quantizer, which logs a line per node."""
     logger = logging.getLogger("onnxruntime.quantization.matmul_nbits_quantizer")
     level = logger.level
     logger.setLevel(logging.ERROR)

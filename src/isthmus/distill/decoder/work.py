@@ -74,7 +74,6 @@ class Sizes:
 
     @property
     def matrices(self) -> int:
-        """Weights in the products of all layers."""
         return self.layers * sum(takes * gives for takes, gives in self.products)
 
     @property
@@ -83,7 +82,6 @@ class Sizes:
         return _NODES + _NODES_PER_LAYER * self.layers
 
     def layer_bytes(self, precision: Precision) -> int:
-        """Return the bytes of all layers' products, which every call reads."""
         return self.layers * sum(matrix_bytes(takes, gives, precision) for takes, gives in self.products)
 
     def head_bytes(self, precision: Precision) -> int:
@@ -91,7 +89,6 @@ class Sizes:
         return matrix_bytes(self.width, self.vocabulary, precision)
 
     def cache_bytes(self, past: int) -> int:
-        """Return the bytes of the keys and values of `past` tokens."""
         return 4 * past * 2 * self.layers * self.keys
 
     def flops(self, tokens: int, past: int) -> int:
@@ -100,7 +97,6 @@ class Sizes:
         return 2 * (tokens * (self.matrices + attention) + self.width * self.vocabulary)
 
     def bytes(self, precision: Precision, past: int) -> int:
-        """Return the bytes of weights and cache that a one-token call reads."""
         return self.layer_bytes(precision) + self.head_bytes(precision) + self.cache_bytes(past)
 
     def numbers(self, tokens: int, past: int) -> int:

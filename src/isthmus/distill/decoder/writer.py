@@ -76,7 +76,6 @@ def _ends(model: "LlamaForCausalLM") -> tuple[int, ...]:
 
 
 def _require_own(model: "LlamaForCausalLM", generation: Generation, tokenizer: Tokenizer) -> None:
-    """Raise a ConfigurationError if the tokenizer cannot be the model's."""
     config: Any = model.config
     problems = []
     if tokenizer.size > config.vocab_size:

@@ -21,8 +21,6 @@ from isthmus.package.replay import Deviation
 
 
 class Accepted(NamedTuple):
-    """An accepted model file, with its outputs for each golden case."""
-
     variant: Variant
     model: bytes
     outputs: list[dict[str, Array]]
@@ -70,7 +68,6 @@ def accept(
 
 
 def require_near(file: str, limits: ParityLimits, precision: str, deviations: Sequence[Deviation]) -> None:
-    """Raise a ParityFailed that names the worst number, if any number exceeds its limit."""
     far = max(deviations, key=lambda each: each.share)
     if far.share <= 1:
         return
@@ -84,7 +81,6 @@ def require_near(file: str, limits: ParityLimits, precision: str, deviations: Se
 
 
 def require_gates(file: str, figures: Mapping[str, float], gates: Sequence[Gate]) -> None:
-    """Raise a GateFailed with all gates that a model file misses."""
     if missed := [gate for gate in check_figures(figures, gates) if not gate.holds]:
         raise GateFailed(
             file,
@@ -95,7 +91,6 @@ def require_gates(file: str, figures: Mapping[str, float], gates: Sequence[Gate]
 
 
 def finite(quality: Mapping[str, float]) -> dict[str, float | None]:
-    """Replace NaN and infinity by None, for JSON."""
     return {name: value if math.isfinite(value) else None for name, value in quality.items()}
 
 

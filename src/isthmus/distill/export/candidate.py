@@ -25,8 +25,6 @@ SCALE_ROWS, MIDDLE = 256, (0.025, 0.975)
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A model in ONNX or ORT format, run by ONNX Runtime."""
-
     model: bytes
     threads: int
 
@@ -35,7 +33,6 @@ class Candidate:
         return session(self.model, self.threads)
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Return all outputs by name."""
         return ask(self._session, feeds)
 
     def call(self, row: Feeds) -> Callable[[], Array]:
@@ -43,7 +40,6 @@ class Candidate:
         return partial(predict, self._session, row)
 
     def footprint(self, row: Feeds, max_load_ms: float | None) -> Footprint:
-        """Measure memory and load time in a fresh process."""
         return footprint(self.model, row, self.threads, max_load_ms)
 
 
@@ -65,7 +61,6 @@ class ParityLimits:
 
     @classmethod
     def of(cls, task: Task, student: nn.Module, rows: Index) -> "ParityLimits":
-        """Return the limits of a student; measures the scales of its outputs on some of the rows."""
         tolerances = task.tolerances(student)
         if tolerances is not Task.tolerance:
             return cls(task, tolerances, {})
@@ -80,16 +75,13 @@ class ParityLimits:
         return cls(task, tolerances, scales)
 
     def limit(self, precision: str, output: str) -> float:
-        """Return the largest difference allowed for an output in a precision."""
         scale, rounding = self.scales.get(output, (1.0, 0.0))
         return self.tolerances[precision] * scale + rounding
 
     def largest(self, precision: str) -> float:
-        """Return the largest limit of all outputs."""
         return max((self.limit(precision, name) for name in self.scales), default=self.tolerances[precision])
 
     def compare(self, precision: str, case: Case, outputs: Answers) -> list[Deviation]:
-        """Return the worst number of each output of a case."""
         return [
             deviation(name, case.expected[name], values, self.limit(precision, name), widths=True,
                       row_name=case.row_name)
@@ -97,7 +89,6 @@ class ParityLimits:
         ]  # fmt: skip
 
     def source(self, precision: str) -> str:
-        """Describe where a limit comes from, for messages."""
         if isinstance(self.task.material.declaration.task, str):
             name = f'tolerance["{precision}"]'
             scaled = f"the default {name}, {self.tolerances[precision]:g}, times the scale of the output"
@@ -150,18 +141,15 @@ class StudentReference:
         return outputs[: len(self.golden)], deviations
 
     def quality(self, run: Run, *, core: bool = False) -> dict[str, float]:
-        """Return the task's quality metrics for a model, or for its core, on `rows`."""
         return self.task.quality(graph_answers(self.task, run, self.rows, core=core), self.rows, self.teacher)
 
 
 def sample_cases(task: Task, student: nn.Module, rows: Index) -> list[Case]:
-    """Return the rows that the verdict compares, evenly spread."""
     sample = rows[spread(len(rows), task.compared)]
     return [task.numbered_case(student, batch) for batch in task.graph_batches(sample)]
 
 
 def require_student(package: Package, student: str) -> None:
-    """Raise a PackageError with both ids if a package was made from another student."""
     if (made := package.manifest.model) != student:
         raise PackageError(
             str(package.files.folder), f"made from student {made}", expected=student, remedy="export the student again"

@@ -152,7 +152,6 @@ class TextFiles:
             raise GateFailed("decoding", "no file is close enough to the model", remedy="add fp32 to the precisions")
 
     def package(self) -> dict[str, bytes]:
-        """Return the files of the package by name."""
         generation = self._writer.generation
         shipped = {**self.content, **sources(GENERATORS), generation.tokenizer: self._writer.file}
         shipped[generation.prompts] = msgspec.json.encode(self._prompts())
@@ -184,7 +183,6 @@ class TextFiles:
         self._kinds |= {file: (precision, form) for file, form in names.items()}
 
     def _add_program(self) -> None:
-        """Add the ExecuTorch file, or the reason why it is left out."""
         network = self._writer.network
         inputs, outputs = self._tensors
         try:
@@ -198,7 +196,6 @@ class TextFiles:
         self._kinds[program.FILE] = "fp32", "pte"
 
     def _prompts(self) -> list[GoldenPrompt]:
-        """Return the golden prompts with the answers of each file."""
         return [
             msgspec.structs.replace(
                 prompt, answers={file: tuple(compared.answers[place]) for file, compared in self.accepted.items()}

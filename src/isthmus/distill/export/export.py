@@ -138,8 +138,6 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
 
 
 class _Content(NamedTuple):
-    """The files of a package by name, and the values for its report."""
-
     files: dict[str, bytes]
     sizes: dict[str, int]
     left_out: dict[str, str]
@@ -148,7 +146,6 @@ class _Content(NamedTuple):
 
 
 def _of_rows(files: "_Files", contract: Mapping[str, Any], device: Device | None) -> _Content:
-    """Return the package of a student that predicts rows."""
     task, profile, left_out = files.trained.task, files.profile, files.left_out
     test = task.material.parts.test
     files.accept_models()
@@ -168,7 +165,6 @@ def _of_texts(
     trained: Restored, writer: TextWriter, contract: Mapping[str, Any], profile: ServingProfile, cache: Path,
     progress: Progress,
 ) -> _Content:  # fmt: skip
-    """Return the package of a student that continues texts; measures the cost of one decoding step."""
     task, declared = trained.task, trained.task.material.declaration
     allowed = allowed_precisions(writer.settings.precisions, profile)
     loaded = Contract.loads(json.dumps(contract).encode(), "contract")
@@ -217,8 +213,6 @@ def _restored(material: Material, model_folder: Path) -> Restored:
 
 
 class _Files:
-    """The model files of a student: the accepted ones, and the reasons why others are left out."""
-
     def __init__(self, trained: Restored, cache: Path, profile: ServingProfile, progress: Progress) -> None:
         self.trained, self.profile, self.progress = trained, profile, progress
         self.allowed = allowed_precisions([*trained.task.tolerance], profile)
@@ -310,7 +304,6 @@ class _Files:
         return names if fit and all(name.isprintable() and len(name) <= LONGEST for name in names) else ()
 
     def package(self, contract: Mapping[str, Any], device: Device | None) -> dict[str, bytes]:
-        """Return the files of the package by name."""
         material = self.trained.task.material
         declaration = material.declaration
         core = self.core if any(file.variant.core for file in self.accepted) else ()

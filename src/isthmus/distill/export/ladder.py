@@ -42,8 +42,6 @@ class Rung(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Ladder:
-    """All rungs, starting with the student."""
-
     package: Path
     rungs: Sequence[Rung]
 
@@ -133,7 +131,6 @@ def _rung(
 
 
 def _exported(trained: Restored, manifest: Manifest, cases: Sequence[Case], limits: ParityLimits) -> Rung:
-    """Run the result of torch.export with the sizes of each case."""
     form, tolerance = "exported program", limits.largest("fp32")
     network = trained.task.network(trained.student)
     if network is None:

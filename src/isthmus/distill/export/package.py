@@ -37,7 +37,6 @@ _TEMPLATES.filters["json"] = json.dumps
 def contents(
     manifest: Manifest, contract: Mapping[str, Any], golden: Golden, files: Mapping[str, bytes]
 ) -> dict[str, bytes]:
-    """Return the files of a package by name; `files` has the models and all other files to ship."""
     package = {
         **files,
         MANIFEST: json.dumps(msgspec.to_builtins(manifest), indent=2, sort_keys=True, allow_nan=False).encode(),
@@ -88,7 +87,6 @@ def package_bytes(files: Mapping[str, bytes], precision: str) -> int:
 
 
 def readme(manifest: Manifest, contract: Mapping[str, Any], golden: Golden, files: Mapping[str, bytes]) -> str:
-    """Return the README in Markdown. Its code opens the smallest model in ORT format."""
     stored = {column.name.partition(SEPARATOR)[0] for column in manifest.inputs if SEPARATOR in column.name}
     measures = list(manifest.variants[0].quality)
     whole = [variant.file for variant in manifest.variants if variant.format in WHOLE]

@@ -89,7 +89,6 @@ class Parity:
         return min(self.rows, max(LEAST, BYTES // max(row, 1)))
 
     def sample(self, count: int) -> ParityRows:
-        """Return rows spread evenly over the training set."""
         rows, inputs = spread(self._table.num_rows, count), self._inputs
         labels = self._table.take(rows).select(self._keys).to_pylist() if self._keys else map("row {}".format, rows)
         cases = []
@@ -116,7 +115,6 @@ class Parity:
         return ParityRows([replace(case, expected=expected)], labels, [at] * len(places)), places
 
     def _fed(self, case: Case, raw: Mapping[str, Values]) -> Case:
-        """Return the case with the tensors that the package computes from raw values."""
         core = case.core if self._head is None else self._head.feeds(raw).tensors
         return replace(case, feeds=feeds(self._inputs, raw), core=core)
 
@@ -191,7 +189,6 @@ class Parity:
 def _compare_tokens(
     prompts: Sequence[str], expected: Sequence[Sequence[int]], actual: Sequence[Sequence[int]]
 ) -> FeatureVerdict:
-    """Compare the tokens after each prompt, position by position."""
     places, pairs = [], []
     for prompt, *sides in zip(prompts, expected, actual, strict=True):
         for place, pair in enumerate(zip_longest(*sides, fillvalue=-1)):

@@ -90,7 +90,6 @@ class Causal:
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """Names of the metrics that the report adds for a base."""
         return () if self.base is None else (GAIN, REGRESSION)
 
     @property
@@ -100,12 +99,10 @@ class Causal:
 
     @property
     def shaped(self) -> bool:
-        """True if the student is built from the task's `shape`."""
         return self.base is None and self.student is None
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """The "module:function" references among base, teacher and student."""
         names = (self.base, self.teacher, self.student)
         return tuple(name for name in names if name is not None and FUNCTION.fullmatch(name))
 
@@ -166,7 +163,6 @@ class Causal:
         return name in _FORBID or "nd" in name.split("-")
 
     def unknown(self, where: str, contract: Contract, service: str) -> list[Problem]:
-        """Return the names in the prompt template that are not features of the service."""
         from isthmus.package.generation.prompt import unknown_features
 
         problems = unknown_features(self.decoding.template, contract, service)

@@ -69,5 +69,4 @@ class DecodingSettings:
         return failed_checks(self, where, [(name, bool(holds), expected) for name, holds, expected in checks])
 
     def tokens(self, context: int) -> int:
-        """Return the maximum tokens of a continuation in a context of this size."""
         return self.most or max(1, min(MOST, context // 2))

@@ -18,7 +18,6 @@ class Building:
         self._constants: dict[str, onnx.TensorProto] = {}
 
     def constant(self, name: str, value: Any) -> str:
-        """Add a constant, unless one with this name exists, and return the name."""
         array = np.asarray(value)
         if array.dtype == object:
             tensor = helper.make_tensor(name, onnx.TensorProto.STRING, array.shape, array.ravel().tolist())
@@ -28,7 +27,6 @@ class Building:
         return name
 
     def add(self, operator: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
-        """Add a node whose output has the node's name. Does nothing if a node with this name exists."""
         if not any(node.name == name for node in self._nodes):
             self._nodes.append(helper.make_node(operator, list(inputs), [name], name=name, **attributes))
         return name
@@ -84,7 +82,6 @@ class Building:
         return next((node for node in self._nodes if tensor in node.output), None)
 
     def model(self, name: str, inputs: Described, outputs: Described) -> onnx.ModelProto:
-        """Return the checked graph, without unused nodes and constants."""
         nodes = needed(self._nodes, [output.name for output in outputs])
         used = {name for node in nodes for name in node.input}
         constants = [constant for constant in self._constants.values() if constant.name in used]

@@ -66,13 +66,11 @@ def graph_work(model: bytes, shapes: Mapping[str, Sequence[int]]) -> GraphWork:
 
 
 def weight_bytes(model: bytes) -> int:
-    """Return the bytes of a graph's constants."""
     constants = _constants(onnx.load_model_from_string(model).graph)
     return sum(_size(tensor.data_type, tensor.dims) for tensor in constants.values())
 
 
 def _operations(node: onnx.NodeProto, left: Shape, right: Shape, output: Shape) -> int:
-    """Count two operations per multiply-add."""
     if node.op_type == "ConvTranspose":  # each input meets all weights of its group
         return 2 * math.prod(left) * math.prod(right[1:])
     if node.op_type == "Conv":  # right: (out, in / groups, *kernel)

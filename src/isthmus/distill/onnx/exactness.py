@@ -119,7 +119,6 @@ def _rounded(weights: Array, biases: list[Array], axis: int, largest: int) -> li
 
 
 def _has_outputs(layer: onnx.NodeProto, weights: Array) -> bool:
-    """Return True if the outputs are an axis of the weights and nothing else scales the sums."""
     if layer.op_type == "ConvTranspose":
         return _attribute(layer, "group") in (0, 1)
     if layer.op_type == "Gemm":

@@ -68,7 +68,6 @@ def _inner(table: Table, slot: int) -> Table:
 
 
 def _read(name: str, table: Table) -> list[Any]:
-    """Return the fields of a table in schema order, None for absent ones."""
     fields = _TABLES[name]
     vtable = table.Pos - encode.Get(packer.soffset, table.Bytes, table.Pos)
     size = encode.Get(packer.voffset, table.Bytes, vtable)

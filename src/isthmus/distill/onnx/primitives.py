@@ -77,7 +77,6 @@ class _Writer:
         return self.step("Cast", value, to=kind)
 
     def constant(self, value: Array) -> str:
-        """Add a constant, unless an equal one exists, and return its name."""
         name = f"number/{value.dtype.name}/{value.tolist()}"
         if name not in self._names:
             self._graph.initializer.append(numpy_helper.from_array(value, name))

@@ -161,7 +161,6 @@ def _quantized(
 
 
 def _not_finite(rows: Sequence[Feeds]) -> str:
-    """Describe the first number that is not finite; empty if all are finite."""
     for feeds in rows:
         for name, values in feeds.items():
             if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():

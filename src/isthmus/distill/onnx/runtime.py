@@ -28,7 +28,6 @@ _SHOWN = 300
 
 
 def session(model: bytes, threads: int) -> ort.InferenceSession:
-    """Open a CPU session of a model in ONNX or ORT format."""
     return _opened(model, session_options(threads))
 
 
@@ -42,12 +41,10 @@ def _opened(model: bytes, options: ort.SessionOptions, without: Sequence[str] = 
 
 
 def predict(opened: ort.InferenceSession, feeds: Feeds) -> Array:
-    """Return the first output."""
     return _outputs(opened, None, feeds)[0]
 
 
 def ask(opened: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
-    """Return all outputs by name."""
     names = [output.name for output in opened.get_outputs()]
     return dict(zip(names, _outputs(opened, names, feeds), strict=True))
 
@@ -62,7 +59,6 @@ def _outputs(opened: ort.InferenceSession, names: Sequence[str] | None, feeds: F
 
 
 def _refused(error: Exception, what: str) -> Exception:
-    """Return the error to raise in place of ONNX Runtime's, whose exceptions share no base class."""
     if isinstance(error, OSError | MemoryError) or "alloc" in str(error):
         return error
     reason = " ".join(str(error).rpartition("Status Message: ")[2].split())[:_SHOWN]

@@ -36,7 +36,6 @@ def require_boundary(report: Mapping[str, Any]) -> None:
 
 
 def boundary_card(report: Mapping[str, Any], prices: Prices | None = None, currency: str = "") -> str:
-    """Return the card in Markdown for the content of `report.json`, given the price of an hour of each device."""
     read = read_report(report)
     blocks: list[Block] = [
         Heading(f"Boundary card of {read.name}", 1),
@@ -52,7 +51,6 @@ def boundary_card(report: Mapping[str, Any], prices: Prices | None = None, curre
 
 
 def age_sentences(report: Report) -> list[str]:
-    """Describe the allowed age of a device's features and its effect; empty without features on a device."""
     if report.age is None:
         return []
     metric, aged = report.metric, report.models["student"].quality.get(report.metric)
@@ -65,7 +63,6 @@ def age_sentences(report: Report) -> list[str]:
 
 
 def halves(report: Report, prices: Prices, currency: str) -> dict[str, Fields | Paragraph]:
-    """Return title and fields of each half."""
     missing = Paragraph("Not measured yet.")
     return {
         "Training half": _training(report.training, prices, currency) if report.training else missing,

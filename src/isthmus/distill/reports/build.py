@@ -57,8 +57,6 @@ _Key = tuple[str, int | None]
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A student or control of one seed."""
-
     model: nn.Module
     run: StudentRun
 
@@ -177,7 +175,6 @@ def _slices(task: Task, answers: Mapping[_Key, Answers], shipped: int) -> list[W
 
 
 def _ages(task: Task, students: Mapping[int, nn.Module]) -> list[AtAge]:
-    """Return the students' metric at several ages of a device's features."""
     device, material = task.material.declaration.student.device, task.material
     if device is None or material.aged is None:
         return []
@@ -212,7 +209,6 @@ def _gains(task: Task, measured: Mapping[_Key, Mapping[str, float]], seeds: Sequ
 
 
 def _mean(values: Sequence[float]) -> Interval:
-    """Return the mean over the seeds; NaN if a seed has no value."""
     return interval(values) if all(map(math.isfinite, values)) else Interval(math.nan, None, None)
 
 

@@ -33,13 +33,11 @@ _MEASURES = {
 
 
 def metrics(report: Report) -> list[str]:
-    """Return all metrics of the models, the task's own metric first."""
     names = dict.fromkeys(name for model in report.models.values() for name in model.quality)
     return sorted(names, key=lambda name: name != report.metric)
 
 
 def legend(report: Report) -> Legend:
-    """Return a description of each model, with its color."""
     return Legend([
         (color_class(name), name, "; ".join(filter(None, (model.about, model.runtime))))
         for name, model in report.models.items()
@@ -47,7 +45,6 @@ def legend(report: Report) -> Legend:
 
 
 def explained(names: Iterable[str]) -> list[Block]:
-    """Return definitions of the known metrics; metrics of custom tasks have none."""
     known = [(strong(name), f": {_MEASURES[name]}") for name in dict.fromkeys(names) if name in _MEASURES]
     return [Bullets(known)] if known else []
 
@@ -62,7 +59,6 @@ def _agreements(report: Report) -> list[str]:
 
 
 def comparison(report: Report) -> Table:
-    """Return a table with a column per model: quality, agreement with the teacher, and cost."""
     models = report.models
     rows: list[list[Text]] = [
         [metric, *(_quality(model, metric) for model in models.values())] for metric in metrics(report)
@@ -86,7 +82,6 @@ def _quality(model: ModelRecord, metric: str) -> Text:
 
 
 def worst_slices(report: Report) -> list[Block]:
-    """Return a table with a row per slice, empty without slices; all marks share one scale."""
     if not report.slices:
         return []
     columns = ["slice", "rows", *(name for name in MODELS if name != "reference")]

@@ -35,7 +35,6 @@ def images(report: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def quality(report: Report) -> dict[str, Figure]:
-    """Plot each metric, and the tradeoff with latency."""
     plots = {}
     for metric in metrics(report):
         rows = [
@@ -69,12 +68,10 @@ def quality(report: Report) -> dict[str, Figure]:
 
 
 def interval(mean: SeedMean) -> tuple[float, float] | None:
-    """Return the interval of a mean, if it can be drawn."""
     return (mean.low, mean.high) if drawable(mean.low) and drawable(mean.high) else None
 
 
 def training(report: Report) -> dict[str, Figure]:
-    """Plot each number in the training histories."""
     names = dict.fromkeys(name for run in report.runs for entry in run.history for name in entry if name != "step")
     plots = {}
     for name in names:
@@ -94,7 +91,6 @@ def training(report: Report) -> dict[str, Figure]:
 
 
 def latency(report: Report) -> dict[str, Figure]:
-    """Plot the time of a prediction, from p50 to p99."""
     rows = [
         LatencyRange(name, model.p50_us, model.p99_us)
         for name, model in report.models.items()

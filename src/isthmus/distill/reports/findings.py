@@ -5,7 +5,6 @@ from isthmus.distill.reports.words import between, measure, number, share
 
 
 def teacher_gain(report: Report) -> list[str]:
-    """Describe the teacher's gain in up to two sentences."""
     sentences = []
     gap, gain = report.gap_closed, report.taught
     if gap is not None and gap.value is not None:
@@ -31,7 +30,6 @@ def warnings(report: Report) -> list[str]:
 
 
 def limits(report: Report) -> list[str]:
-    """Return failed checks, and aspects that were not measured."""
     sentences = warnings(report) + [
         f"Gate {gate.metric} failed: its value is {measure(gate.found)}." for gate in report.gates if not gate.holds
     ]

@@ -12,7 +12,6 @@ from isthmus.features.document.markdown import to_markdown
 
 
 def model_card(report: Mapping[str, Any]) -> str:
-    """Return the card for the content of `report.json`."""
     read = read_report(report)
     blocks: list[Block] = [
         Heading(read.name, 1),
@@ -68,7 +67,6 @@ def _description(report: Report) -> list[Block]:
 
 
 def _use(report: Report) -> str:
-    """Describe the measured conditions under which the student may replace its teacher."""
     sentences = ["It replaces its teacher for rows like the test rows."]
     student, teacher = (report.models.get(name, ModelRecord()) for name in ("student", "teacher"))
     if student.parameters and teacher.parameters:

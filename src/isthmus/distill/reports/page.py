@@ -69,7 +69,6 @@ def _summary(report: Report) -> Iterable[Paragraph]:
 
 
 def _conclusion(gates: Sequence[GateRecord]) -> Iterable[Paragraph]:
-    """Say in one sentence whether the student may be exported."""
     broken = [gate.metric for gate in gates if not gate.holds]
     if broken:
         yield Paragraph(

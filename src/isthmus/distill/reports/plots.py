@@ -70,7 +70,6 @@ class Axis:
 
 
 def axis(numbers: Iterable[float], start: float, end: float, *, log: bool = False) -> Axis:
-    """Return an axis that covers all numbers, with a margin."""
     values = list(numbers)
     low, high = min(values), max(values)
     if log:
@@ -92,8 +91,6 @@ def color_class(model: str) -> str:
 
 @dataclass(frozen=True)
 class Strip:
-    """A metric of a model: its mean, the interval of the mean, and the value of each seed."""
-
     model: str
     mean: float
     bounds: tuple[float, float] | None
@@ -101,7 +98,6 @@ class Strip:
 
 
 def strips(metric: str, rows: Sequence[Strip]) -> Figure:
-    """Draw a row per model: a dot for the mean, a line for its interval, and a faint dot per seed."""
     x = axis([x for row in rows for x in (row.mean, *(row.bounds or ()), *row.seeds)], 72, _WIDTH - 10)
     parts = []
     for n, row in enumerate(rows):
@@ -113,15 +109,12 @@ def strips(metric: str, rows: Sequence[Strip]) -> Figure:
 
 @dataclass(frozen=True)
 class LatencyRange:
-    """A model's p50 and p99, in microseconds."""
-
     model: str
     low: float
     high: float
 
 
 def latency_ranges(label: str, rows: Sequence[LatencyRange], caption: str) -> Figure:
-    """Draw a row per model on a logarithmic axis: a dot for p50, a faint dot for p99, a line between them."""
     x = axis([at for row in rows for at in (row.low, row.high)], 72, _WIDTH - 10, log=True)
     parts = []
     for n, row in enumerate(rows):
@@ -133,15 +126,12 @@ def latency_ranges(label: str, rows: Sequence[LatencyRange], caption: str) -> Fi
 
 @dataclass(frozen=True)
 class Curve:
-    """A training curve, as points of step and value."""
-
     model: str
     points: Sequence[tuple[float, float]]
     faint: bool = False
 
 
 def curves(metric: str, lines: Sequence[Curve], caption: str) -> Figure:
-    """Draw a line per training over its steps."""
     height, top = 194, 22
     x = axis((at for line in lines for at, _ in line.points), 48, _WIDTH - 10)
     y = axis((value for line in lines for _, value in line.points), height - _FOOT - 4, top)
@@ -160,7 +150,6 @@ def curves(metric: str, lines: Sequence[Curve], caption: str) -> Figure:
 
 
 def tradeoff(points: Sequence[tuple[str, float, float]], label: str, caption: str) -> Figure:
-    """Draw a dot per model: its metric over the time of a prediction, in microseconds on a logarithmic axis."""
     height = 180
     x = axis((time for _, time, _ in points), 48, _WIDTH - 10, log=True)
     y = axis((value for _, _, value in points), height - _FOOT - 4, 8)
@@ -220,7 +209,6 @@ def scatter(
 
 
 def marks(values: Sequence[tuple[str, float]], x: Axis) -> Figure:
-    """Draw models on a line, for a row of a table."""
     middle = 7
     ends = [x(value) for _, value in values]
     line = f'<line class="grid" x1="{min(ends):.1f}" x2="{max(ends):.1f}" y1="{middle}" y2="{middle}"/>'
@@ -267,7 +255,6 @@ def _name(model: str, place: str) -> str:
 
 
 def _across(x: Axis, height: int) -> str:
-    """Draw vertical lines at round numbers, with labels below where they do not overlap."""
     parts, free = [], 0.0
     for tick in x.ticks():
         at, label = x(tick), _tick(tick)
@@ -285,7 +272,6 @@ def _label(text: str, height: int) -> str:
 
 
 def _along(y: Axis) -> str:
-    """Draw horizontal lines at round numbers, with labels on the left."""
     parts = []
     for tick in y.ticks():
         at = y(tick)

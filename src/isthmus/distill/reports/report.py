@@ -47,8 +47,6 @@ class TrainingRun(msgspec.Struct, frozen=True):
 
 
 class SeedMean(msgspec.Struct, frozen=True):
-    """A mean over the seeds with its interval."""
-
     value: float | None = None
     low: float | None = None
     high: float | None = None
@@ -73,8 +71,6 @@ class AtAge(msgspec.Struct, frozen=True):
 
 
 class GateRecord(msgspec.Struct, frozen=True):
-    """A declared gate and the value it was checked against."""
-
     metric: str
     at_least: float | None = None
     at_most: float | None = None
@@ -83,8 +79,6 @@ class GateRecord(msgspec.Struct, frozen=True):
 
 
 class TrainingHalf(msgspec.Struct, frozen=True):
-    """The cost of training; None for unknown numbers."""
-
     device: str | None = None
     host: str = ""
     precision: str | None = None
@@ -101,8 +95,6 @@ class TrainingHalf(msgspec.Struct, frozen=True):
 
 
 class ServingHalf(msgspec.Struct, frozen=True):
-    """The cost of serving; None for unknown numbers."""
-
     runtime: str | None = None
     precision: str | None = None
     threads: int | None = None
@@ -116,8 +108,6 @@ class ServingHalf(msgspec.Struct, frozen=True):
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The report that a distillation writes; most parts may be missing in the file."""
-
     format: int = FORMAT
     id: str
     contract: str = ""

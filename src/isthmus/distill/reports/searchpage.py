@@ -23,8 +23,6 @@ _HINT = (
 
 
 class BudgetRecord(msgspec.Struct, frozen=True):
-    """The limits for a student, also in words."""
-
     p99_ms: float
     memory_mb: float
     words: str
@@ -32,8 +30,6 @@ class BudgetRecord(msgspec.Struct, frozen=True):
 
 
 class SearchResult(msgspec.Struct, frozen=True):
-    """The content of `search.json`; docs/search.md explains each part."""
-
     format: int
     id: str
     name: str
@@ -62,14 +58,12 @@ def read_search(data: Mapping[str, Any]) -> SearchResult:
 
 
 def search_page(data: Mapping[str, Any]) -> str:
-    """Return the page for the content of `search.json`."""
     read = read_search(data)
     blocks = [Heading(f"{read.name}: students of the search", 1), *search_blocks(read)]
     return to_html(f"Search of {read.name}", blocks, STYLE)
 
 
 def search_blocks(read: SearchResult) -> list[Block]:
-    """Return the blocks of the page."""
     return [
         _summary(read),
         Group("card", advice(read)),
@@ -83,7 +77,6 @@ def search_blocks(read: SearchResult) -> list[Block]:
 
 
 def advice(read: SearchResult) -> list[Block]:
-    """Return the recommended student, and the lines to write into each file for it."""
     if read.recommended is None:
         return [Paragraph(strong("No student fits the budget."))]
     best = read.trials[read.recommended]

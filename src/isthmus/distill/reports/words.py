@@ -9,7 +9,6 @@ _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Format a whole number with all digits, any other with `digits` significant ones."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value == int(value) or abs(value) >= 10**digits:
@@ -35,7 +34,6 @@ def money(value: float, currency: str) -> str:
 
 
 def share(value: float | None) -> str:
-    """Format a fraction as a percentage."""
     return UNKNOWN if value is None or not math.isfinite(value) else f"{100 * value:.3g} %"
 
 
@@ -50,7 +48,6 @@ def scaled(value: float | None, unit: str) -> str:
 
 
 def duration(microseconds: float | None) -> str:
-    """Format a duration in microseconds, milliseconds or seconds."""
     if microseconds is None or not math.isfinite(microseconds):
         return UNKNOWN
     for unit in ("µs", "ms"):
@@ -61,7 +58,6 @@ def duration(microseconds: float | None) -> str:
 
 
 def between(low: float | None, high: float | None) -> str:
-    """Format an interval; empty without bounds."""
     return "" if low is None or high is None else f"{measure(low)} to {measure(high)}"
 
 

@@ -13,10 +13,8 @@ CONVERSIONS: Mapping[str, Conversion] = {EXECUTORCH: executorch, LITERT: litert,
 
 
 def conversions_for(declaration: Distillation) -> list[Conversion]:
-    """Return the conversions that a declaration needs."""
     return [conversion for runtime, conversion in CONVERSIONS.items() if runtime in declaration.runtimes]
 
 
 def require_runtimes(declaration: Distillation) -> None:
-    """Raise a ConfigurationError, with the packages to install, if a declared runtime is missing."""
     require_installed(declaration.where, [conversion.LIBRARIES for conversion in conversions_for(declaration)])

@@ -26,8 +26,6 @@ _FAILED = 3
 
 
 class _Named(nn.Module):
-    """A network with named inputs and outputs."""
-
     def __init__(self, network: nn.Module, tensors: Sequence[str], outputs: Sequence[str]) -> None:
         super().__init__()
         self.network = network
@@ -78,7 +76,6 @@ _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0"}
 
 
 def serve(converting: Callable[[ExportedProgram], bytes]) -> None:
-    """Run the child process: read a program, convert it and write the model."""
     result = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries print to stdout
     program = torch.export.load(io.BytesIO(sys.stdin.buffer.read()))

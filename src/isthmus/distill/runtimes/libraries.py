@@ -24,15 +24,12 @@ class Libraries:
 
     @property
     def install(self) -> str:
-        """The command that installs the packages."""
         return f"pip install --no-deps {' '.join(f'{name}=={version}' for name, version in self.pins.items())}"
 
     def absent(self, reason: str) -> DependencyError:
-        """Return the error to raise if the libraries are not installed."""
         return DependencyError(self.name, reason, remedy=f"run {self.install}", passes=False)
 
     def problems(self) -> list[Problem]:
-        """Return the packages that are missing or have another version."""
         problems = []
         for name, version in self.pins.items():
             try:
@@ -52,7 +49,6 @@ def libraries(name: str, runtime: str) -> Libraries:
 
 
 def require_installed(where: str, needed: Sequence[Libraries]) -> None:
-    """Raise a ConfigurationError with the commands that install missing libraries."""
     missing = {each: problems for each in needed if (problems := each.problems())}
     if missing:
         runtimes = " and ".join(f'"{each.runtime}"' for each in missing)

@@ -98,7 +98,6 @@ class Portable:
         return max_sizes
 
     def examples(self, max_sizes: Mapping[str, int]) -> dict[str, Tensor]:
-        """Return a row at the maximum sizes, by input name."""
         inputs, examples = self.feeds(self.row), {}
         for tensor in self.tensors:
             shape = [max_sizes[size] if isinstance(size, str) else size for size in tensor.shape]
@@ -117,7 +116,6 @@ class Portable:
 def portable(
     task: Task, student: nn.Module, row: Index, tensors: Sequence[Described], outputs: Sequence[Described]
 ) -> Portable:
-    """Return the portable part of a student in eval mode, given the tensors and outputs of its graph."""
     names = [output.name for output in outputs]
     if (core := task.core(student)) is not None:
         order, keys, network = [tensor.name for tensor in core.tensors], names, core.network
@@ -138,8 +136,6 @@ def portable(
 
 
 class _Ordered(nn.Module):
-    """A network with inputs and outputs in the order of the graph."""
-
     def __init__(self, network: nn.Module, order: Sequence[int], keys: Sequence[str], outputs: Sequence[str]) -> None:
         super().__init__()
         self.network = network
@@ -151,8 +147,6 @@ class _Ordered(nn.Module):
 
 
 class Conversion(Protocol):
-    """The interface of a module that makes and runs the files of a runtime."""
-
     LIBRARIES: Libraries
 
     def files(self, of: Portable, train: Index) -> Mapping[str, Callable[[], Converted]]:
@@ -178,7 +172,6 @@ def in_process(kind: type[Program], program: Converted, of: Portable) -> Iterato
 
 
 def unconvertible(file: str, libraries: Libraries, error: Exception | str) -> GateFailed:
-    """Return the error for a student that a runtime does not support."""
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return GateFailed(
         file,

@@ -70,8 +70,6 @@ class _Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Loaded(NamedTuple):
-    """A loaded program: its tensors in order, and the function that computes a row."""
-
     inputs: Sequence[Description]
     outputs: Sequence[Description]
     run: Callable[[list[Array]], list[Array]]
@@ -104,7 +102,6 @@ class Program(AbstractContextManager["Program"]):
 
     @classmethod
     def require_present(cls) -> None:
-        """Raise a DependencyError if the package that runs such files is not installed."""
         if find_spec(cls.package) is None:
             raise cls.libraries.absent("is not installed")
 
@@ -139,7 +136,6 @@ class Program(AbstractContextManager["Program"]):
         self.close()
 
     def close(self) -> None:
-        """Kill the process."""
         self._process.kill()
         with suppress(BrokenPipeError), self._process, self._stderr:
             pass
@@ -202,7 +198,6 @@ class Program(AbstractContextManager["Program"]):
         return ProgramRejected(f"its process sent an unreadable message, {error}{self._stderr_tail()}")
 
     def _stderr_tail(self) -> str:
-        """Return the end of stderr, to append to a message."""
         end = os.fstat(self._stderr.fileno()).st_size
         tail = os.pread(self._stderr.fileno(), _QUOTED, max(end - _QUOTED, 0)).decode(errors="replace")
         text = " ".join(tail.split())

@@ -61,7 +61,6 @@ class Bench:
         )  # fmt: skip
 
     def measure(self, number: int, shape: Mapping[str, Any], precision: str, progress: Progress) -> SearchTrial:
-        """Build and measure a student; if it fits the budget, train, export and measure it again."""
         began, facts = time.perf_counter(), dict[str, Any]()
         try:
             candidate = self._fill(facts, self.task.with_shape(shape), precision, progress)

@@ -100,7 +100,6 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
 
 
 def require_fit(data: Mapping[str, Any]) -> None:
-    """Raise a GateFailed with the nearest miss if no trained student fits the budget."""
     if data["recommended"] is not None:
         return
     trials = msgspec.convert(data["tried"], list[SearchTrial])
@@ -117,7 +116,6 @@ def require_fit(data: Mapping[str, Any]) -> None:
 
 
 def _declared(material: Material, trials: int | None) -> tuple[Search, int]:
-    """Return the search of a valid declaration, and its number of students."""
     declaration = material.declaration
     if problems := declaration.problems():
         raise ConfigurationError(declaration.where, problems)
@@ -146,8 +144,6 @@ def _teacher_outputs(task: Task, cache: Path, progress: Progress) -> tuple[Teach
 
 
 class _HostRecord(msgspec.Struct, frozen=True):
-    """The digest of a search and its machine, next to the journal."""
-
     search: str
     host: str
 
@@ -171,7 +167,6 @@ def _record_host(own: Path, digest: str, machine: str, progress: Progress) -> No
 
 
 def _dependencies(task: Task, declared: Search, outputs: TeacherOutputs, profile: ServingProfile) -> dict[str, Any]:
-    """Return everything that the results of a search depend on, except the machine."""
     material = task.material
     return {
         "format": FORMAT,
@@ -189,15 +184,12 @@ def _dependencies(task: Task, declared: Search, outputs: TeacherOutputs, profile
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    """A search: its bench, seed, search space and folder."""
-
     bench: Bench
     seed: int
     space: Mapping[str, Sequence[Any]]
     folder: Path
 
     def trials(self, done: list[SearchTrial], count: int, progress: Progress) -> Iterator[SearchTrial]:
-        """Yield new trials until there are `count`; append each to `done`."""
         sizes = {name: len(values) for name, values in self.space.items()}
         while len(done) < count:
             place = propose([self.known(trial) for trial in done], sizes, self.seed)
@@ -256,7 +248,6 @@ class _Search:
         }
 
     def lines(self, best: SearchTrial) -> dict[str, str]:
-        """Return the lines to write for a student, by file."""
         # Use declared values: a trial from the journal has lists for tuples.
         values = values_at(self.known(best).place, self.space)
         lines = {"definitions.py": self.bench.task.with_shape({name: values[name] for name in best.shape}).line()}

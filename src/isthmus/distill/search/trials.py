@@ -46,7 +46,6 @@ class SearchTrial(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Shape and precision in words."""
         return ", ".join([*(f"{name} {value}" for name, value in self.shape.items()), self.precision])
 
 
@@ -96,8 +95,6 @@ def _shown(value: float) -> str:
 
 
 class Trials(Journal[SearchTrial]):
-    """The journal of a search, one line per student."""
-
     def __init__(self, file: Path) -> None:
         super().__init__(
             file, SearchTrial,
@@ -120,12 +117,10 @@ def recommended(trials: Sequence[SearchTrial], *, more: bool) -> SearchTrial | N
 
 
 def nearest(trials: Sequence[SearchTrial]) -> SearchTrial | None:
-    """Return the student over the budget whose largest excess is smallest."""
     return min((trial for trial in trials if trial.over), key=lambda trial: max(trial.over.values()), default=None)
 
 
 def values_at(places: Sequence[int], space: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Return the values of a place by name."""
     return {name: values[place] for place, (name, values) in zip(places, space.items(), strict=True)}
 
 

@@ -14,7 +14,6 @@ TYPES = {"fp16": torch.float16, "fp32": torch.float32, "int32": torch.int32, "bo
 
 
 def compute(kind: str, inputs: Arguments) -> Tensor | tuple[Tensor, ...]:
-    """Compute an operation; raise a NotImplementedError if it is not supported."""
     if kind not in OPERATIONS:
         raise NotImplementedError(f"operation {kind} of Core ML has no interpreter")
     return OPERATIONS[kind](inputs)

@@ -76,8 +76,6 @@ def _prepare(threads: int) -> Callable[[bytes], Loaded]:
 
 
 class _Graph:
-    """The operations of a program, in order."""
-
     def __init__(self, specification: Any, values: "_Values") -> None:
         self._values = values
         self._limits = {item.name: item.type.multiArrayType for item in specification.description.input}
@@ -117,15 +115,12 @@ class _Graph:
 
 
 def _limited(described: Description, limits: Any) -> Description:
-    """Replace dynamic sizes by their maximum."""
     ranges = [limit.upperBound for limit in limits.shapeRange.sizeRanges] or described.shape
     sizes = [most if size == -1 else size for size, most in zip(described.shape, ranges, strict=True)]
     return replace(described, shape=tuple(sizes))
 
 
 class _Values:
-    """Read the values in a program and its weights file."""
-
     def __init__(self, mil: ModuleType, weights: bytes) -> None:
         self._mil, self._weights = mil, weights
 
@@ -138,7 +133,6 @@ class _Values:
         return Description(_ELEMENTS.get(kind, kind), shape, name)
 
     def read(self, value: Any) -> Any:
-        """Return a tensor, or a text."""
         import torch
 
         kind = self.kind(value.type.tensorType)

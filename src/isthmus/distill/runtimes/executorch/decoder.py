@@ -48,7 +48,6 @@ def converted(network: CachedModel) -> bytes:
 def running(
     program: bytes, network: CachedModel, tensors: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> Iterator[Run]:
-    """Run a program in a child process within the context; raise a GateFailed if ExecuTorch rejects it."""
     try:
         with ExecuTorchProgram(program, tensors, outputs, max_sizes(network)) as opened:
             yield opened.ask

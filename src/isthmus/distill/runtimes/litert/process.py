@@ -65,7 +65,6 @@ def _prepare(threads: int) -> Callable[[bytes], Loaded]:
 
 
 def _cut(array: Array, sizes: Sequence[int | None]) -> Array:
-    """Cut each axis but the rows to a size; None keeps all of it."""
     if array.ndim != 1 + len(sizes):
         raise ProgramRejected(f"an output has {array.ndim} axes instead of {1 + len(sizes)}")
     return array[(slice(None), *map(slice, sizes))]
