@@ -5,7 +5,6 @@ is INT8, so every form of the features runs through every model. The time is tha
 fitting the teacher again. Then a server answers and records as many rows, and these are attributed.
 """
 
-import argparse
 import json
 import os
 import resource
@@ -24,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from processes import answers, free_port, started, wait
-from result import Comparison, at_least, at_most, report
+from result import Comparison, at_least, at_most, options_parser, plain_figure, report
 
 from isthmus.features.days import DAY
 from isthmus.features.values.arrow import micros
@@ -41,9 +40,7 @@ _STAGES = ("staleness", "skew", "distillation", "precision", "runtime")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="fewer rows")
+    parser = options_parser(__doc__, "fewer rows")
     parser.add_argument(
         "--project", type=Path, help="flights project after `isthmus demo` (default: run the demo first)"
     )
@@ -77,7 +74,7 @@ def measure_rows(folder: Path, scratch: Path, count: int) -> list[Comparison]:
     return [
         at_least("rows with all five stages", "rows", result["rows"], count),
         at_most(f"attribution of {result['rows']:,} rows", "s", round(seconds, 1), SECONDS),
-        Comparison("the same, processor time", "processor s", round(work, 1), None, None, None, None, None),
+        plain_figure("the same, processor time", "processor s", round(work, 1)),
         at_most("sum of a row's parts, error", "of the score", worst, 1e-12),
     ]
 

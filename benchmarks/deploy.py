@@ -7,7 +7,6 @@ predictions while `deploy` swaps packages; an answer other than 200 or a broken 
 Needs `redis-server` and `wrk`. Run it on an idle machine.
 """
 
-import argparse
 import math
 import shutil
 import statistics
@@ -19,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from processes import last_json
-from result import Comparison, at_most, report
+from result import Comparison, at_most, options_parser, plain_figure, report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -79,15 +78,12 @@ def measured(server: Server, packages: list[Path], requests: int, swaps: int, tu
         at_most("from deploy to the first prediction, median", "s", statistics.median(taken), BAR_SECONDS),
         at_most("from deploy to the first prediction, worst", "s", max(taken), BAR_SECONDS),
         at_most(f"{case}: failed", "requests", failed, 0),
-        Comparison(f"{case}: p99", "ms", figures["p99_ms"], None, None, None, None, None),
+        plain_figure(f"{case}: p99", "ms", figures["p99_ms"]),
     ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="few requests and swaps")
-    options = parser.parse_args()
+    options = options_parser(__doc__, "few requests and swaps").parse_args()
     if missing := [name for name in ("redis-server", "wrk") if shutil.which(name) is None]:
         sys.exit(f"benchmarks/deploy.py needs {' and '.join(missing)} on PATH")
     requests, swaps, turns = (2_000, 4, 3) if options.quick else (100_000, 20, 11)

@@ -9,7 +9,6 @@ all share, is written and the owners' files are requested.
 Needs Chromium. Creates the flights project in a temporary folder, or uses one in which `isthmus demo` has run.
 """
 
-import argparse
 import shutil
 import statistics
 import sys
@@ -22,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from playwright.sync_api import sync_playwright
-from result import Comparison, at_most, report
+from result import Comparison, at_most, options_parser, report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -185,9 +184,7 @@ def owners(folder: Path, count: int) -> list[Comparison]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="few snapshots")
+    parser = options_parser(__doc__, "few snapshots")
     parser.add_argument("--project", type=Path, help="flights project after `isthmus demo`")
     options = parser.parse_args(arguments)
     began = time.perf_counter()

@@ -10,7 +10,6 @@ statistics, which assumes no distribution.
 Run it on an idle machine.
 """
 
-import argparse
 import copy
 import math
 import sys
@@ -22,7 +21,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import torch
-from result import less, report
+from result import less, options_parser, report
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
@@ -70,9 +69,7 @@ class Network(nn.Module):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="half of the rows")
+    parser = options_parser(__doc__, "half of the rows")
     parser.add_argument("--rounds", type=int, default=25)
     options = parser.parse_args()
     rounds, rows = options.rounds, 114_500 if options.quick else 229_000

@@ -7,7 +7,6 @@ fp32. One run in bf16 is stopped by a signal halfway, and continues from its che
 Needs a CUDA device. Run it on an idle machine.
 """
 
-import argparse
 import math
 import signal
 import sys
@@ -19,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from result import Comparison, less, more, report
+from result import Comparison, less, more, options_parser, plain_figure, report
 from torch import Tensor, nn
 
 from isthmus.distill.accelerator import accelerator
@@ -113,8 +112,8 @@ def measured(steps: int, folder: Path) -> list[Comparison]:
     texts = Texts()
     plain, base, memory = trained(texts, TrainingProfile(device="cuda"), steps)
     comparisons = [
-        Comparison(f"fp32 on {torch.cuda.get_device_name()}", "rows/s", base, None, None, None, None, None),
-        Comparison("fp32: memory of the GPU", "MiB", memory, None, None, None, None, None),
+        plain_figure(f"fp32 on {torch.cuda.get_device_name()}", "rows/s", base),
+        plain_figure("fp32: memory of the GPU", "MiB", memory),
     ]
     for profile in (
         TrainingProfile(device="cuda", compile=True),
@@ -145,10 +144,7 @@ def last_loss(case: str, losses: list[float], others: list[float], name: str) ->
 
 def main() -> int:
     """Run the benchmark; return 1 if a final loss differs from that of fp32."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="few steps")
-    options = parser.parse_args()
+    options = options_parser(__doc__, "few steps").parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks/gpu.py needs a CUDA device")
     with TemporaryDirectory(prefix="isthmus-gpu-") as folder:

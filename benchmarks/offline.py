@@ -7,7 +7,6 @@ as Polars and Feast's defaults support, and with `created` as the time from whic
 Needs `redis-server` and Java 17. Run it on an idle machine.
 """
 
-import argparse
 import contextlib
 import statistics
 import sys
@@ -21,11 +20,11 @@ from typing import Any
 import duckdb
 import pyarrow.parquet as pq
 from offline_data import COLUMNS, changed, write_tables
-from online import note, writes
+from online import writes
 from online_data import START, feast_project, our_project
 from online_data import write_tables as write_online_tables
 from processes import free_port, last_json, redis_server
-from result import Comparison, at_most, less, report
+from result import Comparison, at_most, less, note, options_parser, plain_figure, report
 
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.project import Project
@@ -53,9 +52,7 @@ PAIRS: dict[bool, list[tuple[str, str, float | None]]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="one round over small tables")
+    parser = options_parser(__doc__, "one round over small tables")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=["joins", "writes"])
     options = parser.parse_args()
@@ -97,7 +94,7 @@ def joins(folder: Path, rounds: int, spine_rows: int, *, cutoff: bool) -> list[C
         wrong = max(figure["lost"] + figure["wrong"] for figure in figures[case])
         named = f"join, {variant}, {NAMES[case]}: rows lost or wrong of {spine_rows:,}"
         own = not case.startswith(("feast", "polars", "duckdb"))
-        comparisons.append(at_most(named, "rows", wrong, 0) if own else without_target(named, "rows", wrong))
+        comparisons.append(at_most(named, "rows", wrong, 0) if own else plain_figure(named, "rows", wrong))
     return comparisons
 
 
@@ -150,10 +147,6 @@ def rewrites(folder: Path, place: Path) -> list[Comparison]:
             comparisons.append(less(f"rewrite, {case}", "s", ours, peer, "Feast, incremental"))
             comparisons.append(at_most(f"rewrite, {case}: rows written", "rows", done.written, int(len(table) * 0.01)))
     return comparisons
-
-
-def without_target(case: str, metric: str, ours: float) -> Comparison:
-    return Comparison(case, metric, ours, None, None, None, None, None)
 
 
 if __name__ == "__main__":

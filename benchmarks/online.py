@@ -7,7 +7,6 @@ raw HMGETs, sent from Python without decoding the replies, shows the upper limit
 Needs `redis-server` and `wrk`. Run it on an idle machine.
 """
 
-import argparse
 import contextlib
 import statistics
 import subprocess
@@ -25,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from online_data import START, VIEWS, feast_project, our_project, write_tables
 from processes import answers, free_port, last_json, redis_server, resident_mb, settle, started, wait
-from result import Comparison, at_most, less, more, report
+from result import Comparison, at_most, less, more, note, options_parser, report
 
 from isthmus.features.online.plan import LookupPlan
 from isthmus.features.redis.pipeline import ask
@@ -60,9 +59,7 @@ CASES = [
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="one short round over small tables")
+    parser = options_parser(__doc__, "one short round over small tables")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=8, help="seconds of each load")
     parser.add_argument("--only", choices=["lookups", "writes"])
@@ -223,10 +220,6 @@ def writes(folder: Path, place: Path, rows: int, rounds: int) -> list[Comparison
 
 def middle(figures: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median([figure[name] for figure in figures]) for name in figures[0]}
-
-
-def note(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
 
 
 if __name__ == "__main__":

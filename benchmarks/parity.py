@@ -4,7 +4,6 @@ Runs `isthmus demo` over a copy of the flights example and compares every value 
 package. Then compares the package's student with its teacher, one row at a time.
 """
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -12,17 +11,14 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from result import at_most, less, more, report
+from result import at_most, less, more, options_parser, report
 
 FLIGHTS = Path(__file__).parents[1] / "examples" / "flights"
 P99_US = 100.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="no effect: the demo has one size")
-    options = parser.parse_args()
+    options = options_parser(__doc__, "no effect: the demo has one size").parse_args()
     with TemporaryDirectory(prefix="bench-") as name:
         folder = shutil.copytree(FLIGHTS, Path(name) / "flights", ignore=shutil.ignore_patterns(".*", "data"))
         command = [str(Path(sys.executable).with_name("isthmus")), "demo", "--json", "--project", str(folder)]

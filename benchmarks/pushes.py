@@ -7,7 +7,6 @@ store alone. Finally the rows in the table are counted.
 Needs `redis-server`. Run it on an idle machine.
 """
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from result import Comparison, at_least, less, report
+from result import Comparison, at_least, less, options_parser, report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -98,10 +97,7 @@ def measured(folder: Path, turns: int, stored: int) -> list[Comparison]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="few rows")
-    options = parser.parse_args()
+    options = options_parser(__doc__, "few rows").parse_args()
     turns, stored = (25, 100_000) if options.quick else (150, 1_000_000)
     with TemporaryDirectory() as folder:
         comparisons = measured(Path(folder), turns, stored)

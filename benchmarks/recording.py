@@ -8,7 +8,6 @@ replayed.
 Needs `redis-server` and `wrk`. Run it on an idle machine.
 """
 
-import argparse
 import contextlib
 import statistics
 import subprocess
@@ -21,10 +20,10 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from online import Case, body, load, note
+from online import Case, body, load
 from online_data import our_project, write_tables
 from processes import answers, family, free_port, redis_server, resident_mb, settle, started, wait
-from result import Comparison, at_least, at_most, report
+from result import Comparison, at_least, at_most, note, options_parser, report
 
 from isthmus.features import clock
 from isthmus.orchestration.apply.apply import apply
@@ -43,9 +42,7 @@ ANSWERS, SECONDS = 100_000, 60.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="few short rounds")
+    parser = options_parser(__doc__, "few short rounds")
     parser.add_argument("--servers", type=int, default=8, help="how often both servers are started")
     parser.add_argument("--rounds", type=int, default=5, help="pairs of loads of the same servers")
     parser.add_argument("--seconds", type=int, default=2, help="length of each load")

@@ -9,7 +9,6 @@ equal: to the bit, floats within `ULPS`.
 Run it on an idle machine.
 """
 
-import argparse
 import math
 import os
 import sys
@@ -34,7 +33,7 @@ from feast.transformation.python_transformation import PythonTransformation
 from feast.type_map import python_values_to_proto_values
 from feast.utils import _augment_response_with_on_demand_transforms
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
-from result import Comparison, at_most, less, report
+from result import Comparison, at_most, less, note, options_parser, report
 
 from isthmus.features.contract.schema import Column, TransformContract, request_column
 from isthmus.features.definition.spec import Field, RequestSource, RequestTransform
@@ -147,9 +146,7 @@ def _row(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="two short rounds")
+    parser = options_parser(__doc__, "two short rounds")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     rounds, seconds = (2, 0.05) if options.quick else (options.rounds, 0.25)
@@ -333,10 +330,6 @@ def timed(sides: Mapping[str, Side], rounds: int, seconds: float) -> dict[str, f
                 calls += 1
             best[name] = min(best[name], total / calls)
     return best
-
-
-def note(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Comparisons that benchmarks measure, printed as a table or as JSON."""
 
+import argparse
 import json
 import os
 import platform
@@ -61,6 +62,24 @@ def at_least(case: str, metric: str, ours: float, bar: float) -> Comparison:
 def at_most(case: str, metric: str, ours: float, bar: float) -> Comparison:
     """Check a figure without a peer against a maximum."""
     return Comparison(case, metric, ours, None, None, None, bar, ours <= bar)
+
+
+def plain_figure(case: str, metric: str, ours: float) -> Comparison:
+    """A figure without a peer or a target."""
+    return Comparison(case, metric, ours, None, None, None, None, None)
+
+
+def options_parser(description: str | None, quick: str) -> argparse.ArgumentParser:
+    """Return a parser with the options --json and --quick; `quick` is the help of the latter."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
+    parser.add_argument("--quick", action="store_true", help=quick)
+    return parser
+
+
+def note(text: str) -> None:
+    """Print progress to stderr."""
+    sys.stderr.write(f"{text}\n")
 
 
 def report(name: str, comparisons: Sequence[Comparison], *, as_json: bool, quick: bool) -> int:

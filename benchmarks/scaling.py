@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 from offline_jobs import peak_mb
-from online import note
 from processes import last_json, redis_server
+from result import note
 
 STEPS = ["build", "join", "materialize"]
 SETTINGS = '{engine}\n[project]\nname = "scaling"\nnow = 2014-01-02T00:00:00Z\n\n[stores]\nonline = "{redis}"\n'

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 from processes import started
-from result import Comparison, at_most, less, more, report
+from result import Comparison, at_most, less, more, options_parser, plain_figure, report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -181,18 +181,11 @@ def compared(
     ratio = {side: statistics.median(ratios) for side, ratios in pairs.items()}
     noise = pairs["alone again"]
     return [
-        Comparison(
-            f"{case}: p99 alone, objective {objective:.3g} ms", "ms", middle["alone"], None, None, None, None, None
-        ),
+        plain_figure(f"{case}: p99 alone, objective {objective:.3g} ms", "ms", middle["alone"]),
         *(less(f"p99, training beside it {side}", "ms", middle[side], middle["alone"], "alone") for side in TRAINED),
-        Comparison(
-            f"p99 alone again over alone, {min(noise):.2f} to {max(noise):.2f}", "times", ratio["alone again"],
-            None, None, None, None, None,
-        ),
+        plain_figure(f"p99 alone again over alone, {min(noise):.2f} to {max(noise):.2f}", "times", ratio["alone again"]),
         at_most("p99 with yielding training over alone", "times", ratio["yielding"], BAR),
-        Comparison(
-            "p99 with non-yielding training over alone", "times", ratio["not yielding"], None, None, None, None, None
-        ),
+        plain_figure("p99 with non-yielding training over alone", "times", ratio["not yielding"]),
         more("yielding training", "steps/s", rates["yielding"], rates["training alone"], "training alone"),
         more("non-yielding training", "steps/s", rates["not yielding"], rates["training alone"], "training alone"),
         Comparison(
@@ -234,9 +227,7 @@ def last(found: dict[str, list[float]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="two short rounds")
+    parser = options_parser(__doc__, "two short rounds")
     parser.add_argument("--rate", type=float, default=100.0, help="predictions a second")
     parser.add_argument("--train", nargs=2, metavar=("HEARD", "STEPS"), help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -9,7 +9,6 @@ rows of its batch, so the loss of each step may differ by 0.1 %. The largest dif
 Run it on an idle machine.
 """
 
-import argparse
 import math
 import sys
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from result import Comparison, less, more, report
+from result import Comparison, less, more, note, options_parser, report
 from torch import Tensor, nn
 
 from isthmus.distill.losses import soft_targets
@@ -63,9 +62,7 @@ def epoch(texts: Tensor, targets: Targets) -> tuple[list[float], float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="one round of fewer rows")
+    parser = options_parser(__doc__, "one round of fewer rows")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     rounds, count = (1, 1024) if options.quick else (options.rounds, 8192)
@@ -110,10 +107,6 @@ def main() -> int:
         more(f"rows gathered at random, {steps}", "rows/s", count / gathered, count / filled, "computed and saved"),
     ]
     return report("teacher_outputs", comparisons, as_json=options.json, quick=options.quick)
-
-
-def note(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
 
 
 if __name__ == "__main__":
