@@ -183,9 +183,9 @@ def compared(
     return [
         plain_figure(f"{case}: p99 alone, objective {objective:.3g} ms", "ms", middle["alone"]),
         *(less(f"p99, training beside it {side}", "ms", middle[side], middle["alone"], "alone") for side in TRAINED),
-        plain_figure(f"p99 alone again over alone, {min(noise):.2f} to {max(noise):.2f}", "times", ratio["alone again"]),
-        at_most("p99 with yielding training over alone", "times", ratio["yielding"], BAR),
-        plain_figure("p99 with non-yielding training over alone", "times", ratio["not yielding"]),
+        plain_figure(f"p99 alone again over alone ({min(noise):.2f} to {max(noise):.2f})", "x", ratio["alone again"]),
+        at_most("p99 with yielding training over alone", "x", ratio["yielding"], BAR),
+        plain_figure("p99 with non-yielding training over alone", "x", ratio["not yielding"]),
         more("yielding training", "steps/s", rates["yielding"], rates["training alone"], "training alone"),
         more("non-yielding training", "steps/s", rates["not yielding"], rates["training alone"], "training alone"),
         Comparison(
