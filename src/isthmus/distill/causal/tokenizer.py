@@ -24,7 +24,6 @@ class Vocabulary:
     Attributes:
         tokenizer: content of `tokenizer.json`.
         end: token that ends a text.
-        size: number of the student's tokens.
         kept: int64 (size,), the model's id of each token, ascending; None if the vocabulary is not pruned.
         begin: tokens that the tokenizer puts before each text.
     """

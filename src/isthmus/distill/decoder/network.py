@@ -22,7 +22,6 @@ class CachedModel(nn.Module):
 
     Attributes:
         context: maximum number of tokens, including those in the cache.
-        layers: number of layers.
         heads: number of query heads.
         shared: number of key and value heads; several query heads share one.
         width: width of a head.

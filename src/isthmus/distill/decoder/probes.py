@@ -59,8 +59,6 @@ class Speed:
     """Measured costs of the parts of a call, in seconds.
 
     Attributes:
-        sizes: sizes of the model.
-        precision: precision of its weights.
         byte: seconds per byte of layer weights, for one token.
         operation: seconds per operation of the layers' products, for a prompt.
         head: seconds of the output layer.

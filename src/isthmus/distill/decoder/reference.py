@@ -34,7 +34,6 @@ class FileReport:
     """The comparison of one model file with the model.
 
     Attributes:
-        bytes: size of the file.
         worst: largest difference of a logit.
         agreement: share of equal tokens.
         prefill: tokens per second of a 64-token prompt.
@@ -53,9 +52,6 @@ class FileComparison:
     """A file's report, and the answers to record in the package.
 
     Attributes:
-        report: summary for the package report.
-        worst: largest difference of a logit.
-        agreement: share of equal tokens.
         largest: largest absolute value in the golden outputs.
         answers: greedy tokens of each golden prompt, before the first close decision.
         outputs: outputs of each golden case.
@@ -74,11 +70,9 @@ class DecoderReference:
     """The model's own answers, which every model file is compared with.
 
     Attributes:
-        prompts: golden prompts, without answers.
         reads: the model's tokens and logits after each prompt.
         cases: inputs of the golden tensor cases: a prompt, and one decoding step after it.
         scale: largest absolute logit.
-        decoder: decoder without an owner.
         run: the model in torch, with the inputs and outputs of its graph.
     """
 

@@ -17,9 +17,7 @@ class Sizes:
     """The sizes of a Llama.
 
     Attributes:
-        vocabulary: number of tokens.
         width: width of the hidden state.
-        layers: number of layers.
         heads: number of query heads.
         shared: number of key and value heads.
         head: width of a head.

@@ -24,7 +24,6 @@ class TextWriter:
         file: content of `tokenizer.json`.
         network: the model as a module with a cache.
         generation: the package's description of text generation.
-        tokenizer: the opened tokenizer file.
         settings: settings with golden prompts and a value for each feature of the template.
     """
 

@@ -50,11 +50,8 @@ class ModelOrigin:
     """The origin of a model, as the manifest records it.
 
     Attributes:
-        name: name of the package.
-        contract: contract of the features.
         service: feature service whose features the prompt template may name.
         model: id of the student.
-        training_set: id of its training set.
         task: name of its task class.
     """
 

@@ -39,9 +39,7 @@ def boundary_card(report: Mapping[str, Any], prices: Prices | None = None, curre
     read = read_report(report)
     blocks: list[Block] = [
         Heading(f"Boundary card of {read.name}", 1),
-        Paragraph(
-            f"Student {read.id}: the cost of training it once, and of serving it on the other side of the boundary."
-        ),
+        Paragraph(f"Student {read.id}: the cost of training it once, and of serving each prediction."),
         Paragraph(SCOPE),
         *map(Paragraph, age_sentences(read)),
     ]

@@ -42,9 +42,6 @@ class Portable:
     Attributes:
         part: "model" for the whole graph, "core" for its numeric core.
         network: module from the tensors to the outputs, in order; None if no module computes this part.
-        tensors: inputs.
-        outputs: outputs of the graph.
-        feeds: function that returns the inputs for rows.
         limits: maximum of each named size except the rows.
         padded: named sizes that may be padded with zeros.
         row: any row, as an example.

@@ -11,6 +11,7 @@ import torch
 
 from isthmus.distill.decoder.network import CachedModel
 from isthmus.distill.onnx.runtime import Run
+from isthmus.distill.runtimes.executorch.export import lowered
 from isthmus.distill.runtimes.executorch.process import LIBRARIES, ExecuTorchProgram
 from isthmus.distill.runtimes.network import quiet, unconvertible
 from isthmus.distill.runtimes.process import ProgramRejected
@@ -31,15 +32,10 @@ def converted(network: CachedModel) -> bytes:
     sizes: tuple[dict[int, Any], ...] = ({}, {1: torch.export.Dim(PAST, max=network.context)})
     try:
         with quiet(), torch.no_grad():
-            # These imports take ten seconds.
-            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-            from executorch.exir import to_edge_transform_and_lower
-
             exported = torch.export.export(
                 network.eval(), (torch.ones(1, 1, dtype=torch.int64), past), dynamic_shapes=sizes
             )
-            lowered = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
-            return bytes(lowered.to_executorch().buffer)
+            return lowered(exported)
     except Exception as error:  # errors of torch, XNNPACK and ExecuTorch share no base class
         raise unconvertible(FILE, LIBRARIES, error) from error
 

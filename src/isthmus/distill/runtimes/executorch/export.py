@@ -50,7 +50,7 @@ def converted(of: Portable, calibration: Index | None = None) -> Converted:
                 feeds = (of.feeds(index) for index in np.split(calibration, len(calibration)))
                 rows = (tuple(torch.from_numpy(values[t.name]) for t in of.tensors) for values in feeds)
                 exported = torch.export.export(_quantized(exported, rows), examples, dynamic_shapes=sizes)
-            return Converted(file, _lowered(exported), max_sizes)
+            return Converted(file, lowered(exported), max_sizes)
     except Exception as error:  # errors of torch, XNNPACK and ExecuTorch share no base class
         raise unconvertible(file, LIBRARIES, error) from error
 
@@ -84,10 +84,10 @@ def _quantized(exported: ExportedProgram, rows: Iterable[tuple[Tensor, ...]]) ->
     return result
 
 
-def _lowered(exported: ExportedProgram) -> bytes:
+def lowered(exported: ExportedProgram) -> bytes:
     # These imports take ten seconds.
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
-    lowered = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
-    return bytes(lowered.to_executorch().buffer)
+    program = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
+    return bytes(program.to_executorch().buffer)
