@@ -58,7 +58,7 @@ class Vocabulary:
         content = json.loads(self.tokenizer)
         model = content["model"]
         if model.get("type") != "BPE":
-            problem = Problem("vocabulary", f"the tokenizer is a {model.get('type')}", 'a BPE, or "shared"')
+            problem = Problem("vocabulary", f"the tokenizer is a {model.get('type')}", 'a BPE tokenizer, or "shared"')
             raise ConfigurationError(where, [problem])
         words: dict[str, int] = model["vocab"]
         names = {place: word for word, place in words.items()}

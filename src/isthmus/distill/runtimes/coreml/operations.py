@@ -15,7 +15,7 @@ TYPES = {"fp16": torch.float16, "fp32": torch.float32, "int32": torch.int32, "bo
 
 def compute(kind: str, inputs: Arguments) -> Tensor | tuple[Tensor, ...]:
     if kind not in OPERATIONS:
-        raise NotImplementedError(f"operation {kind} of Core ML has no interpreter")
+        raise NotImplementedError(f"Core ML operation {kind} is not supported by the interpreter")
     return OPERATIONS[kind](inputs)
 
 
@@ -46,7 +46,7 @@ def _reduced(function: Callable[..., Tensor]) -> Callable[[Arguments], Tensor]:
 
 def _cast(inputs: Arguments) -> Tensor:
     if inputs["dtype"] not in TYPES:
-        raise NotImplementedError(f"type {inputs['dtype']} of Core ML has no interpreter")
+        raise NotImplementedError(f"Core ML type {inputs['dtype']} is not supported by the interpreter")
     x: Tensor = inputs["x"]
     return x.to(TYPES[inputs["dtype"]])
 
@@ -60,7 +60,7 @@ def _slice_by_index(inputs: Arguments) -> Tensor:
     places: list[int | slice] = []
     for axis, stride in enumerate(strides):
         if stride < 1:
-            raise NotImplementedError("a slice backward of Core ML has no interpreter")
+            raise NotImplementedError("a backward slice in Core ML is not supported by the interpreter")
         if masks["squeeze_mask"][axis]:
             places.append(begin[axis])
         else:
@@ -71,7 +71,7 @@ def _slice_by_index(inputs: Arguments) -> Tensor:
 
 def _gather(inputs: Arguments) -> Tensor:
     if int(inputs.get("batch_dims", 0)):
-        raise NotImplementedError("a gather of Core ML with batches has no interpreter")
+        raise NotImplementedError("a gather with batches in Core ML is not supported by the interpreter")
     x, indices, axis = inputs["x"], inputs["indices"].long(), int(inputs.get("axis", 0)) % inputs["x"].ndim
     indices = torch.where(indices < 0, indices + x.shape[axis], indices)
     picked: Tensor = x.index_select(axis, indices.reshape(-1))
@@ -85,7 +85,7 @@ def _gather_along_axis(inputs: Arguments) -> Tensor:
 
 def _gather_nd(inputs: Arguments) -> Tensor:
     if int(inputs.get("batch_dims", 0)):
-        raise NotImplementedError("a gather of Core ML with batches has no interpreter")
+        raise NotImplementedError("a gather with batches in Core ML is not supported by the interpreter")
     result: Tensor = inputs["x"][inputs["indices"].long().unbind(-1)]
     return result
 
@@ -98,7 +98,7 @@ def _reshape(inputs: Arguments) -> Tensor:
 
 def _concat(inputs: Arguments) -> Tensor:
     if bool(inputs.get("interleave", False)):
-        raise NotImplementedError("an interleaved concat of Core ML has no interpreter")
+        raise NotImplementedError("an interleaved concat in Core ML is not supported by the interpreter")
     return torch.cat([value if value.ndim else value[None] for value in inputs["values"]], int(inputs["axis"]))
 
 
@@ -119,7 +119,7 @@ def _conv(inputs: Arguments) -> Tensor:
     elif kind == "valid":
         pad = [0] * 2 * count
     else:
-        raise NotImplementedError(f"padding {kind} of Core ML has no interpreter")
+        raise NotImplementedError(f"padding {kind} in Core ML is not supported by the interpreter")
     # torch lists the padding of the last axis first.
     edges = [edge for axis in reversed(range(count)) for edge in pad[2 * axis : 2 * axis + 2]]
     function: Callable[..., Tensor] = (functional.conv1d, functional.conv2d, functional.conv3d)[count - 1]
@@ -131,7 +131,9 @@ def _conv(inputs: Arguments) -> Tensor:
 def _layer_norm(inputs: Arguments) -> Tensor:
     x, axes = inputs["x"], sorted(axis % inputs["x"].ndim for axis in _whole(inputs["axes"]))
     if axes != [*range(axes[0], x.ndim)]:
-        raise NotImplementedError("a layer norm of Core ML along axes other than the last has no interpreter")
+        raise NotImplementedError(
+            "a layer norm in Core ML along axes other than the last is not supported by the interpreter"
+        )
     epsilon = float(inputs.get("epsilon", 1e-5))
     return functional.layer_norm(x, x.shape[axes[0] :], inputs.get("gamma"), inputs.get("beta"), epsilon)
 
@@ -151,14 +153,14 @@ def _batch_norm(inputs: Arguments) -> Tensor:
 def _gelu(inputs: Arguments) -> Tensor:
     modes = {"EXACT": "none", "TANH_APPROXIMATION": "tanh"}
     if inputs.get("mode", "EXACT") not in modes:
-        raise NotImplementedError(f"GELU {inputs['mode']} of Core ML has no interpreter")
+        raise NotImplementedError(f"GELU {inputs['mode']} in Core ML is not supported by the interpreter")
     return functional.gelu(inputs["x"], approximate=modes[inputs.get("mode", "EXACT")])
 
 
 def _upsample(inputs: Arguments) -> Tensor:
     factors = [float(inputs.get(f"scale_factor_{side}", 1)) for side in ("height", "width")]
     if any(factor != int(factor) for factor in factors):
-        raise NotImplementedError("an upsampling of Core ML by a fraction has no interpreter")
+        raise NotImplementedError("upsampling by a fraction in Core ML is not supported by the interpreter")
     x: Tensor = inputs["x"]
     return x.repeat_interleave(int(factors[0]), -2).repeat_interleave(int(factors[1]), -1)
 

@@ -139,7 +139,7 @@ class _Values:
         if kind == "STRING":
             return value.immediateValue.tensor.strings.values[0]
         if kind not in _NUMPY:
-            raise NotImplementedError(f"values of kind {kind} have no interpreter")
+            raise NotImplementedError(f"values of kind {kind} are not supported by the interpreter")
         shape = [size.constant.size for size in value.type.tensorType.dimensions]
         if value.HasField("blobFileValue"):
             data = self._stored(value.blobFileValue.offset, prod(shape), _NUMPY[kind])
