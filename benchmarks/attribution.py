@@ -1,7 +1,7 @@
 """Measure `isthmus attribute` over 100,000 rows of the flights example.
 
-The hardest case: device features differ from the ideal ones, the model was given yet other values, and the serving file
-is INT8, so every form of the features runs through every model. The time is that of the whole command, including
+The hardest case: device features differ from the ideal ones, the recorded inputs differ again, and the serving file
+is INT8, so every form of the features runs through every model. The time covers the whole command, including
 fitting the teacher again. Then a server answers and records as many rows, and these are attributed.
 """
 

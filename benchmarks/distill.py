@@ -102,7 +102,7 @@ def random_rows(rows: int) -> Examples:
 
 
 def combined_loss(logits: torch.Tensor, batch: Examples) -> torch.Tensor:
-    """Return the loss of both loops, which is that of the flights example."""
+    """Return the loss of both loops, the same as in the flights example."""
     hard = cross_entropy(logits, batch.labels)
     soft = cross_entropy(logits / 2, torch.sigmoid(batch.teacher / 2)) * 4
     return 0.3 * hard + 0.7 * soft

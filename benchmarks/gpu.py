@@ -1,7 +1,7 @@
 """Compare training on a GPU by precision, with and without `torch.compile`: rows per second, memory, and final loss.
 
 A text encoder of six layers, 384 wide, learns from the cached probabilities of a wider one, over random tokens. All
-sides start with the same weights, and take the same batches in the same order. Each final loss is compared with that of
+sides start with the same weights, and take the same batches in the same order. Each final loss is compared with
 fp32. One run in bf16 is stopped by a signal halfway, and continues from its checkpoint.
 
 Needs a CUDA device. Run it on an idle machine.
@@ -143,7 +143,7 @@ def last_loss(case: str, losses: list[float], others: list[float], name: str) ->
 
 
 def main() -> int:
-    """Run the benchmark; return 1 if a final loss differs from that of fp32."""
+    """Run the benchmark; return 1 if a final loss differs from fp32."""
     options = options_parser(__doc__, "few steps").parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks/gpu.py needs a CUDA device")

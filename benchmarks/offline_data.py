@@ -25,8 +25,8 @@ def write_tables(folder: Path, rows: int, spine_rows: int, repeat: int = 1) -> N
     """Write `a.parquet` and `b.parquet` with `rows` rows each, and `spine.parquet` with `spine_rows` rows.
 
     2 % of the feature rows correct another row (same key and event time, later `created`), and 5 % arrive up to three
-    days late. Of the spine rows, 1 % have the exact time of an event, 0.5 % repeat another row, 0.1 % have a key that
-    does not exist, and 0.2 % are pairs at one time whose keys are equal when concatenated without a separator, such as
+    days late. In the spine, 1 % of the rows have the exact time of an event, 0.5 % repeat another row, 0.1 % have a key
+    that does not exist, and 0.2 % are pairs at one time whose keys are equal when concatenated without a separator, such as
     (s1, 123) and (s11, 23). The same arguments give the same values. `repeat` writes everything that many times, with
     different keys.
     """

@@ -83,7 +83,7 @@ def note(text: str) -> None:
 
 
 def report(name: str, comparisons: Sequence[Comparison], *, as_json: bool, quick: bool) -> int:
-    """Print the comparisons, and save those of a full run for the report. Return 1 if a target is missed."""
+    """Print the comparisons, and save a full run for the report. Return 1 if a target is missed."""
     rows = [asdict(comparison) for comparison in comparisons]
     if not quick:
         RESULTS.mkdir(exist_ok=True)

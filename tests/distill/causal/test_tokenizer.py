@@ -116,7 +116,7 @@ def test_a_token_that_is_needed_and_was_not_learned_is_named() -> None:
 def test_only_a_vocabulary_of_merges_is_pruned() -> None:
     words = Tokenizer(models.WordLevel({END: 0, "the": 1}, unk_token=END))
     vocabulary = Vocabulary(words.to_str().encode(), 0, 2)
-    with pytest.raises(ConfigurationError, match='the tokenizer is a WordLevel; expected a BPE, or "shared"'):
+    with pytest.raises(ConfigurationError, match='the tokenizer is a WordLevel; expected a BPE tokenizer, or "shared"'):
         vocabulary.pruned([[1]], [], "writer")
 
 

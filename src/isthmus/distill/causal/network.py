@@ -21,7 +21,7 @@ def seen(positions: Tensor) -> Tensor:
 class Packed(nn.Module):
     """Wrap a causal model of transformers: tokens and positions, int64 (n, P), to logits (n, P, classes).
 
-    `kept` maps the tokens of a pruned vocabulary to the model's: tokens and classes are then those of the pruned one.
+    `kept` maps the tokens of a pruned vocabulary to the model's: tokens and classes are then from the pruned one.
     """
 
     kept: Tensor | None

@@ -107,7 +107,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def allowed_precisions(precisions: Sequence[str], profile: ServingProfile) -> list[str]:
-    """Return the task's precisions that the profile may serve; raise a ConfigurationError if there are none."""
+    """Return the task's precisions that the profile may serve; raise a ConfigurationError without any."""
     if allowed := [precision for precision in precisions if profile.precision in (precision, FASTEST)]:
         return allowed
     problem = Problem("precision", profile.precision, f"a precision that the task has: {', '.join(precisions)}")

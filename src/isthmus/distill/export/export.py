@@ -64,7 +64,7 @@ class ExportReport:
     Attributes:
         bytes: size of a package with only one precision, by precision.
         worst: largest difference from the student in torch on golden cases and test rows, by model file.
-        graph_parity: model files that an interpreter of the graph compared, instead of their own runtime.
+        graph_parity: model files that were compared by interpreting their graph, because their runtime is not here.
         quality: metrics on the test part, by model file and metric.
         left_out: reason by missing precision, file of another runtime, or head.
         served: cost of a row with the threads and precision of the serving profile (the fastest, if it allows several).

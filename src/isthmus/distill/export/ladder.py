@@ -74,7 +74,7 @@ def climb(
 ) -> Ladder:
     """Run the golden cases in each form of a student, and compare the outputs with the student in torch.
 
-    Runtimes are created one after the other, in their order.
+    Each runtime is created just before it is used.
 
     Raises:
         PackageError: the package was made from another student.

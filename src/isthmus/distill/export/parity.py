@@ -121,8 +121,8 @@ class Parity:
     def check(self, variant: Variant, ask: Ask, *samples: ParityRows, golden: bool = True) -> FeatureVerdict:
         """Compare a model file with the student, and with its own golden cases.
 
-        Both must agree within the tolerance of the task, whatever the manifest says. If an output has several numbers
-        per row, the comparison shows the one that differs most.
+        Both must agree within the task's tolerance, even if the manifest states another. If an output has several
+        numbers per row, the comparison shows the one that differs most.
         """
         cases = [case for part in samples for case in part.cases]
         expected: list[Answers] = [case.expected for case in cases]
@@ -147,7 +147,7 @@ class Parity:
     def prompts(self, package: Package) -> dict[str, FeatureVerdict]:
         """Compare the tokens after the golden prompts, by ONNX Runtime file; empty if the package has no prompts.
 
-        In fp32 the tokens must equal those of the student in torch, in lower precisions those recorded in the package.
+        In fp32 the tokens must equal the student's in torch, in lower precisions the tokens recorded in the package.
         """
         writer = self._task.writer(self._student)
         if writer is None:
