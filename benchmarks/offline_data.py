@@ -26,9 +26,9 @@ def write_tables(folder: Path, rows: int, spine_rows: int, repeat: int = 1) -> N
 
     2 % of the feature rows correct another row (same key and event time, later `created`), and 5 % arrive up to three
     days late. In the spine, 1 % of the rows have the exact time of an event, 0.5 % repeat another row, 0.1 % have a key
-    that does not exist, and 0.2 % are pairs at one time whose keys are equal when concatenated without a separator, such as
-    (s1, 123) and (s11, 23). The same arguments give the same values. `repeat` writes everything that many times, with
-    different keys.
+    that does not exist, and 0.2 % are pairs at one time whose keys are equal when concatenated without a separator,
+    such as (s1, 123) and (s11, 23). The same arguments give the same values. `repeat` writes everything that many
+    times, with different keys.
     """
     chance = np.random.default_rng(0)
     views = {name: _view(chance, rows) for name in VIEWS}

@@ -1,8 +1,8 @@
 """Compare serving alone with serving next to a training, which yields to serving or does not.
 
-A server answers predictions at a steady rate, well below its capacity. Each request is sent when it is due, even
-if earlier ones are late, and its latency counts from then. Each round measures four sides, starting with another one
-each time: serving alone, alone again, with a training that yields, and with one that does not. The server's objective is
+A server answers predictions at a steady rate, well below its capacity. Each request is sent when it is due, even if
+earlier ones are late, and its latency counts from then. Each round measures four sides, starting with another one each
+time: serving alone, alone again, with a training that yields, and with one that does not. The server's objective is
 1.25 times the p99 that it reports when alone. The results are the medians of the rounds' p99, and of their ratios to
 serving alone. The ratio of serving alone twice shows the noise of the machine.
 
