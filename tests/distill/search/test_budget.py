@@ -132,6 +132,6 @@ def test_two_searches_train_a_student_once(few: pa.Table, tmp_path: Path) -> Non
         weights.write_bytes(learned)
         fcntl.flock(lock, fcntl.LOCK_UN)
         rest = other.stdout.read()
-    assert "waits" in told
+    assert "waiting" in told
     assert "step 10" not in rest
     assert other.returncode == 0
