@@ -1,12 +1,10 @@
-"""What it takes to split the difference between ideal and given answers over 100,000 rows of the flights.
+"""Measure `isthmus attribute` over 100,000 rows of the flights example.
 
-The hardest case: features as a device sees them differ from the ideal ones, the model was fed others still, and the
-file that answers is in INT8, so that all forms of the features are asked of all models. It is timed as a user would:
-the command, from its start to its page, with the teacher fitted anew. Then a server is asked as many rows and records
-its answers, and these are split.
+The hardest case: device features differ from the ideal ones, the recorded inputs differ again, and the serving file
+is INT8, so every form of the features runs through every model. The time covers the whole command, including
+fitting the teacher again. Then a server answers and records as many rows, and these are attributed.
 """
 
-import argparse
 import json
 import os
 import resource
@@ -25,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from processes import answers, free_port, started, wait
-from result import Comparison, at_least, at_most, report
+from result import Comparison, at_least, at_most, options_parser, plain_figure, report
 
 from isthmus.features.days import DAY
 from isthmus.features.values.arrow import micros
@@ -36,30 +34,28 @@ from isthmus.package.manifest import read_package
 FLIGHTS = Path(__file__).parents[1] / "examples" / "flights"
 ROWS, QUICK, SECONDS = 100_000, 10_000, 60.0
 _BATCH = 1_000
-"""Rows of a request."""
+"""Rows per request."""
 _COMMAND = (sys.executable, "-c", "from isthmus.orchestration.cli.cli import main; main()")
 _STAGES = ("staleness", "skew", "distillation", "precision", "runtime")
 
 
 def main() -> int:
-    """Measures, prints, and returns 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="fewer rows")
-    parser.add_argument("--project", type=Path, help="the flights after `isthmus demo`; by default it runs first")
-    asked = parser.parse_args()
+    parser = options_parser(__doc__, "fewer rows")
+    parser.add_argument(
+        "--project", type=Path, help="flights project after `isthmus demo` (default: run the demo first)"
+    )
+    options = parser.parse_args()
     with TemporaryDirectory(prefix="bench-") as name:
-        folder = asked.project
+        folder = options.project
         if folder is None:
             folder = shutil.copytree(FLIGHTS, Path(name) / "flights", ignore=shutil.ignore_patterns(".*", "data"))
             _isthmus(folder, "demo", "--json")
-        count = QUICK if asked.quick else ROWS
-        found = [*compared(folder, Path(name), count), *recorded(folder, Path(name), count)]
-    return report("attribution", found, as_json=asked.json, quick=asked.quick)
+        count = QUICK if options.quick else ROWS
+        comparisons = [*measure_rows(folder, Path(name), count), *measure_recorded(folder, Path(name), count)]
+    return report("attribution", comparisons, as_json=options.json, quick=options.quick)
 
 
-def compared(folder: Path, scratch: Path, count: int) -> list[Comparison]:
-    """Seconds and sums of an attribution of at least so many rows."""
+def measure_rows(folder: Path, scratch: Path, count: int) -> list[Comparison]:
     project = Project(folder)
     artifacts = Artifacts.of(project)
     table = artifacts.current_training_set().table()
@@ -78,13 +74,13 @@ def compared(folder: Path, scratch: Path, count: int) -> list[Comparison]:
     return [
         at_least("rows with all five stages", "rows", result["rows"], count),
         at_most(f"attribution of {result['rows']:,} rows", "s", round(seconds, 1), SECONDS),
-        Comparison("the same, of all cores", "processor s", round(work, 1), None, None, None, None, None),
-        at_most("parts of a row, from their difference", "of the score", worst, 1e-12),
+        plain_figure("the same, processor time", "processor s", round(work, 1)),
+        at_most("sum of a row's parts, error", "of the score", worst, 1e-12),
     ]
 
 
-def recorded(folder: Path, scratch: Path, count: int) -> list[Comparison]:
-    """Seconds of an attribution of at least so many rows that a server has answered."""
+def measure_recorded(folder: Path, scratch: Path, count: int) -> list[Comparison]:
+    """Measure an attribution of at least `count` rows that a server answered and recorded."""
     project = Project(folder)
     artifacts = Artifacts.of(project)
     spine = project.applied().spines[artifacts.declared.spine.name]
@@ -112,21 +108,20 @@ def recorded(folder: Path, scratch: Path, count: int) -> list[Comparison]:
 
 
 def _question(rows: pa.Table, keys: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:
-    """The body of a request for the predictions of rows."""
     return {"entities": rows.select(keys).to_pydict(), "request": rows.select(fields).to_pydict()}
 
 
 def _days(table: pa.Table, count: int) -> tuple[str, str]:
-    """The last days of a training set that have so many rows."""
+    """Return the first and last day of a range that has `count` rows of a training set."""
     times = np.sort(micros(table["event_timestamp"]))
-    # Somewhat more: rows of the same keys and time cannot be told apart in a file.
+    # Take 5 % more rows: rows with the same keys and time count once.
     begin, end = int(times[-min(len(times), count + count // 20)]) // DAY, int(times[-1]) // DAY + 1
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     return f"{epoch + timedelta(days=begin):%Y-%m-%d}", f"{epoch + timedelta(days=end):%Y-%m-%d}"
 
 
 def _fed(table: pa.Table, keys: Sequence[str], inputs: Sequence[str]) -> pa.Table:
-    """Ideal inputs, one of them somewhat larger: other ones than a device has."""
+    """Return the ideal inputs with one input increased, so that they differ from a device's inputs."""
     names = list(dict.fromkeys([*keys, "event_timestamp", *inputs]))
     changed = next(name for name in inputs if name not in keys and pa.types.is_floating(table.schema.field(name).type))
     place, values = names.index(changed), table[changed].to_numpy() + 0.5
@@ -135,7 +130,7 @@ def _fed(table: pa.Table, keys: Sequence[str], inputs: Sequence[str]) -> pa.Tabl
 
 
 def _spent() -> float:
-    """Processor seconds of the processes that have ended: on a busy machine they say more than the clock."""
+    """Return the processor seconds of ended child processes, which other load affects less than wall time."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -143,8 +138,8 @@ def _spent() -> float:
 def _isthmus(folder: Path, *arguments: str) -> dict[str, Any]:
     command = [*_COMMAND, *arguments, "--project", str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=os.environ)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 if __name__ == "__main__":

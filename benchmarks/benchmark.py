@@ -1,7 +1,7 @@
-"""All benchmarks beside their peers, as one page that others can make again: `make benchmark` runs it.
+"""Run all benchmarks and write one page with the results: `make benchmark`.
 
-Each runs as a process of its own, several times. A ratio is the median of the runs, with the least and the most. A
-benchmark that cannot run stands on the page with the reason.
+Each benchmark runs several times in its own process. A ratio is the median of the runs, shown with the minimum and
+maximum. A benchmark that cannot run is listed with the reason.
 """
 
 import argparse
@@ -45,7 +45,7 @@ REMEDIES = {
     "redis-server": "the package redis-server of your system (apt-get install redis-server, brew install redis)",
     "java": "Java 17 (apt-get install openjdk-17-jre-headless, brew install openjdk@17)",
 }
-"""How to get what pip cannot install."""
+"""Installation instructions for programs that pip cannot install."""
 LIBRARIES = ("isthmus", "feast", "duckdb", "polars", "pyarrow", "pyspark", "pysail", "torch", "scikit-learn",
              "onnxruntime", "deltalake")  # fmt: skip
 FLOOR, STYLE = 0.1, "svg .least { fill: var(--base) } svg text { font: 11px system-ui, sans-serif; fill: var(--ink) }"
@@ -53,8 +53,6 @@ FLOOR, STYLE = 0.1, "svg .least { fill: var(--base) } svg text { font: 11px syst
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A script with its options, and the programs that it starts."""
-
     title: str
     script: str
     options: tuple[str, ...] = ()
@@ -62,7 +60,6 @@ class Benchmark:
 
     @property
     def command(self) -> str:
-        """As a reader types it."""
         return " ".join(["python", f"benchmarks/{self.script}.py", *self.options])
 
 
@@ -78,54 +75,53 @@ BENCHMARKS = (
 
 
 def main() -> int:
-    """Writes the page; returns 1 if anything could not run, or if a bar is missed at the sizes that it is about."""
+    """Write the page; return 1 if a benchmark failed, or if a target was missed at full size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes and two runs: a quarter of an hour")
-    parser.add_argument("--runs", type=int, help="of each benchmark; by default 3, or 2 if quick")
+    parser.add_argument("--runs", type=int, help="runs of each benchmark (default: 3, or 2 with --quick)")
     parser.add_argument("--only", nargs="+", choices=sorted({one.script for one in BENCHMARKS}))
     parser.add_argument("--page", type=Path, default=Path("benchmark.html"))
-    asked = parser.parse_args()
-    runs = asked.runs or (2 if asked.quick else 3)
-    chosen = [one for one in BENCHMARKS if asked.only is None or one.script in asked.only]
-    blocks, failed = introduction(runs, quick=asked.quick), False
+    options = parser.parse_args()
+    runs = options.runs or (2 if options.quick else 3)
+    chosen = [one for one in BENCHMARKS if options.only is None or one.script in options.only]
+    blocks, failed = introduction(runs, quick=options.quick), False
     for one in chosen:
         blocks += [Heading(one.title), Paragraph(one.command)]
         try:
-            compared = summaries([measured(one, quick=asked.quick) for _ in range(runs)])
+            rows = summaries([measured(one, quick=options.quick) for _ in range(runs)])
         except RuntimeError as error:
             failed = True
             sys.stderr.write(f"{one.command}: {error}\n")
             blocks.append(Paragraph(bad(f"Not measured: {error}")))
             continue
-        failed |= not asked.quick and any(row["holds"] is False for row in compared)
-        blocks += section(compared)
-    write_atomically(asked.page, to_html("Benchmarks of Isthmus", blocks, STYLE).encode())
-    sys.stdout.write(f"{asked.page.resolve()}\n")
+        failed |= not options.quick and any(row["holds"] is False for row in rows)
+        blocks += section(rows)
+    write_atomically(options.page, to_html("Benchmarks of Isthmus", blocks, STYLE).encode())
+    sys.stdout.write(f"{options.page.resolve()}\n")
     return int(failed)
 
 
 def measured(benchmark: Benchmark, *, quick: bool) -> list[dict[str, Any]]:
-    """The comparisons of one run. Raises a RuntimeError with the reason if there are none."""
     if missing := [name for name in benchmark.needs if shutil.which(name) is None]:
         raise RuntimeError("; ".join(f"{name} is not on PATH: install {REMEDIES[name]}" for name in missing))
     sys.stderr.write(f"{benchmark.command}{' --quick' if quick else ''}\n")
     command = [sys.executable, str(ROOT / "benchmarks" / f"{benchmark.script}.py"), "--json", *benchmark.options]
     with tempfile.TemporaryDirectory(prefix="bench-") as results:
-        # The figures of docs/performance.md are those of the scripts alone.
+        # Leave benchmarks/results alone: docs/performance.md shows the results of single scripts.
         environment = {**os.environ, "BENCHMARK_RESULTS": results}
         done = subprocess.run(
             command + ["--quick"] * quick, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
         )
-    # A missed bar is no failure: then the list is there, too.
+    # Exit code 1 means that a target was missed; the comparisons are printed anyway.
     if done.returncode not in (0, 1) or not done.stdout.startswith("["):
-        lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode} and said nothing"]
+        lines = done.stderr.strip().splitlines() or [f"exited with {done.returncode} and no message"]
         raise RuntimeError(lines[-1])
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
+    comparisons: list[dict[str, Any]] = json.loads(done.stdout)
+    return comparisons
 
 
 def summaries(runs: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Each comparison once: medians over the runs, and the least and the most of what its bar is about."""
+    """Return medians over the runs, with the minimum and maximum of the figure that the target applies to."""
     rows = []
     for same in zip(*runs, strict=True):
         first = same[0]
@@ -139,25 +135,21 @@ def summaries(runs: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def introduction(runs: int, *, quick: bool) -> list[Block]:
-    """What it takes to make the page again."""
     versions: list[tuple[str, Text]] = [(name, version(name)) for name in LIBRARIES]
-    versions += [(name, said(name, "--version" if name != "wrk" else "-v")) for name in REMEDIES]
-    commit = said("git", "-C", str(ROOT), "describe", "--always", "--dirty")
-    how = (
-        "with small sizes: it shows that all of it runs, and no figure to quote" if quick else "with nothing beside it"
-    )
+    versions += [(name, version_line(name, "--version" if name != "wrk" else "-v")) for name in REMEDIES]
+    commit = version_line("git", "-C", str(ROOT), "describe", "--always", "--dirty")
+    how = "with small sizes: a check that everything runs, not figures to quote" if quick else "on an idle machine"
     return [
         Heading("Benchmarks of Isthmus", 1),
         Paragraph(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {machine()}, {platform.system()} {platform.release()}."),
-        Paragraph(f"Medians of {runs} runs, {how}. Under a ratio stand the least and the most. A ratio above "
-                  "1 means that Isthmus needs less, or does more."),
-        Code(f"make benchmark{' QUICK=1' if quick else ''}", f"To make it again, in a clone at {commit}"),
+        Paragraph(f"Medians of {runs} runs, {how}. Minimum and maximum are below each ratio. A ratio above 1 means "
+                  "that Isthmus is better."),
+        Code(f"make benchmark{' QUICK=1' if quick else ''}", f"To reproduce this page, in a clone at {commit}"),
         Table(["program", "version"], versions),
     ]  # fmt: skip
 
 
-def said(*command: str) -> str:
-    """The first line that a program prints about itself."""
+def version_line(*command: str) -> str:
     if shutil.which(command[0]) is None:
         return "not installed"
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -165,34 +157,32 @@ def said(*command: str) -> str:
 
 
 def section(rows: Sequence[dict[str, Any]]) -> list[Block]:
-    """The table of one benchmark, with a figure of its ratios."""
     table = Table(
-        ["case", "unit", "Isthmus", "peer", "beside", "ratio", "bar", ""],
+        ["case", "unit", "Isthmus", "peer", "peer name", "ratio", "target", ""],
         list(map(_cells, rows)),
-        numbers=("Isthmus", "peer", "ratio", "bar"),
+        numbers=("Isthmus", "peer", "ratio", "target"),
     )
     compared = [row for row in rows if row["ratio"] is not None]
-    return [table, *([drawing(compared)] if compared else [])]
+    return [table, *([chart(compared)] if compared else [])]
 
 
 def _cells(row: dict[str, Any]) -> list[Text]:
     spread = aside(f"{row['low']:.4g} to {row['high']:.4g}")
     ours, ratio = number(row["ours"]), row["ratio"]
     bar = "" if row["bar"] is None else f"{row['bar']:g}"
-    held: dict[bool | None, Text] = {None: "", True: good("holds"), False: bad("missed")}
+    held: dict[bool | None, Text] = {None: "", True: good("met"), False: bad("missed")}
     return [row["case"], row["metric"], ours if ratio is not None else (ours, spread), number(row["peer"]),
             row["peer_name"] or "", "" if ratio is None else (f"{ratio:.2f}x", spread), bar,
             held[row["holds"]]]  # fmt: skip
 
 
 def number(value: float | None) -> str:
-    """A figure with four digits."""
     return "" if value is None else f"{value:,.0f}" if value >= 1e4 else f"{value:.4g}"
 
 
-def drawing(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Ratios as bars on a logarithmic axis, each with its spread and its bar; 1 is dashed."""
-    labels = [f"{row['case']}, beside {row['peer_name']}" for row in rows]
+def chart(rows: Sequence[dict[str, Any]]) -> Figure:
+    """Draw ratios as bars on a logarithmic axis, each with its spread and target; 1 is dashed."""
+    labels = [f"{row['case']}, against {row['peer_name']}" for row in rows]
     left, room, step = 6 * max(map(len, labels)) + 12, 300, 22
     most = max(row["high"] for row in rows) * 1.2
     per = room / math.log10(max(most, 10) / FLOOR)
@@ -212,8 +202,8 @@ def drawing(rows: Sequence[dict[str, Any]]) -> Figure:
             parts.append(f'<rect x="{at(row["bar"]):.1f}" y="{top - 2}" width="2" height="18"/>')
         parts.append(f'<text x="{at(row["high"]) + 5:.1f}" y="{middle + 4}">{row["ratio"]:.1f}x</text>')
     parts.append(f'<line class="base" x1="{at(1):.1f}" x2="{at(1):.1f}" y1="0" y2="{height}"/>')
-    return Figure("".join(parts), "How many times better than the peer", "Times better than the peer, logarithmic; "
-                  "red is the bar, gray the spread.", left + room + 60, height)  # fmt: skip
+    return Figure("".join(parts), "Factor by which Isthmus is better", "Logarithmic; red marks the target, gray the "
+                  "spread.", left + room + 60, height)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Tokens per second of language models as `isthmus plan` predicts them, beside what their files do in the same minute.
+"""Compare the tokens per second that `isthmus plan` predicts for language models with measurements of their files.
 
-Models of three sizes with random weights, in three precisions, are written as `isthmus export` writes them. In each
-round the probes and the file are measured one after the other; what counts is the median of the rounds' ratios. The
-prompt has half a context, as in a plan, and the steps are the 64 behind it. On one thread the seconds are those of
-the processor, as of the probes: other work of the machine would lengthen prompts more than steps.
+Models of three sizes with random weights are written in three precisions as `isthmus export` writes them. Each round
+measures the probes and then the file; the result is the median of the rounds' ratios. As in a plan, the prompt has half
+a context, followed by 64 steps. On one thread times are processor times, as in the probes, because other load
+would slow prompts more than steps.
 """
 
 import argparse
@@ -40,13 +40,13 @@ SIZES: Mapping[str, dict[str, Any]] = {
              "num_attention_heads": 9, "num_key_value_heads": 3},
 }  # fmt: skip
 HALF, NEAR = 128, 0.25
-"""Tokens of half a context; how far a prediction may be from what is measured."""
+"""Tokens of half a context, and the largest allowed relative error of a prediction."""
 PROMPTS, STEPS = 3, 64
-"""Prompts of a round, and the steps behind each: the first ones find cold caches."""
+"""Prompts per round, and steps after each; several, because the first ones find cold caches."""
 
 
 def measured(model: bytes, decoder: Decoder, threads: int) -> Callable[[], tuple[float, float]]:
-    """Seconds of a prompt of half a context, and of a step behind it: the median of some."""
+    """Return a function that measures the median seconds of a half-context prompt and of a step after it."""
     options = session_options(threads)
     options.enable_mem_pattern = False
     clock = time.thread_time if threads == 1 else time.perf_counter
@@ -56,59 +56,58 @@ def measured(model: bytes, decoder: Decoder, threads: int) -> Callable[[], tuple
     def run(feeds: Feeds) -> dict[str, Array]:
         return ask(opened, feeds)
 
-    def once() -> tuple[float, float]:
+    def measure() -> tuple[float, float]:
         prompts, steps = [], []
         for _ in range(PROMPTS):
             cache = decoder.cache()
             began = clock()
-            said = decoder.read(run, prompt, cache)
+            last = decoder.read(run, prompt, cache)
             prompts.append(clock() - began)
             for _ in range(STEPS):
                 began = clock()
-                said = decoder.read(run, [said.token], cache)
+                last = decoder.read(run, [last.token], cache)
                 steps.append(clock() - began)
         return median(prompts), median(steps)
 
-    once()
-    return once
+    measure()
+    return measure
 
 
 def compared(name: str, threads: int, rounds: int) -> Iterator[Comparison]:
-    """The predictions for a model of a size, each beside its measurement."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SIZES[name], max_position_embeddings=2 * HALF, tie_word_embeddings=True))
     network, sizes = CachedModel(model.eval()), Sizes.of(model.config.to_dict(), name)
     decoder = Decoder(name, Generation(context=2 * HALF, most=HALF, end=()), "", network.cache)
     for precision in PRECISIONS:
         probes = Probes(sizes, precision, threads, HALF)
-        once = measured(ort_format(in_precision(network, precision)), decoder, threads)
-        found = []
+        measure = measured(ort_format(in_precision(network, precision)), decoder, threads)
+        pairs = []
         for _ in range(rounds):
             speed = probes.speed()
             step = speed.call(1, HALF + STEPS // 2).seconds + speed.reading
-            found.append(((speed.prompt(HALF).seconds, step), once()))
+            pairs.append(((speed.prompt(HALF).seconds, step), measure()))
         for place, (what, tokens) in enumerate((("prefill", HALF), ("decode", 1))):
-            predicted, actual = (tokens / median(each[side][place] for each in found) for side in (0, 1))
-            ratio = median(each[1][place] / each[0][place] for each in found)
+            predicted, actual = (tokens / median(each[side][place] for each in pairs) for side in (0, 1))
+            ratio = median(each[1][place] / each[0][place] for each in pairs)
             case = f"{name} {precision}, {what}: {predicted:,.0f} tokens/s, measured {actual:,.0f}"
             holds = 1 - NEAR <= ratio <= 1 + NEAR
             yield Comparison(case, "predicted / measured", round(ratio, 3), None, None, None, 1 + NEAR, holds)
 
 
 def main() -> int:
-    """Prints the comparisons; returns 1 if a prediction is further off than a quarter."""
+    """Run the benchmark; return 1 if a prediction is off by more than a quarter."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=[*SIZES], help="a single size")
+    parser.add_argument("--only", choices=[*SIZES], help="measure one size")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="without the largest, in three rounds")
     parser.add_argument("--json", action="store_true")
-    chosen = parser.parse_args()
-    names = [chosen.only] if chosen.only else [*SIZES][:2] if chosen.quick else [*SIZES]
-    rounds = 3 if chosen.quick else chosen.rounds
-    comparisons = [each for name in names for each in compared(name, chosen.threads, rounds)]
-    # Not kept for the report, which plots how many times better than a peer we are.
-    return report("decoding", comparisons, as_json=chosen.json, quick=True)
+    options = parser.parse_args()
+    names = [options.only] if options.only else [*SIZES][:2] if options.quick else [*SIZES]
+    rounds = 3 if options.quick else options.rounds
+    comparisons = [each for name in names for each in compared(name, options.threads, rounds)]
+    # quick=True: save no result, since the report plots ratios to a peer.
+    return report("decoding", comparisons, as_json=options.json, quick=True)
 
 
 if __name__ == "__main__":

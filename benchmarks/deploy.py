@@ -1,14 +1,12 @@
-"""From `deploy` to the first prediction of the new package, and requests under load while packages are swapped.
+"""Measure the time from `deploy` to the first prediction, and requests under load while packages are swapped.
 
-One server over one Redis, two packages of the same service, which take turns. First, each swap is timed from the call
-of `deploy` (checks, cache, loading, warming, the write) to the first answer that names the new package, asked without
-a pause. Then wrk sends predictions while `deploy` goes on, one swap after the other: an answer other than 200, or a
-connection that breaks, is a failed request.
+One server over one Redis alternates between two packages of the same service. First, each swap is timed from the call
+of `deploy` (checks, cache, loading, warm-up, the write) to the first answer from the new package. Then wrk sends
+predictions while `deploy` swaps packages; an answer other than 200 or a broken connection is a failed request.
 
-Needs `redis-server` and `wrk`. Run it on a machine that does nothing else.
+Needs `redis-server` and `wrk`. Run it on an idle machine.
 """
 
-import argparse
 import math
 import shutil
 import statistics
@@ -20,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from processes import last_json
-from result import Comparison, at_most, report
+from result import Comparison, at_most, options_parser, plain_figure, report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -31,71 +29,64 @@ from isthmus.package.manifest import package_digest
 
 SCRIPT = Path(__file__).with_name("lookup.lua")
 BODY = '{"entities":{"carrier":["UA"]},"request":{"distance":[$KEYS]}}'
-ASKED: dict[str, Any] = {"entities": {"carrier": ["UA"]}, "request": {"distance": [1]}}
+REQUEST: dict[str, Any] = {"entities": {"carrier": ["UA"]}, "request": {"distance": [1]}}
 BAR_SECONDS = 2.0
 CONNECTIONS = 32
 
 
 def load(server: Server, seconds: int) -> dict[str, Any]:
-    """What wrk says of predictions for so many seconds."""
     url = str(server.http.base_url)
     command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--latency", "-s", str(SCRIPT), url]
     return last_json(command, {"LOOKUP_PATH": "/predict", "LOOKUP_BODY": BODY})
 
 
 def first_prediction(server: Server, package: Path) -> float:
-    """Seconds from `deploy` to the first answer of a package."""
+    """Return the seconds from `deploy` to the first answer from the package."""
     began = time.perf_counter()
     server.deploy(package)
     digest = package_digest(package)
-    while server.predict(**ASKED).json()["package"] != digest:
+    while server.predict(**REQUEST).json()["package"] != digest:
         pass
     return time.perf_counter() - began
 
 
 def swap(server: Server, package: Path) -> None:
-    """Deploys a package, and waits until the server has it."""
     server.deploy(package)
     digest = package_digest(package)
     wait(lambda: server.http.get("/models").json()["models"][0]["package"] == digest, "the swap", 60)
 
 
 def measured(server: Server, packages: list[Path], requests: int, swaps: int, turns: int) -> list[Comparison]:
-    """All comparisons."""
     server.deploy(packages[0])
-    wait(lambda: server.predict(**ASKED).status_code == 200, "the first package", 60)
+    wait(lambda: server.predict(**REQUEST).status_code == 200, "the first package", 60)
     taken = [first_prediction(server, packages[turn % 2]) for turn in range(1, turns + 1)]
     rate = load(server, 2)["requests_per_s"]
-    # Half as many again: it is slower while packages are loaded.
+    # Factor 1.5: the server is slower while it loads packages.
     seconds = math.ceil(max(1.5 * requests / rate, 1.5 * swaps * statistics.fmean(taken)))
-    with ThreadPoolExecutor(1) as beside:
-        found = beside.submit(load, server, seconds)
+    with ThreadPoolExecutor(1) as executor:
+        result = executor.submit(load, server, seconds)
         for turn in range(swaps):
             swap(server, packages[turn % 2])
-            if found.done():
-                raise RuntimeError(f"the load ended after {turn + 1} of {swaps} swaps: run it on a machine of its own")
-        answered = found.result()
-    if answered["requests"] < requests:
-        raise RuntimeError(f"{answered['requests']:,} requests of {requests:,}: run it on a machine of its own")
-    failed = answered["non2xx"] + answered["socket_errors"]
-    case = f"{answered['requests']:,} requests during {swaps} swaps"
+            if result.done():
+                raise RuntimeError(f"the load ended after {turn + 1} of {swaps} swaps: use an idle machine")
+        figures = result.result()
+    if figures["requests"] < requests:
+        raise RuntimeError(f"{figures['requests']:,} requests of {requests:,}: use an idle machine")
+    failed = figures["non2xx"] + figures["socket_errors"]
+    case = f"{figures['requests']:,} requests during {swaps} swaps"
     return [
         at_most("from deploy to the first prediction, median", "s", statistics.median(taken), BAR_SECONDS),
         at_most("from deploy to the first prediction, worst", "s", max(taken), BAR_SECONDS),
         at_most(f"{case}: failed", "requests", failed, 0),
-        Comparison(f"{case}: p99", "ms", answered["p99_ms"], None, None, None, None, None),
+        plain_figure(f"{case}: p99", "ms", figures["p99_ms"]),
     ]
 
 
 def main() -> int:
-    """Measures, prints, and returns 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="few requests and swaps")
-    asked = parser.parse_args()
+    options = options_parser(__doc__, "few requests and swaps").parse_args()
     if missing := [name for name in ("redis-server", "wrk") if shutil.which(name) is None]:
         sys.exit(f"benchmarks/deploy.py needs {' and '.join(missing)} on PATH")
-    requests, swaps, turns = (2_000, 4, 3) if asked.quick else (100_000, 20, 11)
+    requests, swaps, turns = (2_000, 4, 3) if options.quick else (100_000, 20, 11)
     with TemporaryDirectory(prefix="isthmus-deploy-") as folder, EmbeddedRedis(Path(folder) / "redis") as redis:
         fill(redis.url)
         root = Path(folder) / "server"
@@ -103,8 +94,8 @@ def main() -> int:
         (root / "contract.json").write_bytes(CONTRACT.dumps())
         packages = [make_package(root / f"package {weight}", weight=weight) for weight in (1.0, -1.0)]
         with serving(root, redis.url) as server:
-            found = measured(server, packages, requests, swaps, turns)
-    return report("deploy", found, as_json=asked.json, quick=asked.quick)
+            comparisons = measured(server, packages, requests, swaps, turns)
+    return report("deploy", comparisons, as_json=options.json, quick=options.quick)
 
 
 if __name__ == "__main__":

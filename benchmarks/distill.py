@@ -1,16 +1,15 @@
-"""The training loop beside a bare PyTorch loop that takes the same steps, in one run.
+"""Compare the training loop with a bare PyTorch loop that takes the same steps, in one run.
 
-A student of the flights' size learns from as many drawn rows as the flights have. Both loops have the same network,
-loss, batches, fused AdamW, schedule and evaluations, and keep the best weights; the bare one does nothing else, and
-looks at a loss once in an epoch. Ours is run without a folder, and with one: then it writes event files and a last
-checkpoint. The sides go round in turn, each on one thread, another one first in each round. What counts is the median
-of the rounds' ratios of CPU time, since neighbors are disturbed alike, with the interval in which it lies (95 %, from
-order statistics: no assumption about how times are spread).
+A student the size of the flights example's learns from as many random rows as that example has. Both loops use the same
+network, loss, batches, fused AdamW, schedule and evaluations, and keep the best weights. The bare loop does nothing
+else, and checks the loss once per epoch. Ours runs without a folder, and with one, in which it writes event files and a
+final checkpoint. The sides alternate on one thread, each round starting with another one. The result is the median of
+the rounds' ratios of CPU time, because other load affects neighbors alike, with its 95 % interval from order
+statistics, which assumes no distribution.
 
-Run it on a machine that does nothing else.
+Run it on an idle machine.
 """
 
-import argparse
 import copy
 import math
 import sys
@@ -22,7 +21,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import torch
-from result import less, report
+from result import less, options_parser, report
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
@@ -33,14 +32,14 @@ from isthmus.distill.training.loop import Training
 from isthmus.features.profiles import TrainingProfile
 
 BAR = round(1 / 1.05, 3)
-"""Ours may take 1.05 times as long."""
+"""Target ratio: our loop may take 1.05 times as long."""
 INPUTS, EPOCHS, BATCH, RATE = 110, 4, 1024, 2e-3
 GATE = "validation_auc"
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Rows: numbers (n, INPUTS), labels (n,) and what a teacher says, (n,) logits."""
+    """Rows: numbers (n, INPUTS), labels (n,), and the teacher's logits (n,)."""
 
     numbers: torch.Tensor
     labels: torch.Tensor
@@ -54,7 +53,7 @@ class Examples:
 
 
 class Network(nn.Module):
-    """As many weights as the student of the flights has."""
+    """A network with as many weights as the student of the flights example."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,21 +64,17 @@ class Network(nn.Module):
         )  # fmt: skip
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Logits (n,) of rows (n, INPUTS)."""
         logits: torch.Tensor = self.layers(numbers)[:, 0]
         return logits
 
 
 def main() -> int:
-    """Measures, prints, and returns 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="half of the rows")
+    parser = options_parser(__doc__, "half of the rows")
     parser.add_argument("--rounds", type=int, default=25)
-    asked = parser.parse_args()
-    rounds, rows = asked.rounds, 114_500 if asked.quick else 229_000
+    options = parser.parse_args()
+    rounds, rows = options.rounds, 114_500 if options.quick else 229_000
     torch.set_num_threads(1)
-    learning, validation = drawn(rows), drawn(rows // 7)
+    learning, validation = random_rows(rows), random_rows(rows // 7)
     with TemporaryDirectory() as folder:
         sides: dict[str, Callable[[Path], float]] = {
             "alone": lambda _folder: ours(learning, validation, None),
@@ -88,17 +83,17 @@ def main() -> int:
         }
         times = timed(sides, rounds, Path(folder))
     case, peer = f"{EPOCHS} epochs of {rows:,} rows, batches of {BATCH:,}", "a bare PyTorch loop"
-    usual, found = median(times["bare"]), []
-    for name, shown in (("alone", case), ("files", f"{case}, event files and a checkpoint")):
+    usual, comparisons = median(times["bare"]), []
+    for name, shown in (("alone", case), ("files", f"{case}, with event files and a checkpoint")):
         ratios = sorted(one / other for one, other in zip(times[name], times["bare"], strict=True))
         low, high = interval(ratios)
         sys.stderr.write(f"{shown}: {median(ratios):.3f} times the bare loop ({low:.3f} to {high:.3f})\n")
-        found.append(less(shown, "CPU s", usual * median(ratios), usual, peer, BAR))
-    return report("distill", found, as_json=asked.json, quick=asked.quick)
+        comparisons.append(less(shown, "CPU s", usual * median(ratios), usual, peer, BAR))
+    return report("distill", comparisons, as_json=options.json, quick=options.quick)
 
 
-def drawn(rows: int) -> Examples:
-    """Rows by chance, whose label follows from their numbers and a teacher that knows it better."""
+def random_rows(rows: int) -> Examples:
+    """Return random rows whose label depends on their numbers, and a teacher that knows its probability."""
     chance = torch.Generator().manual_seed(rows)
     numbers = torch.randn(rows, INPUTS, generator=chance)
     logits = numbers[:, :20].sum(1) / 4
@@ -106,35 +101,31 @@ def drawn(rows: int) -> Examples:
     return Examples(numbers, labels, logits)
 
 
-def loss_of(logits: torch.Tensor, batch: Examples) -> torch.Tensor:
-    """The loss of both: that of the flights."""
+def combined_loss(logits: torch.Tensor, batch: Examples) -> torch.Tensor:
+    """Return the loss of both loops, the same as in the flights example."""
     hard = cross_entropy(logits, batch.labels)
     soft = cross_entropy(logits / 2, torch.sigmoid(batch.teacher / 2)) * 4
     return 0.3 * hard + 0.7 * soft
 
 
-def scored(module: nn.Module, validation: Examples) -> float:
-    """The evaluation of both."""
+def evaluate(module: nn.Module, validation: Examples) -> float:
     scores = module(validation.numbers).numpy()
     return auc(validation.labels.numpy(), scores)
 
 
 def ours(learning: Examples, validation: Examples, folder: Path | None) -> float:
-    """The best AUC by our loop."""
-
     def step(module: nn.Module, batch: Examples, _done: float) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        return loss_of(module(batch.numbers), batch), {}
+        return combined_loss(module(batch.numbers), batch), {}
 
     settings = Settings(epochs=EPOCHS, batch=BATCH, learning_rate=RATE, weight_decay=1e-2, gate=GATE)
     training = Training(
         Network(), learning, step, settings, accelerator(TrainingProfile()),
-        lambda module: {GATE: scored(module, validation)}, folder,
+        lambda module: {GATE: evaluate(module, validation)}, folder,
     )  # fmt: skip
     return max(entry[GATE] for entry in training.run())
 
 
 def bare(learning: Examples, validation: Examples) -> float:
-    """The best AUC by a loop of a screenful."""
     module, best, best_score = Network(), {}, -1.0
     optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, weight_decay=1e-2, fused=True)
     steps = EPOCHS * math.ceil(len(learning) / BATCH)
@@ -145,7 +136,7 @@ def bare(learning: Examples, validation: Examples) -> float:
         total = torch.zeros(())
         for rows in torch.randperm(len(learning)).split(BATCH):  # type: ignore[no-untyped-call]
             batch = learning[rows]
-            loss = loss_of(module(batch.numbers), batch)
+            loss = combined_loss(module(batch.numbers), batch)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.param_groups[0]["lr"] = RATE * settings.rate(number, steps)
@@ -154,7 +145,7 @@ def bare(learning: Examples, validation: Examples) -> float:
             number += 1
         module.eval()
         with torch.inference_mode():
-            score = scored(module, validation)
+            score = evaluate(module, validation)
         if not math.isfinite(total.item()):
             raise SystemExit("the loss is not finite")
         if score > best_score:
@@ -164,28 +155,28 @@ def bare(learning: Examples, validation: Examples) -> float:
 
 
 def interval(ordered: Sequence[float]) -> tuple[float, float]:
-    """Of numbers in order the two between which the median lies, 95 times of 100 (the binomial's normal limit)."""
+    """Return the 95 % interval of the median of ordered numbers (normal approximation of the binomial)."""
     count = len(ordered)
     reach = 1.96 * math.sqrt(count) / 2
     return ordered[max(0, math.floor(count / 2 - reach))], ordered[min(count - 1, math.ceil(count / 2 + reach) - 1)]
 
 
 def timed(sides: Mapping[str, Callable[[Path], float]], rounds: int, folder: Path) -> dict[str, list[float]]:
-    """The CPU seconds of each in each round; ends the run if one learns less than another."""
-    taken: dict[str, list[float]] = {name: [] for name in sides}
+    """Return the CPU seconds of each side in each round; exit if the sides reach different AUCs."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
     reached, order = {}, list(sides)
     for number in range(rounds + 1):
         for name in order:
             fresh = folder / f"{name}-{number}"
             began = time.process_time()
             reached[name] = sides[name](fresh)
-            if number:  # the first loads libraries
-                taken[name].append(time.process_time() - began)
+            if number:  # the first round loads libraries
+                seconds[name].append(time.process_time() - began)
         order.append(order.pop(0))
     if max(reached.values()) - min(reached.values()) > 0.01:
-        raise SystemExit(f"not the same result: {reached}")
+        raise SystemExit(f"the sides reached different AUCs: {reached}")
     sys.stderr.write(f"AUC: {reached}\n")
-    return taken
+    return seconds
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""Training on a GPU by precision, with and without `torch.compile`: rows a second, memory, and what is learned.
+"""Compare training on a GPU by precision, with and without `torch.compile`: rows per second, memory, and final loss.
 
-A text encoder of six layers, 384 wide, learns from the kept probabilities of a wider one, over random tokens. All sides
-begin with the same weights, and take the same batches in the same order. The last loss of each is shown beside that of
-fp32. One run in bf16 is stopped by a signal in its middle, and goes on from its checkpoint.
+A text encoder of six layers, 384 wide, learns from the cached probabilities of a wider one, over random tokens. All
+sides start with the same weights, and take the same batches in the same order. Each final loss is compared with
+fp32. One run in bf16 is stopped by a signal halfway, and continues from its checkpoint.
 
-Needs a CUDA device. Run it on a machine that does nothing else.
+Needs a CUDA device. Run it on an idle machine.
 """
 
-import argparse
 import math
 import signal
 import sys
@@ -19,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from result import Comparison, less, more, report
+from result import Comparison, less, more, options_parser, plain_figure, report
 from torch import Tensor, nn
 
 from isthmus.distill.accelerator import accelerator
@@ -31,11 +30,11 @@ from isthmus.features.profiles import TrainingProfile
 
 CLASSES, TOKENS, WORDS, BATCH, ROWS = 64, 128, 8000, 256, 16_384
 WARM = 12
-"""Steps before the clock starts: torch compiles at the first, and chooses kernels at the next."""
+"""Steps before the clock starts: torch compiles in the first step, and chooses kernels in the next ones."""
 
 
 class Encoder(nn.Module):
-    """Texts of TOKENS words, int64 (n, TOKENS), to logits (n, CLASSES)."""
+    """A text encoder: token ids, int64 (n, TOKENS), to logits (n, CLASSES)."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -46,14 +45,11 @@ class Encoder(nn.Module):
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, texts: Tensor) -> Tensor:
-        """Logits."""
         logits: Tensor = self.head(self.layers(self.words(texts) + self.places).mean(1))
         return logits
 
 
 class Texts:
-    """Random texts, and what the teacher has said of them, on the GPU."""
-
     def __init__(self) -> None:
         torch.manual_seed(0)
         self.texts = torch.randint(WORDS, (ROWS, TOKENS)).cuda()
@@ -70,7 +66,7 @@ class Texts:
 
 
 class Clock:
-    """A training step that looks at the time after `WARM` steps, and keeps the losses."""
+    """A training step that starts a clock after `WARM` steps, and records the losses."""
 
     def __init__(self) -> None:
         self.began, self.losses = 0.0, list[Tensor]()
@@ -78,7 +74,6 @@ class Clock:
     def __call__(
         self, module: nn.Module, batch: tuple[Tensor, Tensor], _share: float
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The loss of a batch."""
         if len(self.losses) == WARM:
             torch.cuda.synchronize()
             self.began = time.perf_counter()
@@ -90,9 +85,9 @@ class Clock:
 def trained(
     texts: Texts, profile: TrainingProfile, steps: int, folder: Path | None = None, stop: int | None = None
 ) -> tuple[list[float], float, float]:
-    """The losses of a run, its rows a second after the first steps, and MiB of the GPU at most.
+    """Return the losses of a run, rows per second after the first steps, and peak MiB on the GPU.
 
-    With `stop`, a signal ends it at that step.
+    With `stop`, a signal ends the run at that step.
     """
     torch.manual_seed(1)
     torch.cuda.reset_peak_memory_stats()
@@ -114,12 +109,11 @@ def trained(
 
 
 def measured(steps: int, folder: Path) -> list[Comparison]:
-    """Each precision, compiled and not, beside fp32."""
     texts = Texts()
     plain, base, memory = trained(texts, TrainingProfile(device="cuda"), steps)
-    found = [
-        Comparison(f"fp32 on {torch.cuda.get_device_name()}", "rows/s", base, None, None, None, None, None),
-        Comparison("fp32: memory of the GPU", "MiB", memory, None, None, None, None, None),
+    comparisons = [
+        plain_figure(f"fp32 on {torch.cuda.get_device_name()}", "rows/s", base),
+        plain_figure("fp32: memory of the GPU", "MiB", memory),
     ]
     for profile in (
         TrainingProfile(device="cuda", compile=True),
@@ -128,37 +122,34 @@ def measured(steps: int, folder: Path) -> list[Comparison]:
     ):
         losses, rate, peak = trained(texts, profile, steps)
         case = f"{profile.precision}{', compiled' if profile.compile else ''}"
-        found += [
+        comparisons += [
             more(case, "rows/s", rate, base, "fp32"),
             less(f"{case}: memory of the GPU", "MiB", peak, memory, "fp32"),
         ]
-        found.append(last_loss(case, losses, plain, "fp32"))
+        comparisons.append(last_loss(case, losses, plain, "fp32"))
     profile = TrainingProfile(device="cuda", precision="bf16")
     whole, _, _ = trained(texts, profile, steps)
     first, _, _ = trained(texts, profile, steps, folder, stop=steps // 2)
     rest, _, _ = trained(texts, profile, steps, folder)
     if len(first) + len(rest) != steps:
-        raise RuntimeError(f"{len(first)} steps before the signal and {len(rest)} after it; expected {steps}")
-    return [*found, last_loss("bf16, stopped and gone on", rest, whole, "bf16")]
+        raise RuntimeError(f"{len(first)} steps before the signal and {len(rest)} after it, not {steps} together")
+    return [*comparisons, last_loss("bf16, stopped and continued", rest, whole, "bf16")]
 
 
 def last_loss(case: str, losses: list[float], others: list[float], name: str) -> Comparison:
-    """The last loss of a run beside that of another, which may differ by one part in a hundred."""
+    """Compare the final losses of two runs, which may differ by 1 %."""
     close = math.isclose(losses[-1], others[-1], rel_tol=0.01)
     return Comparison(f"{case}: last loss", "", losses[-1], others[-1], name, None, None, close)
 
 
 def main() -> int:
-    """Measures, prints, and returns 1 if a side learned something else."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="few steps")
-    asked = parser.parse_args()
+    """Run the benchmark; return 1 if a final loss differs from fp32."""
+    options = options_parser(__doc__, "few steps").parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks/gpu.py needs a CUDA device")
     with TemporaryDirectory(prefix="isthmus-gpu-") as folder:
-        found = measured(32 if asked.quick else 128, Path(folder))
-    return report("gpu", found, as_json=asked.json, quick=asked.quick)
+        comparisons = measured(32 if options.quick else 128, Path(folder))
+    return report("gpu", comparisons, as_json=options.json, quick=options.quick)
 
 
 if __name__ == "__main__":

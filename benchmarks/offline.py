@@ -1,13 +1,12 @@
-"""The offline half beside Feast: point-in-time joins, and writes into Redis of a table that changed a little.
+"""Compare the offline store with Feast: point-in-time joins, and Redis writes for a table that changed a little.
 
-Each join runs in a fresh process; the cases go round in turn and the median of the rounds is reported. Every value of
-every result is held against the question as it reads, a range join. The question is asked twice: with one time, as
-Polars and Feast's defaults know it, and with `created` as the moment from which a row may be used.
+Each join runs in a fresh process; the cases alternate, and the median of the rounds is reported. All values of all
+results are checked against a range join, the definition of the result. Joins run in two variants: with one time column,
+as Polars and Feast's defaults support, and with `created` as the time from which a row may be used.
 
-Needs `redis-server` and Java 17. Run it on a machine that does nothing else.
+Needs `redis-server` and Java 17. Run it on an idle machine.
 """
 
-import argparse
 import contextlib
 import statistics
 import sys
@@ -21,11 +20,11 @@ from typing import Any
 import duckdb
 import pyarrow.parquet as pq
 from offline_data import COLUMNS, changed, write_tables
-from online import note, writes
+from online import writes
 from online_data import START, feast_project, our_project
 from online_data import write_tables as write_online_tables
 from processes import free_port, last_json, redis_server
-from result import Comparison, at_most, less, report
+from result import Comparison, at_most, less, note, options_parser, plain_figure, report
 
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.project import Project
@@ -49,36 +48,32 @@ PAIRS: dict[bool, list[tuple[str, str, float | None]]] = {
         ("spark", "feast_spark", 4.0), ("sail", "feast_spark", 4.0),
     ],
 }  # fmt: skip
-"""With one time, and with two: ours, the peer, and the ratio to reach."""
+"""Our case, the peer's case and the target ratio; by whether `created` is used."""
 
 
 def main() -> int:
-    """Measures, prints, and returns 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="one round over small tables")
+    parser = options_parser(__doc__, "one round over small tables")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=["joins", "writes"])
-    asked = parser.parse_args()
-    rounds = 1 if asked.quick else asked.rounds
-    rows, questions, users = (50_000, 5_000, 5_000) if asked.quick else (1_000_000, 100_000, 100_000)
-    found: list[Comparison] = []
+    options = parser.parse_args()
+    rounds = 1 if options.quick else options.rounds
+    rows, questions, users = (50_000, 5_000, 5_000) if options.quick else (1_000_000, 100_000, 100_000)
+    comparisons: list[Comparison] = []
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
-        if asked.only != "writes":
+        if options.only != "writes":
             write_tables(folder, rows, questions)
             for cutoff in (False, True):
-                found += joins(folder, rounds, questions, cutoff=cutoff)
-        if asked.only != "joins":
+                comparisons += joins(folder, rounds, questions, cutoff=cutoff)
+        if options.only != "joins":
             write_online_tables(folder, {"stats": users, "wide": 10})
-            found += writes(folder / "writes", folder, users, rounds)
-            found += rewrites(folder / "rewrites", folder)
-    return report("offline", found, as_json=asked.json, quick=asked.quick)
+            comparisons += writes(folder / "writes", folder, users, rounds)
+            comparisons += rewrites(folder / "rewrites", folder)
+    return report("offline", comparisons, as_json=options.json, quick=options.quick)
 
 
-def joins(folder: Path, rounds: int, questions: int, *, cutoff: bool) -> list[Comparison]:
-    """Every join of one question, round after round."""
-    asked = "two times" if cutoff else "one time"
+def joins(folder: Path, rounds: int, spine_rows: int, *, cutoff: bool) -> list[Comparison]:
+    variant = "two times" if cutoff else "one time"
     cases = list(dict.fromkeys(case for pair in PAIRS[cutoff] for case in pair[:2]))
     reference, out = folder / "reference.parquet", folder / "out.parquet"
     run_job("duckdb_range", folder, reference, cutoff=cutoff)
@@ -87,31 +82,30 @@ def joins(folder: Path, rounds: int, questions: int, *, cutoff: bool) -> list[Co
         for case in cases:
             out.unlink(missing_ok=True)
             figure = {**run_job(case, folder, out, cutoff=cutoff), **errors(out, reference)}
-            note(f"{asked}, {NAMES[case]}: {figure}")
+            note(f"{variant}, {NAMES[case]}: {figure}")
             figures[case].append(figure)
-    middle = {case: {k: statistics.median([f[k] for f in found]) for k in found[0]} for case, found in figures.items()}
-    found = []
+    middle = {case: {k: statistics.median([f[k] for f in runs]) for k in runs[0]} for case, runs in figures.items()}
+    comparisons = []
     for ours, peer, bar in PAIRS[cutoff]:
-        case = f"join, {asked}, {NAMES[ours]}"
-        found.append(less(case, "s", middle[ours]["seconds"], middle[peer]["seconds"], NAMES[peer], bar))
-        found.append(less(f"{case}: memory", "MB", middle[ours]["peak_mb"], middle[peer]["peak_mb"], NAMES[peer]))
+        case = f"join, {variant}, {NAMES[ours]}"
+        comparisons.append(less(case, "s", middle[ours]["seconds"], middle[peer]["seconds"], NAMES[peer], bar))
+        comparisons.append(less(f"{case}: memory", "MB", middle[ours]["peak_mb"], middle[peer]["peak_mb"], NAMES[peer]))
     for case in cases:
         wrong = max(figure["lost"] + figure["wrong"] for figure in figures[case])
-        named = f"join, {asked}, {NAMES[case]}: rows lost or wrong of {questions:,}"
+        named = f"join, {variant}, {NAMES[case]}: rows lost or wrong of {spine_rows:,}"
         own = not case.startswith(("feast", "polars", "duckdb"))
-        found.append(at_most(named, "rows", wrong, 0) if own else shown(named, "rows", wrong))
-    return found
+        comparisons.append(at_most(named, "rows", wrong, 0) if own else plain_figure(named, "rows", wrong))
+    return comparisons
 
 
 def run_job(case: str, folder: Path, out: Path, *, cutoff: bool) -> dict[str, Any]:
-    """One join in a process of its own: seconds and peak of memory."""
     command = [sys.executable, str(JOBS), case, str(folder), str(out), *(["--cutoff"] if cutoff else [])]
     return last_json(command, {"HOME": str(folder)})
 
 
 def errors(out: Path, reference: Path) -> dict[str, float]:
-    """Rows of the spine that a result lacks, and rows of it in which any value differs."""
-    # Feast hands over NaN where it has no value; the tables hold none.
+    """Count the spine rows that a result lacks, and its rows with a wrong value."""
+    # Feast returns NaN for missing values; the tables contain no NaN.
     value = "CASE WHEN isnan({0}.{1}::FLOAT) THEN NULL ELSE {0}.{1}::FLOAT END".format
     differs = " OR ".join(f"{value('f', column)} IS DISTINCT FROM e.{column}" for column in COLUMNS)
     counts = f"""
@@ -124,20 +118,20 @@ def errors(out: Path, reference: Path) -> dict[str, float]:
 
 
 def rewrites(folder: Path, place: Path) -> list[Comparison]:
-    """A table of which 1 % changed, written again; then one of which 1 % changed while all rows took a new time."""
+    """Rewrite a table of which 1 % changed, then one of which 1 % changed and all rows got a new time."""
     folder.mkdir()
     file = place / "stats.parquet"
     table = pq.read_table(file)
-    found = []
+    comparisons = []
     with redis_server(folder) as client:
         redis = f"127.0.0.1:{client.connection_pool.connection_kwargs['port']}"
-        theirs = feast_project(folder / "feast", place, redis)
+        feast = feast_project(folder / "feast", place, redis)
         project = Project(our_project(folder / "ours", place, redis, free_port()))
         apply(project)
         build(project, ["stats"])
         materialize(project, ["stats"])
         with contextlib.redirect_stdout(sys.stderr):
-            theirs.materialize(START, START + timedelta(hours=1), feature_views=["stats"])
+            feast.materialize(START, START + timedelta(hours=1), feature_views=["stats"])
         for hour, (case, restamp) in enumerate({"1 % changed": False, "1 % changed, all restamped": True}.items(), 1):
             table = changed(table, 0.01, 2 * hour, restamp=restamp)
             pq.write_table(table, file)
@@ -147,17 +141,12 @@ def rewrites(folder: Path, place: Path) -> list[Comparison]:
             ours = time.perf_counter() - began
             began = time.perf_counter()
             with contextlib.redirect_stdout(sys.stderr):
-                theirs.materialize_incremental(START + timedelta(hours=2 * hour + 1), feature_views=["stats"])
+                feast.materialize_incremental(START + timedelta(hours=2 * hour + 1), feature_views=["stats"])
             peer = time.perf_counter() - began
             note(f"{case}: {ours:.2f} s, Feast {peer:.2f} s, {done}")
-            found.append(less(f"rewrite, {case}", "s", ours, peer, "Feast, incremental"))
-            found.append(at_most(f"rewrite, {case}: rows written", "rows", done.written, int(len(table) * 0.01)))
-    return found
-
-
-def shown(case: str, metric: str, ours: float) -> Comparison:
-    """A figure of a peer that stands beside ours without a bar."""
-    return Comparison(case, metric, ours, None, None, None, None, None)
+            comparisons.append(less(f"rewrite, {case}", "s", ours, peer, "Feast, incremental"))
+            comparisons.append(at_most(f"rewrite, {case}: rows written", "rows", done.written, int(len(table) * 0.01)))
+    return comparisons
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables of the offline benchmark: feature rows with corrections and late arrivals, and a spine with hard cases."""
+"""The tables of the offline benchmark: feature rows with corrections and late arrivals, and a spine with edge cases."""
 
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,18 @@ _HOUR, _DAY = 60 * _MINUTE, 1_440 * _MINUTE
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def write_tables(folder: Path, rows: int, asked: int, repeat: int = 1) -> None:
-    """Writes `a.parquet` and `b.parquet` of `rows` rows each, and `spine.parquet` of `asked` rows.
+def write_tables(folder: Path, rows: int, spine_rows: int, repeat: int = 1) -> None:
+    """Write `a.parquet` and `b.parquet` with `rows` rows each, and `spine.parquet` with `spine_rows` rows.
 
-    Of the feature rows 2 % correct another row (same key and event time, `created` later) and 5 % arrive up to three
-    days late. Of the spine 1 % ask at the very moment of an event, 0.5 % repeat another question, 0.1 % ask for a key
-    that does not exist, and 0.2 % are pairs at one moment whose keys read the same when written without a separator,
-    like (s1, 123) and (s11, 23). The same arguments give the same values. `repeat` writes everything that many times
-    over, with other keys.
+    2 % of the feature rows correct another row (same key and event time, later `created`), and 5 % arrive up to three
+    days late. In the spine, 1 % of the rows have the exact time of an event, 0.5 % repeat another row, 0.1 % have a key
+    that does not exist, and 0.2 % are pairs at one time whose keys are equal when concatenated without a separator,
+    such as (s1, 123) and (s11, 23). The same arguments give the same values. `repeat` writes everything that many
+    times, with different keys.
     """
     chance = np.random.default_rng(0)
     views = {name: _view(chance, rows) for name in VIEWS}
-    tables = {**views, "spine": _spine(chance, asked, views["a"])}
+    tables = {**views, "spine": _spine(chance, spine_rows, views["a"])}
     for name, table in tables.items():
         with pq.ParquetWriter(folder / f"{name}.parquet", table.schema) as file:
             for n in range(repeat):
@@ -40,9 +40,9 @@ def write_tables(folder: Path, rows: int, asked: int, repeat: int = 1) -> None:
 
 
 def changed(table: pa.Table, share: float, hour: int, *, restamp: bool) -> pa.Table:
-    """A table of the online benchmark in which that share of the rows has new values, and the time `hour`.
+    """Return a table of the online benchmark in which a share of the rows has new values and the time `hour`.
 
-    With `restamp` all rows get the new time, as from a job that computes its whole table every hour.
+    With `restamp` all rows get the new time, as from a job that recomputes its whole table every hour.
     """
     chance = np.random.default_rng(hour)
     chosen = np.zeros(len(table), bool)
@@ -74,12 +74,12 @@ def _view(chance: np.random.Generator, rows: int) -> pa.Table:
     )
 
 
-def _spine(chance: np.random.Generator, asked: int, view: pa.Table) -> pa.Table:
-    exact, repeats, unknown, twins = asked // 100, asked // 200, asked // 1000, asked // 1000
-    plain = asked - exact - repeats - unknown - 2 * twins
+def _spine(chance: np.random.Generator, rows: int, view: pa.Table) -> pa.Table:
+    exact, repeats, unknown, twins = rows // 100, rows // 200, rows // 1000, rows // 1000
+    plain = rows - exact - repeats - unknown - 2 * twins
     entity, at = chance.integers(0, STORES * USERS, plain), chance.integers(0, DAYS * _DAY, plain)
     again = chance.integers(0, plain, repeats)
-    nobody = chance.integers(0, USERS, unknown) + (STORES + 1) * USERS
+    missing = chance.integers(0, USERS, unknown) + (STORES + 1) * USERS
     moment = chance.integers(0, DAYS * _DAY, twins)
     number = chance.integers(100, 200, twins)
     twin = {"store_id": pa.array(["s11"] * twins), "user_id": pa.array([str(n)[1:] for n in number])}
@@ -88,15 +88,15 @@ def _spine(chance: np.random.Generator, asked: int, view: pa.Table) -> pa.Table:
         pa.table({**keys, "event_timestamp": _times(times)})
         for keys, times in [
             (_keys(entity), at), (_keys(entity[again]), at[again]),
-            (_keys(nobody), chance.integers(0, DAYS * _DAY, unknown)), (_keys(USERS + number), moment), (twin, moment),
+            (_keys(missing), chance.integers(0, DAYS * _DAY, unknown)), (_keys(USERS + number), moment), (twin, moment),
         ]
     ]  # fmt: skip
-    spine = pa.concat_tables([*parts, hits]).take(chance.permutation(asked))
-    return spine.add_column(0, "row_id", pa.array(np.arange(asked)))
+    spine = pa.concat_tables([*parts, hits]).take(chance.permutation(rows))
+    return spine.add_column(0, "row_id", pa.array(np.arange(rows)))
 
 
 def _shifted(table: pa.Table, n: int, rows: int) -> pa.Table:
-    """The n-th repetition: other stores, other row numbers."""
+    """Return the n-th repetition of a table, with other stores and row numbers."""
     if n == 0:
         return table
     stores = pa.array([f"{store}.{n}" for store in table["store_id"].to_pylist()])

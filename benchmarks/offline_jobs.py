@@ -1,7 +1,7 @@
-"""One point-in-time join in a process of its own: `python offline_jobs.py CASE FOLDER OUT`, plus `--cutoff`.
+"""Run one point-in-time join in its own process: `python offline_jobs.py CASE FOLDER OUT [--cutoff]`.
 
-Each job is made ready (imports, sessions, registries) and then timed: reading the Parquet files, joining, and handing
-over an Arrow table. Without `--cutoff` a correction counts from its event time on; with it, from when it was created.
+Each job is prepared (imports, sessions, registries) and then timed: reading Parquet, joining, and returning an Arrow
+table. Without `--cutoff` a correction counts from its event time, with it from its creation time.
 """
 
 import argparse
@@ -34,33 +34,32 @@ SPARK = {  # the settings of Feast's own template, for a small machine
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.enabled": "false",
-    # As ours: Java's own choice would take cores that it has not.
+    # The same as in our engine: by default the JVM would use more cores than it has.
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
 }
 
 
 def main() -> None:
-    """Runs one job and prints its seconds and the peak of its memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case")
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--cutoff", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     warnings.filterwarnings("ignore")
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-        job = JOBS[asked.case](asked.folder, Path(name), asked.cutoff, stack)
+        job = JOBS[options.case](options.folder, Path(name), options.cutoff, stack)
         began = time.perf_counter()
         result = job()
         seconds = time.perf_counter() - began
         memory = peak_mb()
-        pq.write_table(result, asked.out)
+        pq.write_table(result, options.out)
     print(json.dumps({"seconds": round(seconds, 3), "peak_mb": round(memory)}))
 
 
 def peak_mb() -> float:
-    """The largest resident memory so far of this process and of each of its children, added up."""
+    """Return the peak resident memory of this process and its children, summed."""
     total = 0.0
     for member in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
@@ -70,14 +69,13 @@ def peak_mb() -> float:
 
 
 def embedded(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitStack) -> Job:
-    """Our join in this process."""
     from isthmus.features.offline.history import ViewHistory
     from isthmus.features.pointintime.join import point_in_time
 
     del scratch, stack
 
     def run() -> pa.Table:
-        # As the offline store reads keys of text.
+        # The offline store reads text keys as dictionaries, too.
         histories = [ViewHistory(_view(name), _table(folder, name, cutoff, read_dictionary=KEYS), 0) for name in VIEWS]
         return point_in_time(pq.read_table(folder / "spine.parquet"), histories)
 
@@ -85,7 +83,6 @@ def embedded(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitSt
 
 
 def _table(folder: Path, name: str, cutoff: bool, **how: Any) -> pa.Table:
-    """The rows of a view as an offline table has them."""
     rows = pq.read_table(folder / f"{name}.parquet", **how)
     created = rows["created"]
     known = created if cutoff else rows["event_timestamp"]
@@ -94,7 +91,7 @@ def _table(folder: Path, name: str, cutoff: bool, **how: Any) -> pa.Table:
 
 
 def by_executors(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStack], Job]:
-    """Our join of a training set by an engine: its executors join parts of the spine to files of tables."""
+    """Prepare our join by an engine, whose executors join parts of the spine with table files."""
 
     def prepare(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitStack) -> Job:
         import pyarrow.dataset as ds
@@ -140,8 +137,6 @@ def _view(name: str) -> "ViewContract":
 
 
 def feast(kind: str) -> Callable[[Path, Path, bool, contextlib.ExitStack], Job]:
-    """`get_historical_features` of one of Feast's offline stores."""
-
     def prepare(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitStack) -> Job:
         import pandas as pd
         from feast import Entity, FeatureStore, FeatureView, Field, FileSource, RepoConfig, ValueType
@@ -154,7 +149,7 @@ def feast(kind: str) -> Callable[[Path, Path, bool, contextlib.ExitStack], Job]:
             from feast.infra.offline_stores.contrib.spark_offline_store.spark_source import SparkSource
             from pyspark.sql import SparkSession
 
-            SparkSession.builder.config(  # Feast takes the session that is active
+            SparkSession.builder.config(  # Feast uses the active session
                 map={**SPARK, "spark.sql.warehouse.dir": str(scratch / "warehouse")}
             ).getOrCreate().range(1).count()
             source, options = SparkSource, {"file_format": "parquet"}
@@ -188,7 +183,7 @@ def feast(kind: str) -> Callable[[Path, Path, bool, contextlib.ExitStack], Job]:
 
 
 def polars(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitStack) -> Job:
-    """Polars' `join_asof`, which knows one time only."""
+    """Prepare Polars' `join_asof`, which supports one time column only."""
     import polars as pl
 
     del scratch, cutoff, stack
@@ -205,7 +200,7 @@ def polars(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitStac
 
 
 def duckdb_asof(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitStack) -> Job:
-    """DuckDB's ASOF join over the last correction of each row, in plain SQL."""
+    """Prepare DuckDB's ASOF join over the last correction of each row, in plain SQL."""
     import duckdb
 
     del scratch, cutoff, stack
@@ -223,7 +218,7 @@ def duckdb_asof(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.Exi
 
 
 def duckdb_range(folder: Path, scratch: Path, cutoff: bool, stack: contextlib.ExitStack) -> Job:
-    """The question as it reads: of all rows in the span, the greatest. What all others are held against."""
+    """Prepare a range join: the greatest of all rows in the time range. It is the reference for all results."""
     import duckdb
 
     del scratch, stack

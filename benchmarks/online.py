@@ -1,13 +1,12 @@
-"""The online half beside Feast: lookups by HTTP and writes into Redis, on one machine in one run.
+"""Compare the online store with Feast: lookups over HTTP and writes into Redis, on one machine in one run.
 
-Both servers stand over the same Redis, hold the same values, speak the same JSON and are asked by the same wrk script
-with the same keys; the cases go round in turn, and the median of the rounds is reported. Feast runs at its best
-settings. A pipeline of raw HMGETs, sent from Python and not decoded, shows how far the limit is.
+Both servers use the same Redis, hold the same values, speak the same JSON and get the same keys from the same wrk
+script. The cases alternate, and the median of the rounds is reported. Feast runs with its best settings. A pipeline of
+raw HMGETs, sent from Python without decoding the replies, shows the upper limit.
 
-Needs `redis-server` and `wrk`. Run it on a machine that does nothing else.
+Needs `redis-server` and `wrk`. Run it on an idle machine.
 """
 
-import argparse
 import contextlib
 import statistics
 import subprocess
@@ -25,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from online_data import START, VIEWS, feast_project, our_project, write_tables
 from processes import answers, free_port, last_json, redis_server, resident_mb, settle, started, wait
-from result import Comparison, at_most, less, more, report
+from result import Comparison, at_most, less, more, note, options_parser, report
 
 from isthmus.features.online.plan import LookupPlan
 from isthmus.features.redis.pipeline import ask
@@ -42,7 +41,7 @@ READY_SECONDS, RESIDENT_MB, WRITE_BAR = 1.2, 150.0, 10.0
 
 @dataclass(frozen=True)
 class Case:
-    """One shape of request, and how many times Feast's rate it has to reach."""
+    """A request shape, and the target ratio to Feast's rate."""
 
     view: str
     keys: int
@@ -50,7 +49,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What the case is called in a report."""
         return f"{self.keys} key{'s' if self.keys > 1 else ''} x {VIEWS[self.view]} features"
 
 
@@ -61,30 +59,27 @@ CASES = [
 
 
 def main() -> int:
-    """Measures, prints, and returns 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="one short round over small tables")
+    parser = options_parser(__doc__, "one short round over small tables")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=int, default=8, help="length of each load")
+    parser.add_argument("--seconds", type=int, default=8, help="seconds of each load")
     parser.add_argument("--only", choices=["lookups", "writes"])
-    asked = parser.parse_args()
-    if asked.quick:
-        asked.rounds, asked.seconds = 1, 2
-    rows = {"stats": 10_000, "wide": 1_000} if asked.quick else {"stats": 100_000, "wide": 10_000}
-    found: list[Comparison] = []
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.seconds = 1, 2
+    rows = {"stats": 10_000, "wide": 1_000} if options.quick else {"stats": 100_000, "wide": 10_000}
+    comparisons: list[Comparison] = []
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
         tables = write_tables(folder, rows)
-        if asked.only != "writes":
-            found += lookups(folder / "lookups", folder, tables, asked.rounds, asked.seconds)
-        if asked.only != "lookups":
-            found += writes(folder / "writes", folder, rows["stats"], asked.rounds)
-    return report("online", found, as_json=asked.json, quick=asked.quick)
+        if options.only != "writes":
+            comparisons += lookups(folder / "lookups", folder, tables, options.rounds, options.seconds)
+        if options.only != "lookups":
+            comparisons += writes(folder / "writes", folder, rows["stats"], options.rounds)
+    return report("online", comparisons, as_json=options.json, quick=options.quick)
 
 
 def lookups(folder: Path, place: Path, tables: dict[str, pa.Table], rounds: int, seconds: int) -> list[Comparison]:
-    """Both servers, loaded in turn."""
+    """Load both servers alternately and compare them."""
     folder.mkdir()
     figures: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
     with redis_server(folder) as client, contextlib.ExitStack() as stack:
@@ -113,65 +108,60 @@ def lookups(folder: Path, place: Path, tables: dict[str, pa.Table], rounds: int,
         for _ in range(rounds):
             for case in CASES:
                 for name, (url, process) in servers.items():
-                    for length in (min(2, seconds), seconds):  # the first is a warm-up
+                    for length in (min(2, seconds), seconds):  # the first run is a warm-up
                         figure = load(url, case, len(tables[case.view]), length)
                         settle(process)
                     note(f"{case.name}, {name}: {figure}")
                     figures[case.name, name].append(figure)
                 figures[case.name, "raw"].append({"requests_per_s": raw(client, project, case, min(2, seconds))})
         resident = resident_mb(servers[OURS][1], "isthmus.serving")
-    found = []
+    comparisons = []
     for case in CASES:
         ours, peer, limit = (middle(figures[case.name, name]) for name in (OURS, FEAST, "raw"))
         if not peer["requests_per_s"]:
-            raise SystemExit(
-                f"{FEAST}: no request of {case.name} was answered in time; ask for more --rounds, --seconds"
-            )
-        found.append(more(f"lookup, {case.name}", "requests/s", ours["requests_per_s"], peer["requests_per_s"], FEAST,
-                          case.bar))  # fmt: skip
-        found.append(more(f"lookup, {case.name}: the limit", "requests/s", ours["requests_per_s"],
+            raise SystemExit(f"{FEAST}: no request of {case.name} was answered in time; increase --rounds or --seconds")
+        comparisons.append(more(f"lookup, {case.name}", "requests/s", ours["requests_per_s"], peer["requests_per_s"],
+                                FEAST, case.bar))  # fmt: skip
+        comparisons.append(more(f"lookup, {case.name}: the limit", "requests/s", ours["requests_per_s"],
                           limit["requests_per_s"], "raw HMGET pipeline, one connection"))  # fmt: skip
-        found.append(less(f"lookup, {case.name}: our p99, their p50", "ms", ours["p99_ms"], peer["p50_ms"], FEAST,
+        comparisons.append(less(f"lookup, {case.name}: our p99, their p50", "ms", ours["p99_ms"], peer["p50_ms"], FEAST,
                           1.0 if case.keys >= 10 else None))  # fmt: skip
-    return [*found, at_most("ready", "s", round(ready, 2), READY_SECONDS),
+    return [*comparisons, at_most("ready", "s", round(ready, 2), READY_SECONDS),
             at_most("resident memory of the worker", "MB", round(resident, 1), RESIDENT_MB)]  # fmt: skip
 
 
 def feast_server(folder: Path) -> tuple[list[str], int]:
-    """Feast's own server as fast as its options make it: no restarts, no access log."""
+    """Return the command of Feast's server with its fastest options: no restarts, no access log."""
     port = free_port()
     feast = [sys.executable, "-m", "feast.cli.cli", "--chdir", str(folder), "serve", "--port", str(port)]
     return [*feast, "--workers", "1", "--max-requests", "0", "--no-access-log"], port
 
 
 def our_server(project: Project) -> tuple[list[str], int]:
-    """Our server as a user starts it."""
     isthmus = str(Path(sys.executable).with_name("isthmus"))
     return [isthmus, "serve", "--project", str(project.root)], project.settings.server.port
 
 
 def body(view: str, keys: int) -> dict[str, Any]:
-    """A request for all features of a view."""
     return {"features": [f"{view}:f{n}" for n in range(VIEWS[view])], "entities": {"user_id": list(range(keys))}}
 
 
 def same_answers(servers: dict[str, str], tables: dict[str, pa.Table]) -> None:
-    """Refuses to measure servers that do not answer with the values of the tables, in order."""
+    """Raise a RuntimeError if a server does not return the values of the tables, in order."""
     for name, url in servers.items():
         for view, table in tables.items():
             keys = [5, *range(50), 5, 3]
-            asked = {**body(view, 1), "entities": {"user_id": keys}}
-            answer = httpx.post(url, json=asked, timeout=60).json()
+            request = {**body(view, 1), "entities": {"user_id": keys}}
+            answer = httpx.post(url, json=request, timeout=60).json()
             columns = dict(zip(answer["metadata"]["feature_names"], answer["results"], strict=True))
             for n in range(VIEWS[view]):
                 expected = table[f"f{n}"].take(keys).to_numpy()
                 found = np.array(columns[f"f{n}"]["values"], np.float32)
                 if not np.array_equal(found, expected):
-                    raise RuntimeError(f"{name} answers {view}:f{n} with {found[:3]}, not {expected[:3]}")
+                    raise RuntimeError(f"{name} returns {found[:3]} for {view}:f{n} instead of {expected[:3]}")
 
 
 def load(url: str, case: Case, key_space: int, seconds: int) -> dict[str, float]:
-    """What wrk measures on one server."""
     settings = {
         "LOOKUP_FEATURES": ",".join(f"{case.view}:f{n}" for n in range(VIEWS[case.view])),
         "LOOKUP_KEYS": str(case.keys),
@@ -185,19 +175,19 @@ def load(url: str, case: Case, key_space: int, seconds: int) -> dict[str, float]
 
 
 def raw(client: Any, project: Project, case: Case, seconds: float) -> float:
-    """Pipelines of HMGET per second on one connection, replies read and thrown away."""
+    """Return pipelines of HMGET per second on one connection, without decoding replies."""
     plan = LookupPlan(project.applied(), [case.view])
     chance = np.random.default_rng(0)
-    asked = [plan.commands({"user_id": chance.integers(0, 1_000, case.keys).tolist()}) for _ in range(50)]
+    pipelines = [plan.commands({"user_id": chance.integers(0, 1_000, case.keys).tolist()}) for _ in range(50)]
     done, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
-        ask(client, asked[done % len(asked)])
+        ask(client, pipelines[done % len(pipelines)])
         done += 1
     return done / (time.perf_counter() - began)
 
 
 def writes(folder: Path, place: Path, rows: int, rounds: int) -> list[Comparison]:
-    """One view of twenty features into an empty Redis, by both sides in turn, in this process."""
+    """Write a view of twenty features into an empty Redis, alternately with Feast and Isthmus, in this process."""
     folder.mkdir()
     seconds: dict[str, list[float]] = defaultdict(list)
     with redis_server(folder) as client:
@@ -229,13 +219,7 @@ def writes(folder: Path, place: Path, rows: int, rounds: int) -> list[Comparison
 
 
 def middle(figures: list[dict[str, float]]) -> dict[str, float]:
-    """The median of each figure."""
     return {name: statistics.median([figure[name] for figure in figures]) for name in figures[0]}
-
-
-def note(text: str) -> None:
-    """Progress."""
-    sys.stderr.write(f"{text}\n")
 
 
 if __name__ == "__main__":

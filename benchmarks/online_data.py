@@ -1,4 +1,4 @@
-"""The tables of the online benchmark, and both projects over them: Feast's and ours, in one Redis."""
+"""The tables of the online benchmark, and a Feast and an Isthmus project over them, in one Redis."""
 
 import contextlib
 import sys
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 START = datetime(2026, 6, 1, tzinfo=UTC)
 VIEWS = {"stats": 20, "wide": 200}
-"""View to its number of float32 features, `f0`, `f1` and so on, by the key `user_id`."""
+"""Number of float32 features (`f0`, `f1`, …) by view; the key is `user_id`."""
 
 
 def write_tables(folder: Path, rows: dict[str, int]) -> dict[str, pa.Table]:
-    """One row per user and view as `NAME.parquet`; the same arguments give the same values."""
+    """Write one row per user and view to `NAME.parquet`. The same arguments give the same values."""
     tables = {}
     for seed, (view, features) in enumerate(VIEWS.items()):
         chance = np.random.default_rng(seed)
@@ -33,7 +33,7 @@ def write_tables(folder: Path, rows: dict[str, int]) -> dict[str, pa.Table]:
 
 
 def feast_project(folder: Path, tables: Path, redis: str, *, best_writes: bool = False) -> "FeatureStore":
-    """A Feast repository over the tables, applied. `best_writes` sets Feast's own options for fast writes."""
+    """Create and apply a Feast repository over the tables; `best_writes` sets Feast's options for fast writes."""
     import yaml
     from feast import Entity, FeatureStore, FeatureView, Field, FileSource, ValueType
     from feast.types import Float32
@@ -89,7 +89,6 @@ def wide(wide_table: DataFrame) -> DataFrame:
 
 
 def our_project(folder: Path, tables: Path, redis: str, port: int) -> Path:
-    """An Isthmus project over the tables."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "isthmus.toml").write_text(
         f'[project]\nname = "bench"\n\n[stores]\nonline = "redis://{redis}"\n\n[server]\nport = {port}\n'

@@ -1,10 +1,9 @@
-"""From raw files to predictions: whether all values are the same everywhere, and what a device's model costs.
+"""Check value parity from raw files to predictions, and measure the cost of the device model.
 
-`isthmus demo` over the flights, in a folder of its own: every value offline, online, on request and as the package sees
-it. The student of the package beside its teacher, one row at a time.
+Runs `isthmus demo` over a copy of the flights example and compares every value offline, online, on request and in the
+package. Then compares the package's student with its teacher, one row at a time.
 """
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -12,18 +11,14 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from result import at_most, less, more, report
+from result import at_most, less, more, options_parser, report
 
 FLIGHTS = Path(__file__).parents[1] / "examples" / "flights"
 P99_US = 100.0
 
 
 def main() -> int:
-    """Measures, prints, and returns 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="the same: the demo has one size")
-    asked = parser.parse_args()
+    options = options_parser(__doc__, "no effect: the demo has one size").parse_args()
     with TemporaryDirectory(prefix="bench-") as name:
         folder = shutil.copytree(FLIGHTS, Path(name) / "flights", ignore=shutil.ignore_patterns(".*", "data"))
         command = [str(Path(sys.executable).with_name("isthmus")), "demo", "--json", "--project", str(folder)]
@@ -31,7 +26,7 @@ def main() -> int:
     verdict, rows, models = demo["verdict"], demo["training_set"], demo["distillation"]["models"]
     student, teacher = models["student"], models["teacher"]
     peer = "the teacher, scikit-learn"
-    found = [
+    comparisons = [
         at_most(f"parity of {verdict['compared']:,} values", "differing", verdict["differing"], 0),
         at_most(f"training set of {rows['rows_out']:,} rows", "rows lost", rows["rows_in"] - rows["rows_out"], 0),
         less("device, one row, median", "µs", student["p50_us"], teacher["p50_us"], peer),
@@ -39,8 +34,8 @@ def main() -> int:
         at_most("device, one row, p99", "µs", student["p99_us"], P99_US),
         at_most("the demo", "s", demo["seconds"]["total"], 100),
     ]
-    # docs/performance.md says of the demo what this cannot: nothing is kept for it.
-    return report("parity", found, as_json=asked.json, quick=True)
+    # quick=True: save no result, since docs/performance.md describes the demo itself.
+    return report("parity", comparisons, as_json=options.json, quick=True)
 
 
 if __name__ == "__main__":

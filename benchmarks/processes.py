@@ -1,4 +1,4 @@
-"""Processes of a benchmark: started, watched, and ended with everything they started."""
+"""Start, watch and end the processes of a benchmark, with all their children."""
 
 import json
 import os
@@ -16,7 +16,6 @@ import redis
 
 
 def free_port() -> int:
-    """A loopback port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -27,7 +26,7 @@ def free_port() -> int:
 def started(
     command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
 ) -> "Iterator[subprocess.Popen[bytes]]":
-    """Runs a command for the length of the block; its output goes to `log`."""
+    """Run a command within the context, with its output in `log`."""
     with log.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=sink, env={**os.environ, **(environment or {})})
     try:
@@ -44,7 +43,7 @@ def started(
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A living process and all its descendants."""
+    """Return a process and all its descendants; empty if it has ended."""
     with suppress(psutil.NoSuchProcess):
         parent = psutil.Process(pid)
         return [parent, *parent.children(recursive=True)]
@@ -52,7 +51,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def wait(ready: Callable[[], bool], process: "subprocess.Popen[bytes]", log: Path, seconds: float = 90) -> None:
-    """Waits until `ready`; if the process ends or the time is over, raises with the end of its log."""
+    """Wait until `ready`; raise a RuntimeError with the end of the log if the process ends or time is up."""
     deadline = time.monotonic() + seconds
     while not ready():
         if process.poll() is not None or time.monotonic() > deadline:
@@ -61,7 +60,7 @@ def wait(ready: Callable[[], bool], process: "subprocess.Popen[bytes]", log: Pat
 
 
 def settle(process: "subprocess.Popen[bytes]", seconds: float = 15) -> None:
-    """Waits until a server is idle: requests that a load left behind would burden the next one."""
+    """Wait until a server is idle, so that leftover requests do not affect the next load."""
 
     def worked() -> float:
         total = 0.0
@@ -80,7 +79,6 @@ def settle(process: "subprocess.Popen[bytes]", seconds: float = 15) -> None:
 
 
 def answers(url: str, body: object) -> bool:
-    """Whether a POST is answered with 200."""
     try:
         return httpx.post(url, json=body, timeout=30).status_code == 200
     except httpx.TransportError:
@@ -88,20 +86,20 @@ def answers(url: str, body: object) -> bool:
 
 
 def last_json(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Runs a command to its end; the last JSON object it printed."""
+    """Run a command and return the last JSON object it prints."""
     done = subprocess.run(
         command, env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
-        raise RuntimeError(f"{command[0]} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+        raise RuntimeError(f"{command[0]} exited with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")
+    result: dict[str, Any] = json.loads(lines[-1])
+    return result
 
 
 @contextmanager
 def redis_server(folder: Path) -> "Iterator[redis.Redis]":
-    """A Redis without persistence on a free loopback port."""
+    """Run a Redis without persistence on a free loopback port."""
     port = free_port()
     client = redis.Redis(port=port)
 
@@ -118,5 +116,5 @@ def redis_server(folder: Path) -> "Iterator[redis.Redis]":
 
 
 def resident_mb(process: "subprocess.Popen[bytes]", module: str) -> float:
-    """Resident memory in megabytes of the largest process of a family that runs a Python module."""
+    """Return the resident megabytes of the largest process in a family that runs a Python module."""
     return float(max(member.memory_info().rss for member in family(process.pid) if module in member.cmdline())) / 1e6

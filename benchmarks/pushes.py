@@ -1,13 +1,12 @@
-"""From a push to the history: how many rows a second a collection brings from Redis to a Delta table.
+"""Measure how many pushed rows per second a collection moves from Redis to a Delta table.
 
-A server takes pushes of a view with twenty features, as JSON over HTTP; then a collection brings them to the history:
-to a day that has no rows yet, and to one that has a million. Beside it, what a push takes with the history and for the
-online store alone. The keys of all rows are counted in the table afterwards.
+A server accepts pushes of a view with twenty features, as JSON over HTTP. Then a collection moves them to the history:
+to a day without rows, and to a day with a million rows. Pushes with history are compared with pushes to the online
+store alone. Finally the rows in the table are counted.
 
-Needs `redis-server`. Run it on a machine that does nothing else.
+Needs `redis-server`. Run it on an idle machine.
 """
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from result import Comparison, at_least, less, report
+from result import Comparison, at_least, less, options_parser, report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -34,12 +33,11 @@ FEATURES = 20
 VIEW = view("wide", [CARRIER], [(f"f{n}", Float32 if n % 2 else Int64) for n in range(FEATURES)])
 CONTRACT = contract_of(PUNCTUALITY, VIEW)
 ROWS = 2_000
-"""Rows of a push."""
+"""Rows per push."""
 BAR = 20_000
 
 
 def body(turn: int, to: str) -> dict[str, Any]:
-    """A push of rows with keys of their own."""
     numbers = list(range(turn * ROWS, (turn + 1) * ROWS))
     columns = {field.name: numbers if field.dtype is Int64 else [n / 7 for n in numbers] for field in VIEW.fields}
     times = {"event_timestamp": [NOW - turn] * ROWS}
@@ -47,7 +45,6 @@ def body(turn: int, to: str) -> dict[str, Any]:
 
 
 def push(server: Server, turns: range, to: str) -> float:
-    """Rows a second that the server accepts."""
     bodies = [body(turn, to) for turn in turns]
     began = time.perf_counter()
     for each in bodies:
@@ -55,8 +52,8 @@ def push(server: Server, turns: range, to: str) -> float:
     return len(turns) * ROWS / (time.perf_counter() - began)
 
 
-def filled(store: OfflineStore, rows: int) -> None:
-    """A table with so many rows on the day of the pushes."""
+def fill_table(store: OfflineStore, rows: int) -> None:
+    """Write `rows` rows to the table, on the day of the pushes."""
     event = pa.array(np.full(rows, NOW - 10**9) + np.arange(rows)).cast(pa.timestamp("us", tz="UTC"))
     values = {field.name: pa.array(np.arange(rows)) for field in VIEW.fields}
     columns = {"carrier": pa.array([f"b{n % 1000}" for n in range(rows)]), "event_timestamp": event, "known_at": event}
@@ -66,7 +63,6 @@ def filled(store: OfflineStore, rows: int) -> None:
 
 
 def collection(url: str, store: OfflineStore, rows: int) -> float:
-    """Rows a second of a collection."""
     before = store.commit(VIEW)
     began = time.perf_counter()
     with connect(url) as client:
@@ -75,40 +71,37 @@ def collection(url: str, store: OfflineStore, rows: int) -> float:
         client.delete(stream(CONTRACT.project, VIEW.table))
     after = store.commit(VIEW)
     if before is None or after is None or {counts.rows, counts.added, after.rows - before.rows} != {rows}:
-        raise RuntimeError(f"{rows:,} rows were pushed, and the history has others: {counts}")
+        raise RuntimeError(f"{rows:,} rows were pushed, but the history has {counts}")
     return rows / taken
 
 
 def measured(folder: Path, turns: int, stored: int) -> list[Comparison]:
-    """All comparisons."""
     (folder / "server").mkdir()
     (folder / "server" / "contract.json").write_bytes(CONTRACT.dumps())
     with EmbeddedRedis(folder / "redis") as redis, serving(folder / "server", redis.url) as server:
         wait(lambda: server.http.get("/readyz").status_code == 200, "the contract")
         push(server, range(1), "online")
-        found = []
+        comparisons = []
         alone = push(server, range(turns), "online")
         for case, rows in (("an empty day", 0), (f"a day of {stored:,} rows", stored)):
             store = OfflineStore(folder / f"store{rows}")
-            filled(store, rows)
+            fill_table(store, rows)
             both = push(server, range(turns), "online_and_offline")
-            found.append(at_least(f"from Redis to the history, {case}", "rows/s",
+            comparisons.append(at_least(f"from Redis to the history, {case}", "rows/s",
                                   collection(redis.url, store, turns * ROWS), BAR))  # fmt: skip
         took, instead = ROWS / both * 1000, ROWS / alone * 1000
-        found.append(less(f"push of {ROWS:,} rows with the history", "ms", took, instead, "for the online store alone"))
-    return found
+        comparisons.append(
+            less(f"push of {ROWS:,} rows with the history", "ms", took, instead, "for the online store alone")
+        )
+    return comparisons
 
 
 def main() -> int:
-    """Measures, prints, and returns 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="few rows")
-    asked = parser.parse_args()
-    turns, stored = (25, 100_000) if asked.quick else (150, 1_000_000)
+    options = options_parser(__doc__, "few rows").parse_args()
+    turns, stored = (25, 100_000) if options.quick else (150, 1_000_000)
     with TemporaryDirectory() as folder:
-        found = measured(Path(folder), turns, stored)
-    return report("pushes", found, as_json=asked.json, quick=asked.quick)
+        comparisons = measured(Path(folder), turns, stored)
+    return report("pushes", comparisons, as_json=options.json, quick=options.quick)
 
 
 if __name__ == "__main__":

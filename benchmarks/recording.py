@@ -1,14 +1,13 @@
-"""What recording answers costs lookups, and how long replaying them takes.
+"""Measure the cost of recording answers for lookups, and the time to replay them.
 
-Two servers stand over the same Redis, one records. wrk asks them in turn, in many short pairs, so that what else the
-machine does meets both of a pair; the ratio of each pair counts, and its median. Both are started anew several times:
-of two processes of the same server, one may be 5 % faster for all its life. Then the answers are collected, and a
-hundred thousand of them replayed.
+Two servers use the same Redis; one records. wrk loads them alternately in many short pairs, so that other load on the
+machine affects both; the result is the median of the pairs' ratios. Both servers are restarted several times, because
+one process of the same server may be 5 % faster for its whole life. Then the answers are collected, and 100,000 of them
+replayed.
 
-Needs `redis-server` and `wrk`. Run it on a machine that does nothing else.
+Needs `redis-server` and `wrk`. Run it on an idle machine.
 """
 
-import argparse
 import contextlib
 import statistics
 import subprocess
@@ -21,10 +20,10 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from online import Case, body, load, note
+from online import Case, body, load
 from online_data import our_project, write_tables
 from processes import answers, family, free_port, redis_server, resident_mb, settle, started, wait
-from result import Comparison, at_least, at_most, report
+from result import Comparison, at_least, at_most, note, options_parser, report
 
 from isthmus.features import clock
 from isthmus.orchestration.apply.apply import apply
@@ -37,29 +36,25 @@ from isthmus.orchestration.tables.materialize import materialize
 
 CASES = [Case("stats", 1, 0), Case("stats", 100, 0)]
 RATE, P99 = 0.95, 1.10
-"""Of the same server without recording."""
+"""Targets: requests per second and p99, relative to the same server without recording."""
 METRICS = ("requests_per_s", "p99_ms", "processor_us")
 ANSWERS, SECONDS = 100_000, 60.0
 
 
 def main() -> int:
-    """Measures, prints, and returns 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="few short rounds")
+    parser = options_parser(__doc__, "few short rounds")
     parser.add_argument("--servers", type=int, default=8, help="how often both servers are started")
     parser.add_argument("--rounds", type=int, default=5, help="pairs of loads of the same servers")
     parser.add_argument("--seconds", type=int, default=2, help="length of each load")
-    asked = parser.parse_args()
-    if asked.quick:
-        asked.servers, asked.rounds, asked.seconds = 2, 2, 2
+    options = parser.parse_args()
+    if options.quick:
+        options.servers, options.rounds, options.seconds = 2, 2, 2
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        found = measured(Path(name), asked.servers, asked.rounds, asked.seconds)
-    return report("recording", found, as_json=asked.json, quick=asked.quick)
+        comparisons = measured(Path(name), options.servers, options.rounds, options.seconds)
+    return report("recording", comparisons, as_json=options.json, quick=options.quick)
 
 
 def measured(folder: Path, servers: int, rounds: int, seconds: int) -> list[Comparison]:
-    """All comparisons."""
     tables = write_tables(folder, {"stats": 100_000, "wide": 1})
     keys = len(tables["stats"])
     with redis_server(folder) as client:
@@ -72,7 +67,7 @@ def measured(folder: Path, servers: int, rounds: int, seconds: int) -> list[Comp
         resident: dict[bool, list[float]] = defaultdict(list)
         for number in range(servers):
             with contextlib.ExitStack() as stack:
-                # Either is first as often, to start and to be asked.
+                # Alternate which server starts first, and which is loaded first.
                 pair = {on: stack.enter_context(server(project, on)) for on in (bool(number % 2), not number % 2)}
                 for case in CASES:
                     for url, _ in pair.values():
@@ -81,31 +76,32 @@ def measured(folder: Path, servers: int, rounds: int, seconds: int) -> list[Comp
                     for case in CASES:
                         figures = {}
                         for on in (False, True) if turn % 2 else (True, False):
-                            figures[on] = loaded(*pair[on], case, keys, seconds)
+                            figures[on] = load_server(*pair[on], case, keys, seconds)
                         note(f"{case.name}: {figures}")
                         for metric in METRICS:
                             ratios[case.name, metric].append(figures[True][metric] / figures[False][metric])
                 for on, (_, process) in pair.items():
                     resident[on].append(resident_mb(process, "isthmus.serving"))
     note(f"resident memory: {dict(resident)}")
-    found = []
+    comparisons = []
     for case in CASES:
         for metric in METRICS:
             low, middle, high = statistics.quantiles(ratios[case.name, metric], n=4)
-            note(f"{case.name}, {metric}: {middle:.3f}, half of the pairs within {low:.3f} and {high:.3f}")
+            note(f"{case.name}, {metric}: {middle:.3f}, half of the pairs between {low:.3f} and {high:.3f}")
         rate, p99, processor = (statistics.median(ratios[case.name, metric]) for metric in METRICS)
-        found.append(at_least(f"lookups, {case.name}: recording to not", "of the rate", round(rate, 3), RATE))
-        found.append(at_most(f"lookups, {case.name}: recording to not", "of the p99", round(p99, 3), P99))
-        # What else the machine does changes that least.
-        found.append(at_most(f"lookups, {case.name}: recording to not", "of the processor time", round(processor, 3),
-                             1 / RATE))  # fmt: skip
+        comparisons.append(
+            at_least(f"lookups, {case.name}: recording against not", "of the rate", round(rate, 3), RATE)
+        )
+        comparisons.append(at_most(f"lookups, {case.name}: recording against not", "of the p99", round(p99, 3), P99))
+        # Processor time is affected least by other load.
+        comparisons.append(at_most(f"lookups, {case.name}: recording against not", "of the processor time",
+                                   round(processor, 3), 1 / RATE))  # fmt: skip
     more = statistics.median(resident[True]) - statistics.median(resident[False])
-    return [*found, at_most("resident memory, more", "MB", round(more, 1), 40.0), *replayed(project)]
+    return [*comparisons, at_most("additional resident memory", "MB", round(more, 1), 40.0), *replay_answers(project)]
 
 
 @contextlib.contextmanager
 def server(project: Project, recording: bool) -> "Iterator[tuple[str, subprocess.Popen[bytes]]]":
-    """The URL and the process of a server that is ready."""
     port, log = free_port(), project.root.parent / f"server{recording}.log"
     isthmus = str(Path(sys.executable).with_name("isthmus"))
     command = [isthmus, "serve", "--project", str(project.root), "--port", str(port)]
@@ -115,8 +111,8 @@ def server(project: Project, recording: bool) -> "Iterator[tuple[str, subprocess
         yield url, process
 
 
-def loaded(url: str, process: "subprocess.Popen[bytes]", case: Case, keys: int, seconds: int) -> dict[str, float]:
-    """What wrk measures on a server, and the processor time of an answer."""
+def load_server(url: str, process: "subprocess.Popen[bytes]", case: Case, keys: int, seconds: int) -> dict[str, float]:
+    """Load a server and return wrk's figures with the processor time per answer."""
     before = processor_seconds(process)
     figures = load(url, case, keys, seconds)
     settle(process)
@@ -125,14 +121,13 @@ def loaded(url: str, process: "subprocess.Popen[bytes]", case: Case, keys: int, 
 
 
 def processor_seconds(process: "subprocess.Popen[bytes]") -> float:
-    """What a server and its children have had."""
-    # In nanoseconds, where the times of a process are in hundredths of a second: a load takes two.
+    # schedstat has nanoseconds; the CPU times of a process are too coarse, in hundredths of a second.
     files = (file for member in family(process.pid) for file in Path(f"/proc/{member.pid}/task").glob("*/schedstat"))
     return sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
 
-def replayed(project: Project) -> list[Comparison]:
-    """The answers of one key are replayed, and what differs is counted."""
+def replay_answers(project: Project) -> list[Comparison]:
+    """Replay the answers of one key and count differences."""
     began = time.perf_counter()
     counts = collect(project)
     taken = time.perf_counter() - began
@@ -147,7 +142,7 @@ def replayed(project: Project) -> list[Comparison]:
     return [
         at_least("collected from the spool", "answers/s", round(counts.answers / taken), 1.0),
         at_most(f"replay of {ANSWERS:,} answers", "s", round(seconds * ANSWERS / outcome.answers, 1), SECONDS),
-        at_most("answers that differ", "", outcome.answers - outcome.same, 0),
+        at_most("differing answers", "", outcome.answers - outcome.same, 0),
     ]
 
 

@@ -1,16 +1,14 @@
-"""Features of one row beside Feast's on-demand feature views, in pandas mode and in python mode, in one run.
+"""Compare request features with Feast's on-demand feature views, in pandas mode and in Python mode, in one run.
 
-The same dozen of expressions, over the same rows, on one core. Of each side that is timed which its server calls
-between what was looked up and what is answered: here `RowGraph.run`, from columns to columns, there
-`_augment_response_with_on_demand_transforms`, from protobufs to protobufs. What Feast's function costs alone, from
-columns to columns as well (`transform_arrow`, `transform_dict`), stands beside it without a bar. The sides go round in
-turn, and of each the quietest round counts. Before that, all must have given the same: to the bit, floats within
-`ULPS`.
+Twelve expressions over the same rows, on one core. The timed part is the call of each server between lookup and answer:
+`RowGraph.run`, from columns to columns, and Feast's `_augment_response_with_on_demand_transforms`, from protobufs to
+protobufs. The cost of Feast's function alone, from columns to columns (`transform_arrow`, `transform_dict`), is shown
+without a target. The sides alternate, and the quietest round of each counts. First, all results are checked to be
+equal: to the bit, floats within `ULPS`.
 
-Run it on a machine that does nothing else.
+Run it on an idle machine.
 """
 
-import argparse
 import math
 import os
 import sys
@@ -35,7 +33,7 @@ from feast.transformation.python_transformation import PythonTransformation
 from feast.type_map import python_values_to_proto_values
 from feast.utils import _augment_response_with_on_demand_transforms
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
-from result import Comparison, at_most, less, report
+from result import Comparison, at_most, less, note, options_parser, report
 
 from isthmus.features.contract.schema import Column, TransformContract, request_column
 from isthmus.features.definition.spec import Field, RequestSource, RequestTransform
@@ -48,27 +46,26 @@ from isthmus.transforms.request.compute import compiled
 FLIGHTS = Path(__file__).parents[1] / "examples" / "flights"
 SIZES = (1, 10, 100, 1000)
 BARS = {1: 50.0, 1000: 2.0}
-"""Microseconds a row."""
+"""Target in microseconds per row, by number of rows."""
 PANDAS_BAR, PYTHON_BAR = 20.0, 3.0
 ULPS = 16
 EARTH = 12_742.0
-TAKEN: dict[str, DataType] = {
+INPUTS: dict[str, DataType] = {
     "at": UnixTimestamp, "amount": Float64, "mean": Float64, "deviation": Float64, "lat": Float64, "lon": Float64,
     "home_lat": Float64, "home_lon": Float64, "country": String, "kind": String, "merchant": Int64, "card": Int64,
 }  # fmt: skip
-GIVEN: dict[str, DataType] = {
+OUTPUTS: dict[str, DataType] = {
     "hour": Int32, "weekday": Int32, "hour_sin": Float64, "hour_cos": Float64, "distance": Float64, "ratio": Float64,
     "score": Float64, "size": Int32, "abroad": Bool, "by_card": Bool, "bucket": Int64, "known": Bool,
 }  # fmt: skip
 Side = tuple[Callable[[], Any], Callable[[Any], object]]
-"""What is made before each call, and the call that is timed with it."""
+"""A function that prepares the argument of each call, and the timed function."""
 
 
 def moment(
     at: Any, amount: Any, mean: Any, deviation: Any, lat: Any, lon: Any, home_lat: Any, home_lon: Any, country: Any,
     kind: Any, merchant: Any, card: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """The expressions in PySpark."""
     angle = F.hour(at) * (2 * math.pi / 24)
     north, south = F.radians(lat), F.radians(home_lat)
     chord = (F.sin((south - north) / 2) ** 2
@@ -93,7 +90,7 @@ _HOUR, _DAY = 3_600_000_000, 86_400_000_000
 
 
 def in_pandas(rows: pd.DataFrame) -> pd.DataFrame:
-    """The expressions as a user of pandas writes them; times are microseconds."""
+    """Compute the expressions in pandas, as a user would write them; times are microseconds."""
     hour = rows["at"] // _HOUR % 24
     angle = hour * (2 * math.pi / 24)
     north, south = np.radians(rows["lat"]), np.radians(rows["home_lat"])
@@ -116,9 +113,9 @@ def in_pandas(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def in_python(columns: dict[str, Any]) -> dict[str, Any]:
-    """The expressions as a user of plain Python writes them, row by row; times are microseconds."""
-    found = [_row(*values) for values in zip(*(columns[name] for name in TAKEN), strict=True)]
-    return {name: list(values) for name, values in zip(GIVEN, zip(*found, strict=True), strict=True)}
+    """Compute the expressions in plain Python, row by row, as a user would write them; times are microseconds."""
+    found = [_row(*values) for values in zip(*(columns[name] for name in INPUTS), strict=True)]
+    return {name: list(values) for name, values in zip(OUTPUTS, zip(*found, strict=True), strict=True)}
 
 
 def _row(
@@ -149,21 +146,18 @@ def _row(
 
 
 def main() -> int:
-    """Measures, prints, and returns 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="two short rounds")
+    parser = options_parser(__doc__, "two short rounds")
     parser.add_argument("--rounds", type=int, default=9)
-    asked = parser.parse_args()
-    rounds, seconds = (2, 0.05) if asked.quick else (asked.rounds, 0.25)
+    options = parser.parse_args()
+    rounds, seconds = (2, 0.05) if options.quick else (options.rounds, 0.25)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     graph, views = ours(), {mode: feast_view(mode) for mode in ("pandas", "python")}
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     for size in SIZES:
-        columns = drawn(size)
-        table = pa.table({name: pa.array(column.tolist(TAKEN[name])) for name, column in columns.items()},
-                         schema=pa.schema([(name, _ARROW[dtype.name]) for name, dtype in TAKEN.items()]))  # fmt: skip
+        columns = random_rows(size)
+        table = pa.table({name: pa.array(column.tolist(INPUTS[name])) for name, column in columns.items()},
+                         schema=pa.schema([(name, _ARROW[dtype.name]) for name, dtype in INPUTS.items()]))  # fmt: skip
         lists = table.to_pydict()
         answer = response(lists)
         sides: dict[str, Side] = {
@@ -173,27 +167,27 @@ def main() -> int:
             "pandas alone": (lambda table=table: table, views["pandas"].transform_arrow),  # type: ignore[misc]
             "python alone": (lambda lists=lists: lists, views["python"].transform_dict),  # type: ignore[misc]
         }
-        same(columns, graph, views, table, lists)
+        require_same(columns, graph, views, table, lists)
         times = timed(sides, rounds, seconds)
         each = {name: round(1e6 * taken / size, 3) for name, taken in times.items()}
         note(f"{size} rows: {each}")
         rows = f"a dozen features, {size} row{'s' if size > 1 else ''}"
         if size in BARS:
-            found.append(at_most(rows, "µs a row", each["Isthmus"], BARS[size]))
+            comparisons.append(at_most(rows, "µs per row", each["Isthmus"], BARS[size]))
         for mode, bar in (("pandas", PANDAS_BAR), ("python", PYTHON_BAR)):
-            found.append(less(rows, "µs a row", each["Isthmus"], each[mode], f"Feast, {mode} mode", bar))
+            comparisons.append(less(rows, "µs per row", each["Isthmus"], each[mode], f"Feast, {mode} mode", bar))
             alone = f"{mode} alone"
-            found.append(
-                less(rows, "µs a row", each["Isthmus"], each[alone], f"Feast, {mode} mode, its function alone")
+            comparisons.append(
+                less(rows, "µs per row", each["Isthmus"], each[alone], f"Feast, {mode} mode, its function alone")
             )
-    found += example(rounds, seconds)
-    return report("request", found, as_json=asked.json, quick=asked.quick)
+    comparisons += example(rounds, seconds)
+    return report("request", comparisons, as_json=options.json, quick=options.quick)
 
 
 def example(rounds: int, seconds: float) -> list[Comparison]:
-    """The request transform of the flights, which is what a project has, beside the dozen, which is all kinds."""
+    """Measure the request transform of the flights example, a typical one, besides the dozen expressions."""
     transform = Project(FLIGHTS).definitions.contract.transforms["moment"]
-    graph, found = RowGraph(transform), []
+    graph, comparisons = RowGraph(transform), []
     for size, bar in BARS.items():
         chance = np.random.default_rng(size)
         columns = {name: Values(chance.random(size, np.float32), np.ones(size, bool)) for name in transform.inputs}
@@ -204,40 +198,38 @@ def example(rounds: int, seconds: float) -> list[Comparison]:
         each = round(1e6 * times["Isthmus"] / size, 3)
         note(f"{len(transform.fields)} features of the flights, {size} rows: {each}")
         rows = f"the flights' {len(transform.fields)} features, {size} row{'s' if size > 1 else ''}"
-        found.append(at_most(rows, "µs a row", each, bar))
-    return found
+        comparisons.append(at_most(rows, "µs per row", each, bar))
+    return comparisons
 
 
 def ours() -> RowGraph:
-    """The expressions, compiled."""
-    taken = [request_column(name, dtype) for name, dtype in TAKEN.items()]
-    source = RequestSource("payment", [Field(name, dtype) for name, dtype in TAKEN.items()])
-    transform = RequestTransform("moment", [source], [Field(name, dtype) for name, dtype in GIVEN.items()], moment)
+    taken = [request_column(name, dtype) for name, dtype in INPUTS.items()]
+    source = RequestSource("payment", [Field(name, dtype) for name, dtype in INPUTS.items()])
+    transform = RequestTransform("moment", [source], [Field(name, dtype) for name, dtype in OUTPUTS.items()], moment)
     graph, problems = compiled(transform, taken)
     if problems:
         raise SystemExit("\n".join(map(str, problems)))
-    fields = tuple(Column(name, dtype, "request") for name, dtype in GIVEN.items())
+    fields = tuple(Column(name, dtype, "request") for name, dtype in OUTPUTS.items())
     return RowGraph(TransformContract("moment", (), tuple(taken), fields, graph))
 
 
 def feast_view(mode: str) -> OnDemandFeatureView:
-    """The same as one of Feast's views."""
-    source = FeastRequest(name="payment", schema=_feast_fields(TAKEN))
+    """Return the same expressions as an on-demand feature view of Feast."""
+    source = FeastRequest(name="payment", schema=_feast_fields(INPUTS))
     transformation = (
         PandasTransformation(in_pandas, "")
         if mode == "pandas"
         else PythonTransformation(cast("FunctionType", in_python), "")
     )
-    return OnDemandFeatureView(name="moment", sources=[source], schema=_feast_fields(GIVEN), mode=mode,
+    return OnDemandFeatureView(name="moment", sources=[source], schema=_feast_fields(OUTPUTS), mode=mode,
                                feature_transformation=transformation)  # fmt: skip
 
 
 def response(lists: Mapping[str, Sequence[Any]]) -> GetOnlineFeaturesResponse:
-    """What Feast's server holds after its lookup."""
     answer = GetOnlineFeaturesResponse()
     for name, values in lists.items():
         answer.metadata.feature_names.val.append(name)
-        kind = _value_type(TAKEN[name])
+        kind = _value_type(INPUTS[name])
         vector = answer.results.add()
         vector.values.extend(python_values_to_proto_values([*values], kind))
         vector.statuses.extend([FieldStatus.PRESENT] * len(values))
@@ -247,16 +239,20 @@ def response(lists: Mapping[str, Sequence[Any]]) -> GetOnlineFeaturesResponse:
 
 
 def copied(answer: GetOnlineFeaturesResponse) -> GetOnlineFeaturesResponse:
-    """Another one: what is called writes into it."""
+    """Copy a response, because Feast's function modifies it."""
     found = GetOnlineFeaturesResponse()
     found.CopyFrom(answer)
     return found
 
 
 def augmented(view: OnDemandFeatureView, answer: GetOnlineFeaturesResponse) -> None:
-    """What Feast's server does for its on-demand feature views."""
+    """Compute on-demand feature views as Feast's server does."""
     _augment_response_with_on_demand_transforms(
-        answer, [f"moment:{name}" for name in GIVEN], [view], False, {name: _value_type(TAKEN[name]) for name in TAKEN}
+        answer,
+        [f"moment:{name}" for name in OUTPUTS],
+        [view],
+        False,
+        {name: _value_type(INPUTS[name]) for name in INPUTS},
     )
 
 
@@ -266,7 +262,7 @@ def _value_type(dtype: DataType) -> ValueType:
 
 
 def _feast_fields(kinds: Mapping[str, DataType]) -> list[FeastField]:
-    # Feast would make datetimes of microseconds, which take longer.
+    # Use Int64 for times: Feast would convert microseconds to datetimes, which takes longer.
     return [FeastField(name=name, dtype=getattr(feast_types, "Int64" if dtype == UnixTimestamp else dtype.name))
             for name, dtype in kinds.items()]  # fmt: skip
 
@@ -274,8 +270,8 @@ def _feast_fields(kinds: Mapping[str, DataType]) -> list[FeastField]:
 _ARROW = {"UnixTimestamp": pa.int64(), "Int64": pa.int64(), "Float64": pa.float64(), "String": pa.string()}
 
 
-def drawn(size: int) -> dict[str, Values]:
-    """Rows by chance; of several rows, one value in twenty of what may be null is."""
+def random_rows(size: int) -> dict[str, Values]:
+    """Return random rows; with several rows, 5 % of the nullable values are null."""
     chance = np.random.default_rng(size)
     data: dict[str, Any] = {
         "at": chance.integers(1_600_000_000_000_000, 1_700_000_000_000_000, size),
@@ -296,13 +292,12 @@ def drawn(size: int) -> dict[str, Values]:
     return columns
 
 
-def same(
+def require_same(
     columns: dict[str, Values], graph: RowGraph, views: Mapping[str, OnDemandFeatureView], table: pa.Table,
     lists: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Ends the run if a side gives anything else than the others."""
     computed = graph.run(columns)
-    mine = {name: values.tolist(GIVEN[name]) for name, values in computed.values.items()}
+    mine = {name: values.tolist(OUTPUTS[name]) for name, values in computed.values.items()}
     theirs = {
         "pandas": views["pandas"].transform_arrow(table).to_pydict(),
         "python": views["python"].transform_dict(lists),
@@ -310,11 +305,11 @@ def same(
     if computed.refused:
         raise SystemExit(f"refused: {list(computed.refused)}")
     for mode, given in theirs.items():
-        for name in GIVEN:
+        for name in OUTPUTS:
             for row, (one, other) in enumerate(zip(mine[name], given[name], strict=True)):
                 nothing = other is None or other != other
                 if (one is None) != nothing or (one is not None and abs(one - other) > ULPS * _ulp(one)):
-                    raise SystemExit(f"{name}, row {row}: {one!r}, in Feast's {mode} mode {other!r}")
+                    raise SystemExit(f"{name}, row {row}: {one!r}, but {other!r} in Feast's {mode} mode")
 
 
 def _ulp(value: float) -> float:
@@ -322,7 +317,7 @@ def _ulp(value: float) -> float:
 
 
 def timed(sides: Mapping[str, Side], rounds: int, seconds: float) -> dict[str, float]:
-    """The seconds that a call of each takes, in its quietest round."""
+    """Return the seconds of a call of each side in its quietest round."""
     best = dict.fromkeys(sides, math.inf)
     for _ in range(rounds):
         for name, (make, work) in sides.items():
@@ -335,11 +330,6 @@ def timed(sides: Mapping[str, Side], rounds: int, seconds: float) -> dict[str, f
                 calls += 1
             best[name] = min(best[name], total / calls)
     return best
-
-
-def note(text: str) -> None:
-    """Progress, for people."""
-    sys.stderr.write(f"{text}\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""What every benchmark prints: one list of comparisons, as a table or as JSON."""
+"""Comparisons that benchmarks measure, printed as a table or as JSON."""
 
+import argparse
 import json
 import os
 import platform
@@ -18,17 +19,17 @@ RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "resu
 
 @dataclass(frozen=True)
 class Comparison:
-    """One case, measured on both sides in one run.
+    """A case measured for Isthmus, and usually for a peer, in the same run.
 
     Attributes:
-        case: what was done.
+        case: name of the case.
         metric: unit of both figures.
-        ours: our figure.
-        peer: the peer's figure, if there is one.
-        peer_name: what it is compared with.
-        ratio: how many times better ours is.
-        bar: what the ratio, or without a peer our figure, has to reach; None where it is only shown.
-        holds: whether it does.
+        ours: figure of Isthmus.
+        peer: figure of the peer, if there is one.
+        peer_name: name of the peer.
+        ratio: factor by which Isthmus is better.
+        bar: target for the ratio, or for our figure without a peer; None if there is no target.
+        holds: True if the target is met.
     """
 
     case: str
@@ -42,29 +43,47 @@ class Comparison:
 
 
 def more(case: str, metric: str, ours: float, peer: float, peer_name: str, bar: float | None = None) -> Comparison:
-    """A comparison in which more is better."""
+    """Compare figures where more is better."""
     ratio = ours / peer
     return Comparison(case, metric, ours, peer, peer_name, round(ratio, 2), bar, None if bar is None else ratio >= bar)
 
 
 def less(case: str, metric: str, ours: float, peer: float, peer_name: str, bar: float | None = None) -> Comparison:
-    """A comparison in which less is better."""
+    """Compare figures where less is better."""
     ratio = peer / ours
     return Comparison(case, metric, ours, peer, peer_name, round(ratio, 2), bar, None if bar is None else ratio >= bar)
 
 
 def at_least(case: str, metric: str, ours: float, bar: float) -> Comparison:
-    """A figure with a least value and no peer."""
+    """Check a figure without a peer against a minimum."""
     return Comparison(case, metric, ours, None, None, None, bar, ours >= bar)
 
 
 def at_most(case: str, metric: str, ours: float, bar: float) -> Comparison:
-    """A figure with a limit and no peer."""
+    """Check a figure without a peer against a maximum."""
     return Comparison(case, metric, ours, None, None, None, bar, ours <= bar)
 
 
+def plain_figure(case: str, metric: str, ours: float) -> Comparison:
+    """A figure without a peer or a target."""
+    return Comparison(case, metric, ours, None, None, None, None, None)
+
+
+def options_parser(description: str | None, quick: str) -> argparse.ArgumentParser:
+    """Return a parser with the options --json and --quick; `quick` is the help of the latter."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
+    parser.add_argument("--quick", action="store_true", help=quick)
+    return parser
+
+
+def note(text: str) -> None:
+    """Print progress to stderr."""
+    sys.stderr.write(f"{text}\n")
+
+
 def report(name: str, comparisons: Sequence[Comparison], *, as_json: bool, quick: bool) -> int:
-    """Prints the comparisons; keeps those of a full run for the report. Returns 1 if a bar is missed."""
+    """Print the comparisons, and save a full run for the report. Return 1 if a target is missed."""
     rows = [asdict(comparison) for comparison in comparisons]
     if not quick:
         RESULTS.mkdir(exist_ok=True)
@@ -80,19 +99,17 @@ def report(name: str, comparisons: Sequence[Comparison], *, as_json: bool, quick
 
 
 def table(comparisons: Sequence[Comparison]) -> Table:
-    """The comparisons for a terminal."""
-    shown = Table("case", "metric", "ours", "peer", "", "ratio", "bar", "")
+    shown = Table("case", "metric", "ours", "peer", "", "ratio", "target", "")
     for one in comparisons:
         shown.add_row(
             one.case, one.metric, f"{one.ours:,.4g}" if one.ours < 1e4 else f"{one.ours:,.0f}",
             "" if one.peer is None else f"{one.peer:,.4g}" if one.peer < 1e4 else f"{one.peer:,.0f}",
             one.peer_name or "", "" if one.ratio is None else f"{one.ratio:.1f}x",
-            "" if one.bar is None else f"{one.bar:g}", {None: "", True: "holds", False: "missed"}[one.holds],
+            "" if one.bar is None else f"{one.bar:g}", {None: "", True: "met", False: "missed"}[one.holds],
         )  # fmt: skip
     return shown
 
 
 def machine() -> str:
-    """The machine, in words."""
     memory = psutil.virtual_memory().total / 2**30
     return f"{platform.machine()}, {psutil.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}"

@@ -1,7 +1,6 @@
-"""How time and memory grow: the flights of the example once, ten and thirty times over, with other keys each time.
+"""Measure how time and memory grow: the flights example 1, 10 and 30 times over, with other keys each time.
 
-Build, join and materialise each run in a process of their own: seconds, and the peak of resident memory, children
-included.
+Build, join and materialize each run in their own process: seconds, and the peak resident memory including children.
 """
 
 import argparse
@@ -18,13 +17,13 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 from offline_jobs import peak_mb
-from online import note
 from processes import last_json, redis_server
+from result import note
 
 STEPS = ["build", "join", "materialize"]
 SETTINGS = '{engine}\n[project]\nname = "scaling"\nnow = 2014-01-02T00:00:00Z\n\n[stores]\nonline = "{redis}"\n'
 DEFINITIONS = '''\
-"""How late a carrier is: rolling counts, and the question of every flight."""
+"""Rolling delay figures of each plane, and a spine with a row per flight."""
 
 from datetime import timedelta
 
@@ -70,39 +69,37 @@ lateness = Distillation("lateness", spine=takeoffs, teacher=service, student=ser
 
 
 def main() -> None:
-    """Measures every step at every size and prints a Markdown table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 10, 30])
     parser.add_argument("--engine", default="sail", help="sail, spark, or sc://host:port")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--step", nargs=2, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.step:
-        print(json.dumps(run(asked.step[0], Path(asked.step[1]))))
+    options = parser.parse_args()
+    if options.step:
+        print(json.dumps(run(options.step[0], Path(options.step[1]))))
         return
-    found: list[dict[str, Any]] = []
-    for times in asked.sizes:
+    figures: list[dict[str, Any]] = []
+    for times in options.sizes:
         with tempfile.TemporaryDirectory(prefix="scaling-") as name, redis_server(Path(name)) as client:
             folder = Path(name)
             rows = write(folder / "flights.parquet", times)
             redis = f"redis://127.0.0.1:{client.connection_pool.connection_kwargs['port']}"
-            engine = f'engine = "{asked.engine}"'
+            engine = f'engine = "{options.engine}"'
             (folder / "isthmus.toml").write_text(SETTINGS.format(engine=engine, redis=redis))
             (folder / "definitions.py").write_text(DEFINITIONS)
             for step in STEPS:
                 measured = last_json([sys.executable, __file__, "--step", step, str(folder)], {})
-                found.append({"times": times, "rows": rows, "step": step, **measured})
-                note(str(found[-1]))
-    if asked.json:
-        print(json.dumps(found, indent=1))
+                figures.append({"times": times, "rows": rows, "step": step, **measured})
+                note(str(figures[-1]))
+    if options.json:
+        print(json.dumps(figures, indent=1))
         return
     print("| flights | step | seconds | peak memory (MB) |\n|---:|---|---:|---:|")
-    for one in found:
+    for one in figures:
         print(f"| {one['rows']:,} | {one['step']} | {one['seconds']:.1f} | {one['peak_mb']:,.0f} |")
 
 
 def run(step: str, folder: Path) -> dict[str, float]:
-    """One step in this process."""
     from isthmus.orchestration.apply.apply import apply
     from isthmus.orchestration.project import Project
     from isthmus.orchestration.tables.build import build
@@ -125,7 +122,7 @@ def run(step: str, folder: Path) -> dict[str, float]:
 
 
 def write(path: Path, times: int) -> int:
-    """The flights of 2013 that many times over, each with tail numbers of its own; returns the rows."""
+    """Write the flights of 2013 `times` times, each time with other tail numbers; return the number of rows."""
     import zipfile
     from importlib.util import find_spec
 

@@ -1,16 +1,14 @@
-"""An epoch of a student over kept outputs of its teacher beside one that asks the teacher, in one run.
+"""Compare a training epoch over cached teacher outputs with one that calls the teacher.
 
-The teacher is a transformer encoder of four layers, 192 wide, the student one of one layer, 32 wide. Both have their
-first weights, the texts are random tokens. Both sides train the same student on the same batches in the same order.
-The kept outputs are made before, which is timed as well, and shown without a bar. The sides go round in turn, and of
-each the quietest round counts. Both must give the same losses: the live answers are rounded to float16, as the kept
-ones are, but the last bits of a teacher depend on which rows it is asked at once. So the loss of each step may differ
-by one part in a thousand; the worst difference is printed.
+The teacher is a transformer encoder of four layers, 192 wide; the student has one layer, 32 wide. Both have random
+weights, and the texts are random tokens. Both sides train the same student on the same batches in the same order. The
+time to fill the cache is shown without a target. The sides alternate, and the quietest round of each counts. Both must
+give the same losses: live outputs are rounded to float16 like cached ones, but the last bits of a teacher depend on the
+rows of its batch, so the loss of each step may differ by 0.1 %. The largest difference is printed.
 
-Run it on a machine that does nothing else.
+Run it on an idle machine.
 """
 
-import argparse
 import math
 import sys
 import time
@@ -19,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from result import Comparison, less, more, report
+from result import Comparison, less, more, note, options_parser, report
 from torch import Tensor, nn
 
 from isthmus.distill.losses import soft_targets
@@ -33,7 +31,7 @@ Targets = Callable[[Tensor], Tensor]
 
 
 class Encoder(nn.Module):
-    """Texts of TOKENS words to logits."""
+    """A text encoder: token ids, (rows, TOKENS), to logits (rows, CLASSES)."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -44,13 +42,11 @@ class Encoder(nn.Module):
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, texts: Tensor) -> Tensor:
-        """(rows, TOKENS) integers to (rows, CLASSES)."""
         logits: Tensor = self.head(self.layers(self.words(texts) + self.places).mean(1))
         return logits
 
 
 def epoch(texts: Tensor, targets: Targets) -> tuple[list[float], float]:
-    """The loss of each step of an epoch, and its seconds."""
     torch.manual_seed(1)
     student = Encoder(32, 1)
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
@@ -66,20 +62,17 @@ def epoch(texts: Tensor, targets: Targets) -> tuple[list[float], float]:
 
 
 def main() -> int:
-    """Measures, prints, and returns 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("--quick", action="store_true", help="one round of fewer rows")
+    parser = options_parser(__doc__, "one round of fewer rows")
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
-    rounds, count = (1, 1024) if asked.quick else (asked.rounds, 8192)
+    options = parser.parse_args()
+    rounds, count = (1, 1024) if options.quick else (options.rounds, 8192)
     torch.manual_seed(0)
     texts = torch.randint(0, WORDS, (count, TOKENS))
     teacher = NetworkTeacher(Encoder(192, 4))
     with TemporaryDirectory() as folder:
         began = time.perf_counter()
         rows = identities({"text": texts})
-        named = time.perf_counter() - began
+        identified = time.perf_counter() - began
         kept = TeacherOutputs(Path(folder), teacher, rows, lambda rows: texts[rows], contract="none", batch=BATCH)
         began = time.perf_counter()
         kept.fill()
@@ -102,21 +95,18 @@ def main() -> int:
         for part in torch.split(torch.randperm(count), BATCH):
             _ = kept[part]
         gathered = time.perf_counter() - began
-    note(f"{count} rows named in {named:.2f} s, filled in {filled:.2f} s, opened in {opened:.3f} s; {best}")
-    note(f"the losses of {count // BATCH} steps differ by {worst:.1e} of their value at worst (at most {CLOSE:g})")
+    note(f"{count} rows identified in {identified:.2f} s, filled in {filled:.2f} s, opened in {opened:.3f} s; {best}")
+    note(f"the losses of {count // BATCH} steps differ by at most {worst:.1e} of their value ({CLOSE:g} is allowed)")
     if worst > CLOSE:
         raise SystemExit(f"the losses differ by {worst:.1e} of their value")
     steps = f"{count:,} rows, batches of {BATCH}"
-    found: list[Comparison] = [
-        less(f"an epoch of a student, {steps}", "s", best["kept"], best["live"], "the teacher asked in each step", BAR),
-        more(f"rows gathered at random, {steps}", "rows/s", count / gathered, count / filled, "computed and kept"),
+    comparisons: list[Comparison] = [
+        less(
+            f"an epoch of a student, {steps}", "s", best["kept"], best["live"], "calling the teacher in each step", BAR
+        ),
+        more(f"rows gathered at random, {steps}", "rows/s", count / gathered, count / filled, "computed and saved"),
     ]
-    return report("teacher_outputs", found, as_json=asked.json, quick=asked.quick)
-
-
-def note(text: str) -> None:
-    """Progress, for people."""
-    sys.stderr.write(f"{text}\n")
+    return report("teacher_outputs", comparisons, as_json=options.json, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 from isthmus.lazy import lazily
 
 if TYPE_CHECKING:
-    from isthmus.distill.export.causal import Origin, export
+    from isthmus.distill.export.causal import ModelOrigin, export
     from isthmus.distill.onnx.runtime import predict, session
     from isthmus.features.values.columns import from_python
     from isthmus.package.featurizer.interpreter import Head
 
 __all__ = [
     "Head",
-    "Origin",
+    "ModelOrigin",
     "export",
     "from_python",
     "predict",
@@ -21,7 +21,7 @@ __all__ = [
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        "isthmus.distill.export.causal": "Origin export",
+        "isthmus.distill.export.causal": "ModelOrigin export",
         "isthmus.distill.onnx.runtime": "predict session",
         "isthmus.features.values.columns": "from_python",
         "isthmus.package.featurizer.interpreter": "Head",

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from isthmus.distill.declaration import Search
 from isthmus.distill.search.search import JOURNAL, SearchReport, search
-from isthmus.distill.search.trials import Trial
+from isthmus.distill.search.trials import SearchTrial
 from isthmus.distill.settings import Settings
 from isthmus.distill.types import Array
 from isthmus.features.profiles import ServingProfile
@@ -42,13 +42,13 @@ def searched(
     )  # fmt: skip
 
 
-def students(report: SearchReport) -> list[Trial]:
+def students(report: SearchReport) -> list[SearchTrial]:
     lines = (report.path / JOURNAL).read_bytes().splitlines()
     # In the end they are measured side by side.
     assert [{**json.loads(line), "p50_us": None} for line in lines] == [
         {**one, "p50_us": None} for one in report.data["tried"]
     ]
-    return msgspec.convert(report.data["tried"], list[Trial])
+    return msgspec.convert(report.data["tried"], list[SearchTrial])
 
 
 def front_naively(points: Array) -> Array:

@@ -98,7 +98,7 @@ def test_a_language_model_goes_from_texts_to_a_server_and_a_page_that_write(
     report = distill(project)
     assert report.data["task"] == "causal"
     assert report.data["models"]["student"]["parameters"] < report.data["models"]["teacher"]["parameters"]
-    assert "licence: Apache-2.0" in report.data["models"]["teacher"]["about"]
+    assert "license: Apache-2.0" in report.data["models"]["teacher"]["about"]
     assert not distill(project).trained
     package = export(project).path
     opened = open_package(package)

@@ -174,9 +174,9 @@ def test_the_tutorial_runs_from_top_to_bottom(tmp_path: Path) -> None:
     assert '"contract"' in text
     assert "will_buy" in printed[-2]
     assert '"written":1' in served[1]
-    worth = re.search(r"teacher is worth ([\d.]+) auc to the student \(([\d.]+) to ([\d.]+)\)", text)
-    assert worth
-    assert float(worth[2]) > 0
+    gain = re.search(r"The teacher improves the student's auc by ([\d.]+) \(([\d.]+) to ([\d.]+)\)", text)
+    assert gain
+    assert float(gain[2]) > 0
 
 
 @pytest.mark.accept

@@ -10,7 +10,7 @@ from isthmus.distill.accelerator import enough_memory, is_full
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.onnx.runtime import described, predict, session
 from isthmus.distill.outputs.cache import TeacherOutputs
-from isthmus.distill.runtimes.conversions import wanted
+from isthmus.distill.runtimes.conversions import conversions_for
 from isthmus.distill.runtimes.network import portable
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tasks.answers import require_steady, student_answers
@@ -76,7 +76,7 @@ def rehearse(
     require_steady(task, student.eval(), task.material.parts.validation[:STEADY])
     model = student_graph(task, student)
     predict(session(model.SerializeToString(), 1), task.feeds(rows))
-    if runtimes := wanted(declared):
+    if runtimes := conversions_for(declared):
         tensors, results = ([*map(described, values)] for values in (model.graph.input, model.graph.output))
         of = portable(task, student, rows, tensors, results)
         if of.head is not None:

@@ -50,7 +50,7 @@ def test_what_is_not_cut_is_whole(texts: list[list[int]], context: int) -> None:
 
 def test_a_text_longer_than_the_context_is_refused_if_it_cannot_be_cut() -> None:
     assert len(blocks([[1] * 7], 8, cut=False)) == 1
-    with pytest.raises(DataError, match="the text of row 1 has 8 tokens; expected at most 7, and the one that ends it"):
+    with pytest.raises(DataError, match="the text of row 1 has 8 tokens; expected at most 7 and the end token"):
         blocks([[1], [1] * 8], 8, cut=False)
 
 

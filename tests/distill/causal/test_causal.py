@@ -234,7 +234,7 @@ def test_a_package_is_verified_beside_its_student(exported: ExportReport, furthe
 
 def test_a_file_to_serve_that_disagrees_ends_an_export(further: DistillationReport, tmp_path: Path) -> None:
     settings = DecodingSettings(formats=("ort",), precisions=("fp32", "int4"), agreement={"int4": 1.0})
-    with pytest.raises(GateFailed, match=r"precision: .* of the tokens that the model says; .* a file in int4"):
+    with pytest.raises(GateFailed, match=r"precision: .* agrees with the model on .* of the tokens; .* a file in int4"):
         packaged(further, tmp_path, "int4", decoding=settings)
     assert {*tmp_path.iterdir()} == {tmp_path / "model"}
 
@@ -498,7 +498,7 @@ def empty(name: str, value: Any) -> pa.Table:
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        (empty("text", " \n"), "column text: 1 empty texts, the first in row 7; expected texts"),
+        (empty("text", " \n"), "column text: 1 empty texts, the first in row 7; expected non-empty texts"),
         (empty("text", None), "column text: 1 nulls; expected a value in every row"),
         (empty("domain", 2), "label domain: 1 values such as 2; expected 1 for a text of the domain, 0 for a general"),
         (training_set().drop_columns("text"), "no column text; expected the texts"),
@@ -515,7 +515,7 @@ def of_kind(kind: int) -> pa.Table:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [(0, "train part: no text of the domain"), (1, "validation part: no general text")]
+    ("kind", "said"), [(0, "train part: no domain texts"), (1, "validation part: no general texts")]
 )
 def test_a_part_without_texts_of_a_kind_is_refused(kind: int, said: str) -> None:
     with pytest.raises(DataError, match=said):
@@ -523,15 +523,19 @@ def test_a_part_without_texts_of_a_kind_is_refused(kind: int, said: str) -> None
 
 
 def test_a_text_that_cannot_be_cut_is_named() -> None:
-    with pytest.raises(DataError, match=r"the text of row \d+ has \d+ tokens; expected at most 15, and the one"):
+    with pytest.raises(DataError, match=r"the text of row \d+ has \d+ tokens; expected at most 15 and the end token"):
         task(context=16, prompt=4, cut=False)
 
 
 @pytest.mark.parametrize(
     ("inputs", "text", "said"),
     [
-        ([], None, "text: the student has 0 texts; expected an input of type String"),
-        ([ModelInput("a", String), ModelInput("b", String)], None, "the student has 2 texts; expected one of a, b"),
+        ([], None, "text: the student has 0 text inputs; expected an input of type String"),
+        (
+            [ModelInput("a", String), ModelInput("b", String)],
+            None,
+            "2 text inputs; expected one of a, b",
+        ),
         ([ModelInput("a", String), ModelInput("b", Float64)], "b", "text: 'b'; expected a"),
     ],
 )
@@ -543,7 +547,10 @@ def test_a_text_that_is_no_input_is_refused(inputs: list[ModelInput], text: str 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"replay": 0}, r'replay: 0; expected more than 0, or a Gate\("regression", at_most=...\) that says how much'),
+        (
+            {"replay": 0},
+            r'replay: 0; expected more than 0, or a Gate\("regression", at_most=...\) that limits how much',
+        ),
         ({"replay": 1.0}, "replay: 1.0; expected at least 0, less than 1"),
         ({"on_policy": 0.5}, "on_policy: 0.5; expected 0: there is no teacher"),
         (
@@ -554,18 +561,18 @@ def test_a_text_that_is_no_input_is_refused(inputs: list[ModelInput], text: str 
         ({**TAUGHT, "divergence": "sideways"}, "divergence: 'sideways'; expected"),
         ({**TAUGHT, "gates": GATES}, "gate: 'gain'; expected one of gap_closed, taught, or a model and its figure"),
         ({"prompt": 64}, "prompt: 64; expected at least 1, less than the context of 64"),
-        ({"license": "llama2"}, "license: 'llama2'; expected a licence that allows to learn from the model"),
-        ({"license": "cc-by-nc-nd-4.0"}, "license: 'cc-by-nc-nd-4.0'; expected a licence that allows"),
+        ({"license": "llama2"}, "license: 'llama2'; expected a license that allows distillation and changes"),
+        ({"license": "cc-by-nc-nd-4.0"}, "license: 'cc-by-nc-nd-4.0'; expected a license that allows"),
         ({"context": "long"}, "context: 'long'; expected a whole number"),
         ({"base_rate": -1.0}, "base_rate: -1.0; expected more than 0"),
-        ({**TAUGHT, "lora": Lora()}, "lora: Lora.*; expected None: a new student has no weights that could stay"),
+        ({**TAUGHT, "lora": Lora()}, "lora: Lora.*; expected None: a new student has no pretrained weights to keep"),
         ({"lora": Lora(rank=0)}, "lora: rank: 0; expected at least 1"),
         ({"lora": 8}, "lora: 8; expected a Lora or None"),
-        ({"shape": SHAPE}, "shape: .*; expected nothing: the student is the base, or what its function returns"),
+        ({"shape": SHAPE}, "shape: .*; expected no shape: the student is the base, or the model its function returns"),
         ({"decoding": DecodingSettings(most=0)}, "writer: decoding: most: 0; expected at least 1"),
         (
             {"decoding": DecodingSettings(end=(3,))},
-            "decoding: end: .*; expected nothing: the token that ends the texts",
+            r"decoding: end: .*; expected \(\): the tokenizer of the model",
         ),
         ({"decoding": DecodingSettings(executorch=True)}, r'executorch: True; expected False, and runtimes=\("onnx'),
         ({"runtimes": ("onnxruntime", "litert")}, 'runtimes: .*; expected "onnxruntime", alone or with "executorch"'),

@@ -96,7 +96,7 @@ def test_nothing_is_drawn_from_logits_that_are_no_numbers() -> None:
     sick = copy.deepcopy(base()[0])
     sick.get_output_embeddings().weight.fill_(torch.nan)
     tokens, positions, _ = block(general(6, 9), 32)
-    with pytest.raises(DataError, match="behind 4 tokens are not finite"):
+    with pytest.raises(DataError, match="after 4 tokens are not finite"):
         written(Packed(sick), tokens, positions, 4, end(), greedy=False)
 
 
@@ -127,5 +127,5 @@ def test_a_new_student_has_the_declared_sizes() -> None:
     assert (model.config.vocab_size, model.config.hidden_size, len(model.model.layers)) == (300, 32, 1)
     with pytest.raises(ConfigurationError, match="width 30 and heads 4; expected an even number of units for each"):
         student(None, VOCABULARY, 64, {**SHAPE, "width": 30, "heads": 4}, "writer")
-    with pytest.raises(ConfigurationError, match="returns a model of 301 tokens; expected one of the 300"):
+    with pytest.raises(ConfigurationError, match="returns a model of 301 tokens; expected a model of 300 tokens"):
         student("tests.distill.causal.support:other_size", VOCABULARY, 64, SHAPE, "writer")

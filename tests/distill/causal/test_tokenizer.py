@@ -80,9 +80,9 @@ def test_a_token_that_begins_texts_is_before_those_that_are_learned_from_and_sta
 @pytest.mark.parametrize("function", ["foreign", "endless", "eager", "no_model", "absent"])
 def test_a_model_and_a_tokenizer_that_do_not_fit_are_refused(function: str) -> None:
     said = {
-        "foreign": r"tokenizer: has 2 tokens; expected the model's \d+: it is of another model",
-        "endless": "configuration of the model: no eos_token_id; expected the token that ends a text",
-        "eager": "has the attention 'eager', which does not keep packed texts apart; expected 'sdpa'",
+        "foreign": r"tokenizer: has 2 tokens; expected the model's \d+: it belongs to another model",
+        "endless": "configuration of the model: no eos_token_id; expected an end token that the tokenizer has",
+        "eager": "has the attention 'eager', which cannot separate packed texts; expected 'sdpa'",
         "no_model": "returns a int; expected a model and its tokenizer",
         "absent": r"absent: cannot be imported \(module .* has no attribute 'absent'\)",
     }
@@ -91,7 +91,7 @@ def test_a_model_and_a_tokenizer_that_do_not_fit_are_refused(function: str) -> N
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"is no folder with tokenizer\.json"):
+    with pytest.raises(ConfigurationError, match=r"is not a folder with tokenizer\.json"):
         language(str(tmp_path), "writer: base")
 
 
@@ -109,14 +109,14 @@ def test_a_token_that_is_needed_and_was_not_learned_is_named() -> None:
     vocabulary = of(words, model.config, "writer")
     learned, needed = vocabulary.tokens(["the fox"]), vocabulary.tokens(["the hill"])
     assert vocabulary.pruned(learned, learned, "writer").size < vocabulary.size
-    with pytest.raises(DataError, match="vocabulary: the training texts have no 'hill', which others need"):
+    with pytest.raises(DataError, match="vocabulary: the training texts lack 'hill', which texts of other parts need"):
         vocabulary.pruned(learned, needed, "writer")
 
 
 def test_only_a_vocabulary_of_merges_is_pruned() -> None:
     words = Tokenizer(models.WordLevel({END: 0, "the": 1}, unk_token=END))
     vocabulary = Vocabulary(words.to_str().encode(), 0, 2)
-    with pytest.raises(ConfigurationError, match='the tokenizer is a WordLevel; expected a BPE, or "shared"'):
+    with pytest.raises(ConfigurationError, match='the tokenizer is a WordLevel; expected a BPE tokenizer, or "shared"'):
         vocabulary.pruned([[1]], [], "writer")
 
 

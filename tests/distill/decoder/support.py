@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from isthmus.distill.export.causal import DecodingReport, Origin, export
+from isthmus.distill.export.causal import DecodingReport, ModelOrigin, export
 from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.features.contract.schema import Contract
 from tests.serving.support import CONTRACT
@@ -30,8 +30,8 @@ def tiny(**changes: Any) -> LlamaForCausalLM:
     return model.eval()
 
 
-def origin(contract: Contract = CONTRACT, service: str = "late") -> Origin:
-    return Origin(name="writer", contract=contract, service=service, model="student", training_set="none")
+def origin(contract: Contract = CONTRACT, service: str = "late") -> ModelOrigin:
+    return ModelOrigin(name="writer", contract=contract, service=service, model="student", training_set="none")
 
 
 def packaged(folder: Path, settings: DecodingSettings = SETTINGS, **changes: Any) -> DecodingReport:

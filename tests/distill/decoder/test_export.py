@@ -105,7 +105,7 @@ def test_another_tokenizer_and_another_text_are_found(package: Path, tmp_path: P
 def test_a_tokenizer_that_is_not_the_models_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="has 900 tokens; expected at most the model's 640"):
         export(tiny(), trained(size=900), tmp_path, origin=origin(), settings=SETTINGS)
-    with pytest.raises(ConfigurationError, match="has no control token 5, with which the model ends or begins texts"):
+    with pytest.raises(ConfigurationError, match="has no control token 5, which begins or ends the model's texts"):
         export(tiny(eos_token_id=5), trained(), tmp_path, origin=origin(), settings=SETTINGS)
     assert not [*tmp_path.iterdir()]
 
@@ -129,9 +129,9 @@ def test_weights_that_disagree_are_left_out(tmp_path: Path) -> None:
     )
     report = packaged(tmp_path, strict)
     assert [*report.files] == ["model.fp32.ort"]
-    assert "of the tokens that the model says; expected 100.0%" in report.left_out["int4"]
+    assert "of the tokens; expected at least 100.0%" in report.left_out["int4"]
     alone = DecodingSettings(prompts=PROMPTS, precisions=("int4",), formats=("ort",), agreement={"int4": 1.0})
-    with pytest.raises(GateFailed, match="no file is near enough to the model"):
+    with pytest.raises(GateFailed, match="no file is close enough to the model"):
         packaged(tmp_path, alone)
 
 
@@ -142,7 +142,7 @@ def test_settings_say_all_that_is_wrong(tmp_path: Path) -> None:
     assert [problem.where for problem in wrong.problems("decoding")] == [
         f"decoding: {name}" for name in ("context", "golden_tokens", "precisions", "agreement", "formats")
     ]
-    with pytest.raises(ConfigurationError, match="decoding: prompts: there is none; expected some texts, as users"):
+    with pytest.raises(ConfigurationError, match="decoding: prompts: empty; expected at least one prompt, as users"):
         export(tiny(), trained(), tmp_path, origin=origin(), settings=DecodingSettings())
 
 

@@ -142,7 +142,7 @@ def test_predict_casts_as_training_does(exported: ExportReport) -> None:
     columns = {item.name: from_python([row[item.name]], item.dtype) for item in STUDENT}
     for name, tensor in feeds(STUDENT, columns).items():
         np.testing.assert_array_equal(model.feeds(row)[name], tensor)
-    with pytest.raises(KeyError, match=f"no value for {whole.name}; pass None where there is none"):
+    with pytest.raises(KeyError, match=f"no value for {whole.name}; pass None for a missing value"):
         model.predict({}, {name: value for name, value in row.items() if name != whole.name}, {})
     with pytest.raises(TypeError):
         model.predict({}, {**row, whole.name: 1.5}, {})
@@ -290,19 +290,19 @@ def test_all_budgets_that_are_missed_are_said(trained: DistillationReport, table
     assert caught.value.where == ", ".join(f"profiles.serving.{key}" for key in keys)
     assert caught.value.found.count(";") == 3
     assert caught.value.expected == "at most 1e-06 ms; at most 0 MiB; at most 1e-06 ms; at most 1 kB"
-    assert caught.value.remedy.endswith("or measure on a machine that does nothing else")
+    assert caught.value.remedy.endswith("or measure on an idle machine")
     assert not [*tmp_path.iterdir()]
 
 
 def test_what_must_not_be_exported(trained: DistillationReport, table: pa.Table, tmp_path: Path) -> None:
     with pytest.raises(GateFailed, match="p99 of one row"):
         make_package(trained.path, table, tmp_path, replace(SERVING, latency_objective_ms=1e-6))
-    with pytest.raises(GateFailed, match=r"session of the model takes .* Make the student smaller, allow more$"):
+    with pytest.raises(GateFailed, match=r"session of the model uses .* Make the student smaller, raise the limit$"):
         make_package(trained.path, table, tmp_path, replace(SERVING, memory_mb=0))
-    with pytest.raises(GateFailed, match=r"fresh process comes after .* ms; expected at most 1e-06 ms"):
+    with pytest.raises(GateFailed, match=r"loading and the first prediction take .* ms; expected at most 1e-06 ms"):
         make_package(trained.path, table, tmp_path, replace(SERVING, load_ms=1e-6))
     with pytest.raises(
-        GateFailed, match=r"a package of int8 alone has .* kB; expected at most 10 kB\. .* fewer golden"
+        GateFailed, match=r"a package with only int8 has .* kB; expected at most 10 kB\. .* fewer golden"
     ):
         make_package(trained.path, table, tmp_path, replace(SERVING, package_kb=10))
     assert not [*tmp_path.iterdir()]

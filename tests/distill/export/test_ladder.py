@@ -116,5 +116,5 @@ def test_a_package_of_others_has_no_ladder(
     with pytest.raises(PackageError, match="made from student"):
         climb(material(table, seed=1), open_package(package), other.path, ORT)
     rewritten("golden.json", lambda golden: golden["cases"].reverse())(package)
-    with pytest.raises(PackageError, match="is of other rows"):
+    with pytest.raises(PackageError, match="does not match the student's test part"):
         climb(material(table), open_package(package), trained.path, ORT)

@@ -171,7 +171,7 @@ def test_a_factor_of_a_bias_is_kept() -> None:
 def test_a_layer_that_the_quantizer_does_not_know_is_said(missing: float) -> None:
     model, fed = graph_of(helper.make_node("Gemm", ["x", "weight", "bias"], ["y"]), bias=np.ones((1, 7)))
     fed["x"][0, 0] = missing
-    with pytest.raises(ConfigurationError, match=r"quantizer ends with .*; expected .*one bias per output"):
+    with pytest.raises(ConfigurationError, match=r"quantizer fails with .*; expected .*one bias per output"):
         quantize(model, [fed], ["Gemm"])
 
 
@@ -182,14 +182,14 @@ def test_a_layer_that_the_quantizer_does_not_know_is_not_told_of_its_bias() -> N
         bias=np.ones(7),
     )  # fmt: skip
     model.graph.node[1].op_type = "Unheard"
-    with pytest.raises(ConfigurationError, match=r"quantizer ends with .*Leave operators .* out of `quantized`"):
+    with pytest.raises(ConfigurationError, match=r"quantizer fails with .*Leave operators .* out of `quantized`"):
         quantize(model, [fed], ["Gemm"])
 
 
 def test_calibration_rows_that_are_not_finite_are_said() -> None:
     model, fed = graph_of(helper.make_node("Gemm", ["x", "weight", "bias"], ["y"]), bias=np.ones(7))
     fed["x"][:] = np.nan
-    with pytest.raises(DataError, match="calibration rows: input x holds nan, and ONNX Runtime's quantizer ends with"):
+    with pytest.raises(DataError, match="calibration rows: input x holds nan, and ONNX Runtime's quantizer fails with"):
         quantize(model, [fed], ["Gemm"])
 
 

@@ -20,10 +20,10 @@ from isthmus import DataError, GateFailed
 from isthmus.distill.reports import boundary_card, images, model_card, page, require_boundary, warnings
 from isthmus.distill.reports.plots import Axis, axis
 from isthmus.distill.reports.report import (
-    Estimate,
-    GateResult,
-    Model,
+    GateRecord,
+    ModelRecord,
     Report,
+    SeedMean,
     ServingHalf,
     TrainingHalf,
     TrainingRun,
@@ -72,12 +72,12 @@ def test_the_boundary_card_has_both_halves() -> None:
         "device-hours": "0.0073",
         "floating-point operations": "120 GFLOP",
         "peak memory": "812 MB",
-        "gave way to serving": "0 s on fewer cores, and 0 s paused",
+        "throttled for serving": "0 s on fewer cores, and 0 s paused",
         "throughput": "52,000 rows/s",
-        "cost": "0.00263 EUR at 0.36 EUR an hour of cpu",
+        "cost": "0.00263 EUR at 0.36 EUR per hour of cpu",
     }
     # 0.36 an hour is 0.0001 a second, in which 22 thousand are answered.
-    assert serving["cost of a thousand requests"] == "0.00000455 EUR at 0.36 EUR an hour of cpu, always busy"
+    assert serving["cost per 1,000 requests"] == "0.00000455 EUR at 0.36 EUR per hour of cpu, fully used"
     assert serving["p99"] == "83 µs"
     assert serving["throughput"] == "22,000 requests/s"
     assert serving["memory"] == "12.5 MB"
@@ -87,8 +87,8 @@ def test_the_boundary_card_has_both_halves() -> None:
 
 def test_without_a_price_the_card_says_so() -> None:
     training, serving = map(lines_of, tables(boundary_card(report(), {"cuda": 2.5})))
-    assert training["cost"] == "not known: no price of cpu is declared"
-    assert serving["cost of a thousand requests"] == "not known: no price of cpu is declared"
+    assert training["cost"] == "unknown: no price is declared for cpu"
+    assert serving["cost per 1,000 requests"] == "unknown: no price is declared for cpu"
 
 
 def test_a_card_without_a_half_says_so() -> None:
@@ -175,14 +175,14 @@ def test_the_model_card_says_what_the_report_says() -> None:
         ["wind_speed: no value", "712", "0.7100", "0.7000", "-"],
     ]
     for sentence in (
-        "69 % (61 % to 77 %) of the gap between control and teacher is closed, in auc.",
-        "The teacher is worth 0.0085 auc to the student (0.0081 to 0.0089), against the same student without it.",
-        "the mean over 3 seeds, with its 95 % interval. The shipped student alone: auc 0.7472, log_loss 0.6119,",
+        "The student closes 69 % (61 % to 77 %) of the gap between control and teacher in auc.",
+        "The teacher improves the student's auc by 0.0085 (0.0081 to 0.0089), compared with training without it.",
+        "mean over 3 seeds, with its 95 % interval. The shipped student alone: auc 0.7472, log_loss 0.6119,",
         "Rows: 228,907 train, 48,000 validation, 49,500 test.",
-        "* On 7 % of the test rows the student's class is not the teacher's.",
-        '* Worst against the teacher where carrier is "AA": auc 0.7000, the teacher\'s 0.7400, on 5,000 rows.',
-        "* Latencies are those of a host (x86_64, 2 cores), not of a device.",
-        "* **ece**: expected calibration error, from probabilities to the share of rows that turn out so;",
+        "* On 7 % of the test rows, student and teacher predict different classes.",
+        '* The student loses most against the teacher where carrier is "AA": auc 0.7000 instead of 0.7400, on 5,000',
+        "* Latencies were measured on a host (x86_64, 2 cores), not on a device.",
+        "* **ece**: expected calibration error: mean distance between probabilities and observed frequencies;",
     ):
         assert sentence in card
     assert "contains 0" not in card
@@ -204,16 +204,15 @@ def test_limits_are_told() -> None:
     changed.update(seeds=[0], slices=[], serving=None)
     limits = model_card(changed).split("## Limits\n\n")[1].splitlines()
     assert limits == [
-        "* The gate of lift_kept does not hold: it is 0.9000.",
-        "* One seed was trained: how much another would differ is not known.",
-        "* The interval of student - control contains 0: no gain in auc by the teacher is shown.",
-        "* On 7 % of the test rows the student's class is not the teacher's.",
+        "* Gate lift_kept failed: its value is 0.9000.",
+        "* Only one seed was trained, so the variation between seeds is unknown.",
+        "* The interval of student - control contains 0: a gain in auc from the teacher is not proven.",
+        "* On 7 % of the test rows, student and teacher predict different classes.",
         "* Slices of the test rows have not been measured.",
-        "* It was tested on rows from 2013-10-31T12:00:00+00:00 on; of other times nothing is known.",
-        "* What an answer costs in its runtime has not been measured yet.",
+        "* The test rows begin at 2013-10-31T12:00:00+00:00; quality at other times is unknown.",
+        "* The serving cost has not been measured yet.",
     ]
     assert '<span class="bad">failed</span>' in page(changed)
-    assert '<span class="bad">broken</span>' in page(changed)
     assert '<span class="good">passed</span>' in page(report())
 
 
@@ -302,7 +301,7 @@ def test_what_later_versions_add_is_no_error() -> None:
 def test_the_documentation_names_every_part_of_a_report() -> None:
     written = (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(\w+)`", written.split("## report.json")[1]))
-    for part in (Report, Model, TrainingRun, Estimate, WorstSlice, GateResult, TrainingHalf, ServingHalf):
+    for part in (Report, ModelRecord, TrainingRun, SeedMean, WorstSlice, GateRecord, TrainingHalf, ServingHalf):
         assert set(part.__struct_fields__) <= named
 
 

@@ -37,7 +37,7 @@ def test_a_search_that_is_killed_goes_on(few: pa.Table, tmp_path: Path) -> None:
     found = students(searched(killed, few, trials=5))
     assert journal.read_bytes().startswith(before)
     (searched(killed, few, trials=5).path / "graphs" / "4.ort").unlink()
-    with pytest.raises(DataError, match=r"4\.ort: cannot be read: .*Remove .* to search anew"):
+    with pytest.raises(DataError, match=r"4\.ort: cannot be read: .*Remove .* to search again"):
         searched(killed, few, trials=6)
     assert [(one.shape, one.precision, one.score, one.bytes) for one in found] == [
         (one.shape, one.precision, one.score, one.bytes) for one in expected
@@ -56,7 +56,7 @@ def test_a_line_that_was_not_finished_is_tried_again(few: pa.Table, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("old", "new", "words"), [
-    (b'"number":0', b'"number":1', r"line 1: is student 1; expected student 0\. Remove the file"),
+    (b'"number":0', b'"number":1', r"line 1: has student 1; expected student 0\. Remove the file"),
     (b'"number":0', b'"number"0', r"line 1: cannot be read: JSON is malformed"),
     (b'"failed"', b'"untrue"', r"line 1: cannot be read: Invalid enum value 'untrue'"),
 ])  # fmt: skip
@@ -69,7 +69,10 @@ def test_a_damaged_file_is_said(few: pa.Table, tmp_path: Path, old: bytes, new: 
 
 def test_two_do_not_search_at_the_same_place(few: pa.Table, tmp_path: Path) -> None:
     report = searched(tmp_path, few, trials=1, of=AT_ONCE)
-    with Trials(report.path / JOURNAL).locked(), pytest.raises(DependencyError, match="another process is searching"):
+    with (
+        Trials(report.path / JOURNAL).locked(),
+        pytest.raises(DependencyError, match="another process runs this search"),
+    ):
         searched(tmp_path, few, trials=2, of=AT_ONCE)
 
 

@@ -32,7 +32,7 @@ def test_all_students_are_tried_and_measured(once: tuple[Path, SearchReport, lis
     _, report, notes = once
     tried = students(report)
     assert {(one.shape["units"], one.precision) for one in tried} == {(n, p) for n in UNITS for p in ("fp32", "int8")}
-    assert "all 8 students that there are have been measured" in notes
+    assert "all 8 possible students have been measured" in notes
     for one in tried:
         assert one.status == "trained", one.why
         assert one.bytes
@@ -80,7 +80,7 @@ def test_the_front_and_the_best_of_it_are_told(once: tuple[Path, SearchReport, l
     page = search_page(report.data)
     assert f"Recommended: {best.name}" in page
     assert page.count("<svg") == 3
-    assert "8 students 8 keep to the budget" in page
+    assert "8 students, 8 fit the budget" in page
 
 
 def test_nothing_is_done_twice(once: tuple[Path, SearchReport, list[str]], few: pa.Table) -> None:
@@ -125,7 +125,7 @@ def test_another_machine_measures_for_itself(few: pa.Table, tmp_path: Path, monk
         assert noted()[0].path == other.path
     assert other.path != first.path
     assert "Another of 3 GHz" in other.data["host"] != first.data["host"]
-    said = f"was searched on {first.data['host']}, whose figures are not those of this host, {other.data['host']}: all"
+    said = f"earlier figures are from {first.data['host']}, not from this host, {other.data['host']}: all"
     assert [note.startswith(said) for note in notes].count(True) == 1
     assert students(other)[0].number == 0
     assert not any("epoch" in note for note in notes)

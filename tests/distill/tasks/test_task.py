@@ -216,7 +216,7 @@ def test_an_objective_without_labels_has_the_untrained_student_as_its_control(ta
     report = run(tmp_path, table, task="tests.distill.sampletasks:Obedient", seeds=1, notes=notes).data
     assert "no control is trained: every term of the objective asks the teacher (teacher)" in notes
     control, student = (report["models"][name] for name in ("control", "student"))
-    assert control["about"].startswith("the student before its training")
+    assert control["about"].startswith("the untrained student")
     assert control["quality"]["from_teacher"] > student["quality"]["from_teacher"]
     assert [(one["model"], one["steps"]) for one in report["runs"]] == [("student", 88), ("control", 0)]
 

@@ -24,9 +24,9 @@ from isthmus.distill.export.export import ExportReport, export
 from isthmus.distill.export.ladder import climb
 from isthmus.distill.restore import create_task, restored
 from isthmus.distill.runtimes.executorch.export import converted, running
-from isthmus.distill.runtimes.executorch.process import LIBRARIES, Program
+from isthmus.distill.runtimes.executorch.process import LIBRARIES, ExecuTorchProgram
 from isthmus.distill.runtimes.network import portable
-from isthmus.distill.runtimes.process import Refused
+from isthmus.distill.runtimes.process import ProgramRejected
 from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed
 from isthmus.orchestration.runtimes.programs import ProgramRuntime
 from isthmus.orchestration.runtimes.web import WebRuntime
@@ -166,7 +166,7 @@ def test_what_is_asked_for_and_not_installed_is_said_before_the_first_step(
     monkeypatch.setitem(cast(dict[str, str], LIBRARIES.pins), "executorch", "0.0.1")
     monkeypatch.setitem(cast(dict[str, str], LIBRARIES.pins), "nothing-such", "7")
     for step in (lambda: run(tmp_path, training_set(ROWS), **OWN), lambda: again(trained.path, tmp_path)):
-        with pytest.raises(ConfigurationError, match=r"executorch, and .* is installed; expected 0.0.1") as caught:
+        with pytest.raises(ConfigurationError, match=r"executorch, but .* is installed; expected 0.0.1") as caught:
             step()
         assert "needs nothing-such, which is not installed; expected 7" in str(caught.value)
         assert list(tmp_path.iterdir()) == []
@@ -213,16 +213,16 @@ def test_a_damaged_program_is_refused(exported: ExportReport, tmp_path: Path, ho
 def test_a_program_of_another_student_or_another_shape_is_refused(exported: ExportReport, tmp_path: Path) -> None:
     manifest = read_package(exported.path)
     model, fed = (exported.path / FILE).read_bytes(), {"x": np.zeros((2, 2), np.float32)}
-    with Program(model, manifest.tensors, manifest.outputs, {"N": 1}) as program:
+    with ExecuTorchProgram(model, manifest.tensors, manifest.outputs, {"N": 1}) as program:
         assert program.ask(fed)["logits"].shape == (2, 5)
-        with pytest.raises(Refused, match="inputs have 0 rows"):
+        with pytest.raises(ProgramRejected, match="inputs have 0 rows"):
             program.ask({"x": fed["x"][:0]})
-        with pytest.raises(Refused, match="set_inputs"):
+        with pytest.raises(ProgramRejected, match="set_inputs"):
             program.ask({"x": np.zeros((2, 3), np.float32)})
         assert program.ask(fed)["logits"].shape == (2, 5)
     for tensor, most in ((manifest.tensors[0], {}), (Described("x", "int64", ("N", 2)), {"N": 1})):
-        with pytest.raises(Refused, match="it has the inputs float"):
-            Program(model, [tensor], manifest.outputs, most)
+        with pytest.raises(ProgramRejected, match="its inputs are float"):
+            ExecuTorchProgram(model, [tensor], manifest.outputs, most)
     package = tmp_path / exported.path.name
     shutil.copytree(exported.path, package)
     golden = json.loads((package / "golden.json").read_bytes())
@@ -267,9 +267,9 @@ def test_what_a_program_cannot_have_is_named(trained: DistillationReport) -> Non
     task, student = create_task(material(table, **OWN)), restored(material(table, **OWN), trained.path).student
     row = np.arange(1)
     outputs = [Described("logits", "float", ("N", 5))]
-    with pytest.raises(GateFailed, match=r"P, a size that the graph leaves open, has no limit; .*max_sizes"):
+    with pytest.raises(GateFailed, match=r"dynamic size P has no limit; .*max_sizes"):
         converted(portable(task, student, row, [Described("x", "float", ("N", "P"))], outputs))
-    with pytest.raises(GateFailed, match="tensor x does not begin with a size for the rows"):
+    with pytest.raises(GateFailed, match="tensor x has no rows as its first axis"):
         converted(portable(task, student, row, [Described("x", "float", (7, 2))], outputs))
     foreign = Foreign(task.material)
     with pytest.raises(GateFailed, match=r"ExecuTorch cannot convert the student: .*svd"):
@@ -327,22 +327,22 @@ def test_a_program_takes_no_more_memory_than_it_may() -> None:
     tensors, outputs = ([Described(name, "float", ("N", width))] for name, width in (("x", 2), ("logits", 5)))
     program = converted(portable(task, task.student(), np.arange(1), tensors, outputs))
     fed = {"x": np.ones((1, 2), np.float32)}
-    with Program(program.model, tensors, outputs, program.max_sizes) as running:
+    with ExecuTorchProgram(program.model, tensors, outputs, program.max_sizes) as running:
         assert running.ask(fed)["logits"].shape == (1, 5)
     with (
-        pytest.raises(Refused),
-        Program(program.model, tensors, outputs, program.max_sizes, memory=32 << 20) as running,
+        pytest.raises(ProgramRejected),
+        ExecuTorchProgram(program.model, tensors, outputs, program.max_sizes, memory=32 << 20) as running,
     ):
         running.ask(fed)
 
 
 @pytest.mark.parametrize(("does", "words"), [
-    ("answer(b'abcde')", r"its process sent a message that cannot be read, .*; its last words: a note of the library$"),
-    ("answer(b'\\x81\\xa5error\\xa1\\xff')", "its process sent a message that cannot be read"),
-    ("os.write(3, b'\\xff' * 8)", r"cannot be read, an answer of 18,446,744,073,709,551,615 bytes; its last words: a"),
-    ("os.write(3, (9).to_bytes(8, 'little') + b'abc')", r"its process ended with 7; its last words: a note of the lib"),
-    ("os.kill(os.getpid(), 6)", "its process was ended by SIGABRT; its last words: a note of the library"),
-    ("print('x' * 2**24, file=sys.stderr, flush=True)", "its process was ended|ended with"),
+    ("answer(b'abcde')", r"its process sent an unreadable message, .*; its stderr ends with: a note of the library$"),
+    ("answer(b'\\x81\\xa5error\\xa1\\xff')", "its process sent an unreadable message"),
+    ("os.write(3, b'\\xff' * 8)", r"message, an answer of 18,446,744,073,709,551,615 bytes; its stderr ends with"),
+    ("os.write(3, (9).to_bytes(8, 'little') + b'abc')", r"its process exited with 7; its stderr ends with: a note"),
+    ("os.kill(os.getpid(), 6)", "its process was killed by SIGABRT; its stderr ends with: a note of the library"),
+    ("print('x' * 2**24, file=sys.stderr, flush=True)", "its process was killed|exited with"),
 ])  # fmt: skip
 def test_what_a_process_says_is_not_believed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, does: str, words: str
@@ -354,8 +354,8 @@ def test_what_a_process_says_is_not_believed(
         f"try:\n    {does}\nfinally:\n    os._exit(7)\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    with pytest.raises(Refused, match=words) as caught:
-        Program(b"", [], [], {})
+    with pytest.raises(ProgramRejected, match=words) as caught:
+        ExecuTorchProgram(b"", [], [], {})
     assert len(str(caught.value)) < 600
 
 
@@ -369,8 +369,8 @@ def test_an_answer_that_is_no_tensor_is_refused(monkeypatch: pytest.MonkeyPatch,
             f"import os\nfor data in {said!r}: os.write(3, len(data).to_bytes(8, 'little') + data)\nos._exit(0)\n"
         )
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-        program = Program(b"", [], outputs, {})
-        with program, pytest.raises(Refused, match="its process sent a message that cannot be read"):
+        program = ExecuTorchProgram(b"", [], outputs, {})
+        with program, pytest.raises(ProgramRejected, match="its process sent an unreadable message"):
             program._ask({})
 
 
@@ -380,15 +380,19 @@ def test_a_process_answers_some_of_the_rows_and_no_more_than_were_asked(
     described = {"inputs": [], "outputs": [{"element": "float", "shape": [1]}]}
     fed = {"x": np.zeros(3, np.float32)}
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    for counts, words in (((2, 1), ""), ((2, 2), "it answers 2 rows of 1"), ((0,), "it answers 0 rows of 3")):
+    for counts, words in (
+        ((2, 1), ""),
+        ((2, 2), "returned 2 rows instead of 1"),
+        ((0,), "returned 0 rows instead of 3"),
+    ):
         answers = [{"element": "float", "shape": [count], "data": bytes(4 * count)} for count in counts]
         messages = [msgspec.msgpack.encode(each) for each in (described, *({"answers": [each]} for each in answers))]
         (tmp_path / "torch.py").write_text(
             f"import os\nfor data in {messages!r}: os.write(3, len(data).to_bytes(8, 'little') + data)\nos._exit(0)\n"
         )
-        with Program(b"", [], [Described("logits", "float", ("N",))], {"N": 1}) as program:
+        with ExecuTorchProgram(b"", [], [Described("logits", "float", ("N",))], {"N": 1}) as program:
             if words:
-                with pytest.raises(Refused, match=words):
+                with pytest.raises(ProgramRejected, match=words):
                     program.ask(fed)
             else:
                 assert program.ask(fed)["logits"].shape == (3,)
@@ -398,5 +402,5 @@ def test_the_process_is_not_there_without_its_runtime(monkeypatch: pytest.Monkey
     (tmp_path / "torch.py").write_text("raise ImportError('nowhere')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     with pytest.raises(DependencyError, match="nowhere"):
-        Program(b"", [], [], {})
+        ExecuTorchProgram(b"", [], [], {})
     assert "torch" in HEAVY  # `verify` shows that the process that asks needs none of it

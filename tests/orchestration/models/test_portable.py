@@ -107,7 +107,7 @@ def test_a_graph_without_a_module_is_named_for_each_runtime() -> None:
     of = portable(task, task.student(), train[:1], inputs, outputs)
     for runtime in CONVERSIONS.values():
         for file, convert in runtime.files(of, train).items():
-            words = f"{file}: {runtime.LIBRARIES.name} has no operators for what the graph begins with: its inputs in"
+            words = f"{file}: {runtime.LIBRARIES.name} has no operators for the start of the graph: its inputs in"
             with pytest.raises(GateFailed, match=re.escape(words)):
                 convert()
 
@@ -224,7 +224,7 @@ def test_core_ml_has_a_package_and_a_test(of_table: ExportReport) -> None:
     assert 'example["core"]' in test
     readme = (of_table.path / "README.md").read_text(encoding="utf-8")
     assert "(graph parity)" in readme
-    assert "`CoreMLTests.swift` asks Core ML itself" in readme
+    assert "run\n`CoreMLTests.swift` with the golden cases" in readme
 
 
 class Masked(nn.Module):
@@ -244,7 +244,7 @@ def _masked(*padded: str) -> Portable:
 
 
 def test_an_open_size_that_nothing_may_fill_up_is_named() -> None:
-    with pytest.raises(GateFailed, match=r"P, a size that the graph leaves open, may differ; .*padded = \['P'\]"):
+    with pytest.raises(GateFailed, match=r"size P is dynamic; .*padded = \['P'\]"):
         converted(_masked())
 
 
@@ -259,7 +259,7 @@ def test_zeros_fill_up_an_open_size_and_answers_are_cut(installed: None) -> None
             answers = run({"x": x, "mask": np.ones_like(x)})
             np.testing.assert_array_equal(answers["sum"], x.sum(1, keepdims=True))
             np.testing.assert_array_equal(answers["twice"], 2 * x)
-    with pytest.raises(GateFailed, match="P is 6, and at most 5"), running(program, of) as run:
+    with pytest.raises(GateFailed, match="P is 6, at most 5 is allowed"), running(program, of) as run:
         run({name: np.ones((1, 6), np.float32) for name in ("x", "mask")})
 
 

@@ -64,12 +64,12 @@ def test_students_are_searched_and_shown(built: Shop, project: Open) -> None:
         Artifacts(project(built), project(built).definitions.distillations["late_order"]).last_model() / "report.html"
     ).read_text()
     assert "Search</h2>" in page
-    assert "Of 3 students 3 keep to the budget" in page
+    assert "Of 3 students, 3 fit the budget" in page
 
     built.replace("trials=2", "most_bytes=100, trials=2")
     refused = command(built, "search")
     assert refused.returncode == 1
-    assert "none of 2 students keeps to the budget; nearest is width" in refused.stderr
+    assert "none of 2 students fit the budget; nearest is width" in refused.stderr
     assert "2 students: 0 trained, 2 over budget, 0 failed." in refused.stdout
 
 

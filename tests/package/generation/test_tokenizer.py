@@ -116,7 +116,7 @@ def _with(part: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        (_with("normalizer", {"type": "Lowercase"}), "normalizer: is Lowercase; expected NFC or none"),
+        (_with("normalizer", {"type": "Lowercase"}), "normalizer: is Lowercase; expected NFC, or no normalizer"),
         (_with("model.unk_token", "<unk>"), "model.unk_token: '<unk>'; expected None"),
         (_with("model.byte_fallback", True), "model.byte_fallback: True; expected None"),
         (_with("model.type", "Unigram"), "model: is Unigram; expected BPE"),
@@ -131,7 +131,7 @@ def _with(part: str, value: Any) -> dict[str, Any]:
             {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}), "Split has the pattern"),
         (_with("added_tokens", [{"id": 0, "content": "x", "special": False, "lstrip": True, "rstrip": False,
                                  "single_word": False, "normalized": False}]), "added token 'x': has lstrip"),
-        ({"model": {}}, "is no tokenizer"),
+        ({"model": {}}, "is not a tokenizer"),
     ],
 )  # fmt: skip
 def test_what_javascript_cannot_do_is_refused_by_name(file: dict[str, Any], message: str) -> None:
@@ -151,11 +151,11 @@ def test_limits_and_templates_are_checked_together() -> None:
     with pytest.raises(ConfigurationError) as error:
         new_generation(trained(), context=10, most=10, end=[], template="nothing")
     assert [problem.where for problem in error.value.problems] == ["most", "template", "end"]
-    with pytest.raises(ConfigurationError, match=r"has '  \\n', which a user can write, too; expected control tokens"):
+    with pytest.raises(ConfigurationError, match=r"has '  \\n', which users can type; expected special control tokens"):
         new_generation(trained("llama3"), template="  \n{prompt}", **LIMITS)
     file = json.loads(trained("llama3"))
     file["post_processor"]["processors"][1]["single"] += [{"SpecialToken": {"id": BEGIN, "type_id": 0}}]
-    with pytest.raises(ConfigurationError, match=r"post_processor: puts \[1\] behind a text"):
+    with pytest.raises(ConfigurationError, match=r"post_processor: adds \[1\] after a text"):
         new_generation(json.dumps(file).encode(), template="{prompt}", **LIMITS)
 
 

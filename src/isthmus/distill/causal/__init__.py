@@ -1,1 +1,1 @@
-"""The task of causal language models."""
+"""The task of causal language models: training data, models and training objective."""

@@ -13,13 +13,14 @@ from isthmus.features.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Texts that were packed, each ended by a token of its own.
+    """Packed texts, each followed by an end token.
 
     Attributes:
         tokens: int64 (n, context).
-        positions: int64 (n, context): of each token in its text. Where it is 0, a text begins, or goes on that was cut.
-        targets: int64 (n, context): the next token; IGNORED at the end of a text, and where a block is filled up.
-        first: int64 (n,): the number of the first text of each block.
+        positions: int64 (n, context), position of each token in its text. 0 where a text begins, or continues from the
+            block before.
+        targets: int64 (n, context), the next token; IGNORED at the end of a text and in padding.
+        first: int64 (n,), index of the first text of each block.
     """
 
     tokens: Index
@@ -31,12 +32,10 @@ class Blocks:
         return len(self.tokens)
 
     def take(self, count: int) -> "Blocks":
-        """The first of them."""
         return Blocks(self.tokens[:count], self.positions[:count], self.targets[:count], self.first[:count])
 
 
 def together(parts: Sequence[Blocks]) -> Blocks:
-    """All blocks of the parts, one part after the other."""
     return Blocks(
         np.concatenate([part.tokens for part in parts]),
         np.concatenate([part.positions for part in parts]),
@@ -53,19 +52,19 @@ class _Block(NamedTuple):
 
 
 def packed(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, *, cut: bool, where: str) -> Blocks:
-    """The blocks of the texts, in their order.
+    """Pack texts into blocks, in order.
 
-    A text ends with the token `end`, which is learned. What follows does not attend to it, and is not predicted from
-    it. A text that is cut goes on in the next block: its next token is predicted at the end of the block before, and
-    what comes after sees nothing of that block.
+    Each text is followed by the token `end`, which the model learns to predict. The next text in the block does not
+    attend to it and is not predicted from it. A text that is cut continues in the next block: its next token is
+    predicted at the end of the block before, and the continuation does not see that block.
 
     Args:
-        texts: tokens of each, at least one.
-        rows: int64, the number of each text.
+        texts: tokens of each text, at least one.
+        rows: int64, index of each text.
         context: tokens of a block.
-        end: the token that ends a text.
-        cut: whether a text may be cut; if not, a block is filled up where the next text does not fit.
-        where: for messages.
+        end: token that ends a text.
+        cut: True to cut texts; if False, a block is padded where the next text does not fit.
+        where: place named in messages.
 
     Raises:
         DataError: a text that may not be cut is longer than a block.
@@ -77,7 +76,7 @@ def packed(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, 
             raise DataError(
                 where,
                 f"the text of row {row} has {len(text):,} tokens",
-                expected=f"at most {context - 1:,}, and the one that ends it, in a context of {context:,}",
+                expected=f"at most {context - 1:,} and the end token, in a context of {context:,}",
                 remedy="shorten the text, set a larger context, or cut=True",
             )
         if not cut and len(blocks[-1].tokens) + len(left) > context:
@@ -105,17 +104,17 @@ def packed(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, 
 
 
 def replayed(domain: Blocks, general: Blocks, replay: float, where: str) -> Blocks:
-    """As many of the general blocks as their share of both says.
+    """Return enough of the general blocks to make up the share `replay` of all training blocks.
 
     Raises:
-        DataError: there are too few.
+        DataError: there are not enough general blocks.
     """
-    wanted = round(len(domain) * replay / (1 - replay))
-    if len(general) < wanted:
+    count = round(len(domain) * replay / (1 - replay))
+    if len(general) < count:
         raise DataError(
             where,
             f"{len(general):,} blocks of general texts beside {len(domain):,} of the domain",
-            expected=f"at least {wanted:,}, for a replay of {replay:g}",
+            expected=f"at least {count:,}, for a replay of {replay:g}",
             remedy="add texts with the label 0, or set a smaller replay",
         )
-    return general.take(wanted)
+    return general.take(count)

@@ -1,4 +1,4 @@
-"""The models of a language task: what is trained further, what teaches, and a new student."""
+"""The models of a language task: base, teacher and new student."""
 
 import copy
 import importlib
@@ -20,21 +20,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SHAPE = {"width": 128, "layers": 4, "heads": 4, "inner": 384}
-"""Of a new student."""
+"""Default sizes of a new student."""
 
 
 class Language(NamedTuple):
-    """A model of transformers and its vocabulary."""
-
     model: "PreTrainedModel"
     vocabulary: Vocabulary
 
 
 def language(source: str, where: str) -> Language:
-    """The model and the tokenizer of a folder, or those that a function beside the definitions returns.
+    """Load the model and tokenizer from a folder, or call the function next to the definitions that returns both.
 
     Raises:
-        ConfigurationError: it is no causal model of transformers, or the tokenizer is another one's.
+        ConfigurationError: not a causal model of transformers, or the tokenizer belongs to another model.
         DependencyError: transformers is not installed.
     """
     if FUNCTION.fullmatch(source):
@@ -45,7 +43,7 @@ def language(source: str, where: str) -> Language:
         model, file = answer
     else:
         if not (Path(source) / FILE).is_file():
-            problem = Problem(source, f"is no folder with {FILE}", 'a folder of a model, or "module:function"')
+            problem = Problem(source, f"is not a folder with {FILE}", 'a folder of a model, or "module:function"')
             raise ConfigurationError(where, [problem])
         with extra("text"):
             from tokenizers import Tokenizer
@@ -54,12 +52,14 @@ def language(source: str, where: str) -> Language:
 
 
 def student(source: str | None, vocabulary: Vocabulary, context: int, shape: Mapping[str, Any], where: str) -> Any:
-    """A new model of the vocabulary's tokens, its weights drawn by torch's own generator."""
+    """Return a new model for the vocabulary, with random weights from torch's global generator."""
     if source is not None:
         model = _causal(called(source, where, vocabulary.size), source, where)
         if model.config.vocab_size != vocabulary.size:
             found = f"returns a model of {model.config.vocab_size:,} tokens"
-            raise ConfigurationError(where, [Problem(source, found, f"one of the {vocabulary.size:,} it is given")])
+            raise ConfigurationError(
+                where, [Problem(source, found, f"a model of {vocabulary.size:,} tokens, the size passed to it")]
+            )
         return model
     with extra("text"):
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -75,7 +75,6 @@ def student(source: str | None, vocabulary: Vocabulary, context: int, shape: Map
 
 
 def called(source: str, where: str, *arguments: Any) -> Any:
-    """What a function in a module beside the definitions returns."""
     try:
         function = function_of(source)
     except (ImportError, AttributeError) as error:
@@ -84,13 +83,12 @@ def called(source: str, where: str, *arguments: Any) -> Any:
 
 
 def function_of(source: str) -> Any:
-    """The function of "module:function"."""
     module, _, name = source.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def trimmed(model: Any, vocabulary: Vocabulary) -> Any:
-    """A copy of a model with the tokens of its pruned vocabulary alone, in their order."""
+    """Return a copy of a model that has only the tokens of the pruned vocabulary, in its order."""
     model = copy.deepcopy(model).requires_grad_(requires_grad=True)
     if vocabulary.kept is None:
         return model
@@ -108,7 +106,7 @@ def trimmed(model: Any, vocabulary: Vocabulary) -> Any:
 
 
 def adapted(model: Any, lora: Lora, where: str) -> Any:
-    """The same model, whose weights are frozen, with those that are learned beside them."""
+    """Freeze the model's weights and add trainable LoRA layers, in place."""
     with extra("lora"):
         from peft import LoraConfig, inject_adapter_in_model
     config = LoraConfig(
@@ -117,14 +115,14 @@ def adapted(model: Any, lora: Lora, where: str) -> Any:
     )  # fmt: skip
     try:
         return inject_adapter_in_model(config, model)
-    except ValueError as error:  # no layer has such a name
+    except ValueError as error:  # no layer has this name
         names = {name.rpartition(".")[2] for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
         problem = Problem("lora: layers", ", ".join(lora.layers), f"some of {', '.join(sorted(names))}")
         raise ConfigurationError(where, [problem]) from error
 
 
 def merged(model: Any) -> Any:
-    """The same model, to whose weights what was learned beside them has been added."""
+    """Merge the LoRA layers into the model's weights, in place."""
     from peft.tuners.lora import LoraLayer
 
     for name, layer in [*model.named_modules()]:
@@ -138,10 +136,10 @@ def _causal(model: Any, source: str, where: str) -> Any:
     with extra("text"):
         from transformers import GenerationMixin, PreTrainedModel
     if not (isinstance(model, PreTrainedModel) and isinstance(model, GenerationMixin)):
-        found = f"gives a {type(model).__name__}"
+        found = f"returns a {type(model).__name__}"
         raise ConfigurationError(where, [Problem(source, found, "a causal language model of transformers")])
     if (attention := model.config._attn_implementation) != "sdpa":
-        # Others take a mask for numbers that are added, and would hide nothing.
-        problem = Problem(source, f"has the attention {attention!r}, which does not keep packed texts apart", "'sdpa'")
+        # Other attentions add the boolean mask to the scores, which would hide nothing.
+        problem = Problem(source, f"has the attention {attention!r}, which cannot separate packed texts", "'sdpa'")
         raise ConfigurationError(where, [problem], remedy='load it with attn_implementation="sdpa"')
     return model.float()

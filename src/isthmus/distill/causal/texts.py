@@ -17,12 +17,12 @@ from isthmus.features.errors import ConfigurationError, DataError, Problem, one_
 from isthmus.features.types import String
 
 PROMPTS, WORDS, LETTER = 3, 6, 4
-"""Texts whose first words are prompts; how many words; the most tokens of a letter, which has so many bytes."""
+"""Number of prompts, words per prompt, and the most tokens that one letter can become (its UTF-8 bytes)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """The texts of all rows, and which are of the domain, bool (rows,)."""
+    """All texts of a training set; `domain`, bool (rows,), is True for texts of the domain."""
 
     texts: Sequence[str]
     domain: Array
@@ -30,18 +30,18 @@ class Texts:
 
     @classmethod
     def of(cls, material: Material, name: str | None) -> "Texts":
-        """The texts of the input of this name, or of the only one.
+        """Return the texts of the named input, or of the only text input.
 
         Raises:
-            ConfigurationError: the student has no such input, or several texts.
+            ConfigurationError: the student has no such input, or has several texts.
             DataError: a text is missing or empty, or a label is neither 0 nor 1.
         """
         where = material.declaration.where
-        known = [item.name for item in material.student_inputs if item.dtype == String]
-        chosen = known if name is None else [each for each in known if each == name]
+        inputs = [item.name for item in material.student_inputs if item.dtype == String]
+        chosen = inputs if name is None else [each for each in inputs if each == name]
         if len(chosen) != 1:
-            found = repr(name) if name else f"the student has {len(known)} texts"
-            problem = Problem("text", found, one_of(known) if known else "an input of type String")
+            found = repr(name) if name else f"the student has {len(inputs)} text inputs"
+            problem = Problem("text", found, one_of(inputs) if inputs else "an input of type String")
             raise ConfigurationError(f"{where}: task", [problem])
         (name,) = chosen
         texts: list[Any] = required_column(material.table, name, "the texts").to_pylist()
@@ -49,7 +49,7 @@ class Texts:
             raise DataError(
                 f"{where}: column {name}",
                 f"{len(empty):,} empty texts, the first in row {empty[0]}",
-                expected="texts",
+                expected="non-empty texts",
                 remedy="leave these rows out of the spine",
             )
         labels = whole_numbers(material.table, material.label, pa.int64())
@@ -62,23 +62,23 @@ class Texts:
         return cls(texts, np.asarray(labels == 1), f"{where}: column {name}")
 
     def beginnings(self, vocabulary: Vocabulary, rows: Index, most: int) -> tuple[str, ...]:
-        """The first words of some of these texts, of at most so many tokens, each once."""
-        found: dict[str, None] = {}
+        """Return distinct first words of a few texts, at most `most` tokens each."""
+        prompts: dict[str, None] = {}
         for row in rows.tolist():
-            found[_beginning(self.texts[row], vocabulary, most)] = None
-            if len(found) == PROMPTS:
+            prompts[_beginning(self.texts[row], vocabulary, most)] = None
+            if len(prompts) == PROMPTS:
                 break
-        return (*found,)
+        return (*prompts,)
 
     def require_tokens(self, tokens: Sequence[Sequence[int]], begin: int) -> None:
-        """Raises a DataError if the tokenizer makes nothing of a text, before which it puts so many tokens."""
-        if none := [row for row, text in enumerate(tokens) if len(text) == begin]:
-            found = f"the tokenizer makes no token of {len(none):,} texts, the first in row {none[0]}"
-            raise DataError(self.where, found, expected="at least one token in each")
+        """Raise a DataError if a text has no token besides the `begin` tokens before it."""
+        if empty := [row for row, text in enumerate(tokens) if len(text) == begin]:
+            found = f"{len(empty):,} texts have no tokens, the first in row {empty[0]}"
+            raise DataError(self.where, found, expected="at least one token per text")
 
 
 def _beginning(text: str, vocabulary: Vocabulary, most: int) -> str:
-    words = [found.end() for found in islice(re.finditer(r"\S+", text), WORDS)]
+    words = [match.end() for match in islice(re.finditer(r"\S+", text), WORDS)]
     for end in reversed(words):
         if len(vocabulary.tokens([text[:end]])[0]) <= most:
             return text[:end]

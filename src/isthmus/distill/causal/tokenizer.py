@@ -1,4 +1,4 @@
-"""The tokenizer of a model as a file, and that of the tokens that some texts use alone."""
+"""A model's tokenizer file, and how to prune it to the tokens of some texts."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,19 +14,18 @@ from isthmus.package.generation.tokenizer import ALPHABET, opened
 
 FILE = "tokenizer.json"
 PADDED = 0.01
-"""The share of a model's vocabulary that may have no token: some models round its size up."""
+"""Share of a model's vocabulary that may be unused: some models round its size up."""
 
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """A tokenizer, and which tokens of the model it has.
+    """A tokenizer and the tokens of the model that it keeps.
 
     Attributes:
-        tokenizer: `tokenizer.json`.
-        end: the token that ends a text.
-        size: number of the student's tokens.
-        kept: int64 (size,), the model's number of each of these tokens, ascending; None if they are all of them.
-        begin: the tokens before each text, which the file puts there.
+        tokenizer: content of `tokenizer.json`.
+        end: token that ends a text.
+        kept: int64 (size,), the model's id of each token, ascending; None if the vocabulary is not pruned.
+        begin: tokens that the tokenizer puts before each text.
     """
 
     tokenizer: bytes
@@ -36,55 +35,52 @@ class Vocabulary:
     begin: tuple[int, ...] = ()
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """The numbers of each text's tokens, behind those that begin one.
-
-        What a text has of control tokens is read as plain text.
-        """
+        """Return the token ids of each text, after the `begin` tokens. Control tokens in a text are plain text."""
         reader = opened(self.tokenizer)
-        read = reader.encode_batch([*texts], add_special_tokens=False)
-        return [[*self.begin, *encoding.ids] for encoding in read]
+        encodings = reader.encode_batch([*texts], add_special_tokens=False)
+        return [[*self.begin, *encoding.ids] for encoding in encodings]
 
     def pruned(self, texts: Iterable[Sequence[int]], others: Iterable[Sequence[int]], where: str) -> "Vocabulary":
-        """The vocabulary of the tokens of some texts.
+        """Return a vocabulary with only the tokens of some texts.
 
-        Beside them it keeps the tokens that these are merged from, so that their texts have the same tokens as before,
-        single bytes, so that any text has some, and special tokens.
+        It also keeps the tokens these are merged from, so that the texts are tokenized as before; single bytes, so that
+        any text can be encoded; and special tokens.
 
         Args:
-            texts: the tokens of each.
-            others: the tokens of texts that are not counted, but needed.
-            where: for messages.
+            texts: tokens of each text that must keep its tokens.
+            others: tokens of further texts, which must be encodable.
+            where: place named in messages.
 
         Raises:
-            ConfigurationError: the tokenizer is no BPE.
-            DataError: a tokenizer without single bytes lacks a token of the other texts.
+            ConfigurationError: the tokenizer is not BPE.
+            DataError: a tokenizer without single bytes lacks a token of the further texts.
         """
         content = json.loads(self.tokenizer)
         model = content["model"]
         if model.get("type") != "BPE":
-            problem = Problem("vocabulary", f"the tokenizer is a {model.get('type')}", 'a BPE, or "shared"')
+            problem = Problem("vocabulary", f"the tokenizer is a {model.get('type')}", 'a BPE tokenizer, or "shared"')
             raise ConfigurationError(where, [problem])
         words: dict[str, int] = model["vocab"]
         names = {place: word for word, place in words.items()}
         special = {item["id"]: item["content"] for item in content.get("added_tokens", ())}
-        wanted = {names[place] for text in texts for place in text if place in names}
+        needed = {names[place] for text in texts for place in text if place in names}
         alphabet = _bytes(content, words)
-        wanted |= alphabet | {word for word in special.values() if word in words}
+        needed |= alphabet | {word for word in special.values() if word in words}
         steering = (model.get("unk_token"), *map(names.get, (self.end, *self.begin)))
-        wanted |= {word for word in steering if word in words}
+        needed |= {word for word in steering if word in words}
         merges = [tuple(pair.split(" ", 1) if isinstance(pair, str) else pair) for pair in model["merges"]]
         before = -1
-        while before != len(wanted):  # a part may be merged by a later pair, too
-            before = len(wanted)
+        while before != len(needed):  # a part may itself be merged, by a later pair
+            before = len(needed)
             for left, right in reversed(merges):
-                if left + right in wanted:
-                    wanted |= {left, right}
-        kept = np.array(sorted({words[word] for word in wanted} | {*special}), np.int64)
+                if left + right in needed:
+                    needed |= {left, right}
+        kept = np.array(sorted({words[word] for word in needed} | {*special}), np.int64)
         if not alphabet:
             self._require({place for text in others for place in text}, kept, {**names, **special}, where)
         place_of = {int(place): number for number, place in enumerate(kept)}
-        model["vocab"] = {word: place_of[words[word]] for word in sorted(wanted, key=words.__getitem__)}
-        model["merges"] = [[*pair] for pair in merges if {*pair, "".join(pair)} <= wanted]
+        model["vocab"] = {word: place_of[words[word]] for word in sorted(needed, key=words.__getitem__)}
+        model["merges"] = [[*pair] for pair in merges if {*pair, "".join(pair)} <= needed]
         for item in content.get("added_tokens", ()):
             item["id"] = place_of[item["id"]]
         _renumber(content.get("post_processor"), place_of)
@@ -96,17 +92,17 @@ class Vocabulary:
             shown = ", ".join(repr(names.get(place, str(place))) for place in lacking[:5])
             raise DataError(
                 f"{where}: vocabulary",
-                f"the training texts have no {shown}{' …' if len(lacking) > 5 else ''}, which others need",
-                expected="all tokens of the texts",
+                f"the training texts lack {shown}{' …' if len(lacking) > 5 else ''}, which texts of other parts need",
+                expected="training texts with all tokens",
                 remedy='add texts that have them, or set vocabulary="shared"',
             )
 
 
 def of(tokenizer: Any, config: Any, where: str) -> Vocabulary:
-    """The vocabulary of a model of transformers and its tokenizer: of transformers, or of the library tokenizers.
+    """Return the vocabulary of a model of transformers; the tokenizer is from transformers or the library tokenizers.
 
     Raises:
-        ConfigurationError: the tokenizer has another number of tokens than the model, or nothing ends a text.
+        ConfigurationError: the tokenizer's size does not match the model's, or no token ends a text.
     """
     with extra("text"):
         from tokenizers import Tokenizer
@@ -117,12 +113,14 @@ def of(tokenizer: Any, config: Any, where: str) -> Vocabulary:
     size, most = config.vocab_size, max(backend.get_vocab().values(), default=-1) + 1
     problems = []
     if not size * (1 - PADDED) <= most <= size:
-        problems.append(Problem("tokenizer", f"has {most:,} tokens", f"the model's {size:,}: it is of another model"))
+        problems.append(
+            Problem("tokenizer", f"has {most:,} tokens", f"the model's {size:,}: it belongs to another model")
+        )
     ends = config.eos_token_id
     end = ends[0] if isinstance(ends, list | tuple) and ends else ends
     if not isinstance(end, int) or backend.id_to_token(end) is None:
         found = f"eos_token_id {end!r}, which the tokenizer lacks" if isinstance(end, int) else "no eos_token_id"
-        problems.append(Problem("configuration of the model", found, "the token that ends a text"))
+        problems.append(Problem("configuration of the model", found, "an end token that the tokenizer has"))
     if problems:
         raise ConfigurationError(where, problems)
     file = opened(backend.to_str().encode()).to_str().encode()
@@ -131,7 +129,7 @@ def of(tokenizer: Any, config: Any, where: str) -> Vocabulary:
 
 
 def _bytes(content: Mapping[str, Any], words: Mapping[str, int]) -> set[str]:
-    """The tokens of single bytes, where all texts are made of such; bytes that no text has may lack one."""
+    """Return the single-byte tokens of a tokenizer that splits every text into bytes. Some bytes may be missing."""
     if content["model"].get("byte_fallback"):
         return {f"<0x{byte:02X}>" for byte in range(256)} & words.keys()
     parts = json.dumps([content.get("pre_tokenizer"), content.get("decoder")])
@@ -139,7 +137,6 @@ def _bytes(content: Mapping[str, Any], words: Mapping[str, int]) -> set[str]:
 
 
 def _renumber(processor: Any, place_of: Mapping[int, int]) -> None:
-    """What a post-processor adds, by the new numbers."""
     if not isinstance(processor, dict):
         return
     for part in processor.get("processors", ()):

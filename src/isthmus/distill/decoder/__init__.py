@@ -1,1 +1,1 @@
-"""Causal language models as graphs with a cache, and the packages of them."""
+"""Causal language models as ONNX graphs with a cache, and what their packages need."""

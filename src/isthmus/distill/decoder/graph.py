@@ -1,7 +1,7 @@
-"""The ONNX graph of a causal language model, node by node, with the cache as a tensor.
+"""The ONNX graph of a causal language model, built node by node, with the cache as a tensor.
 
-It does what `network.CachedModel` does. `torch.onnx.export` takes a minute for thirty layers, and splits what one
-matrix product can do: here queries, keys and values are one product, and so are the two that enter the inner layer.
+It computes the same as `network.CachedModel`. `torch.onnx.export` takes a minute for thirty layers and splits products
+that can be merged: here queries, keys and values are one product, and so are the gate and up projections.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,15 @@ from isthmus.package.generation.prompt import LOGITS, NEW, PAST, TOKENS
 
 
 def graph(decoder: CachedModel, *, products: bool = False) -> onnx.ModelProto:
-    """The graph of a decoder.
+    """Build the graph of a decoder.
 
-    Its inputs are `tokens`, int64 (1, tokens), and `past`, float32 (1, past, 2 * layers, shared, width); its outputs
-    are `logits`, float32 (1, vocabulary), and `new`, float32 (1, tokens, 2 * layers, shared, width). `products` asks
-    for MatMul where it would have Gemm, whose transposed weights an embedding shares: what quantizes weights knows
-    MatMul alone.
+    Inputs: `tokens`, int64 (1, tokens), and `past`, float32 (1, past, 2 * layers, shared, width). Outputs: `logits`,
+    float32 (1, vocabulary), and `new`, float32 (1, tokens, 2 * layers, shared, width).
+
+    Args:
+        decoder: the model in torch.
+        products: True to use MatMul, which the weight quantizer needs. False to use Gemm, whose transposed weights can
+            be shared with the embedding.
     """
     writer = _Writer(decoder, products=products)
     cache: list[str | int] = [2 * decoder.layers, decoder.shared, decoder.width]
@@ -49,7 +52,6 @@ class _Writer:
         self._tied = embedding.data_ptr() == head.data_ptr()
 
     def write(self) -> None:
-        """All nodes."""
         decoder, build = self.decoder, self.build
         cosine, sine, later = self._places()
         values = build.add(
@@ -78,7 +80,6 @@ class _Writer:
         build.add("Unsqueeze", [build.add("Concat", new, "all", axis=1), self._whole(0)], NEW)
 
     def _places(self) -> tuple[str, str, str]:
-        """The rotations of the tokens, (tokens, 1, width) each, and which places lie behind a token, (tokens, all)."""
         build, one, zero = self.build, self._number(1), self._number(0)
         count, before = (
             build.add("Squeeze", [build.add("Shape", [name], f"{name}/size", start=1, end=2)], f"{name}/count")
@@ -95,7 +96,7 @@ class _Writer:
         return turns[0], turns[1], build.add("Greater", [every, column], "later")
 
     def _attention(self, name: str, projected: str, place: int, places: tuple[str, str, str], new: list[str]) -> str:
-        """What heads take from all tokens so far, (tokens, heads * width); appends keys and values to `new`."""
+        """Return the attention output, (tokens, heads * width); append new keys and values to `new`."""
         decoder, build, (cosine, sine, later) = self.decoder, self.build, places
         heads, shared, width = decoder.heads, decoder.shared, decoder.width
         projected = build.add("Reshape", [projected, self._whole(0, -1, width)], f"{name}/heads")
@@ -131,7 +132,7 @@ class _Writer:
         return build.add("Reshape", [mixed, self._whole(0, heads * width)], f"{name}/together")
 
     def _norm(self, name: str, values: str, norm: Any) -> str:
-        """RMSNorm as ONNX Runtime knows it again."""
+        """Add an RMSNorm in the form that ONNX Runtime fuses."""
         build = self.build
         two = build.constant("two", np.float32(2))
         epsilon = build.constant("epsilon", np.float32(norm.variance_epsilon))
@@ -142,7 +143,7 @@ class _Writer:
         return build.add("Mul", [divided, self._weights(f"{name}/weight", norm.weight)], f"{name}/normed")
 
     def _linear(self, name: str, values: str, layers: Sequence[nn.Linear], known: str = "") -> str:
-        """The outputs of layers side by side, as one product; `known` is a constant with the weights."""
+        """Add several layers as one product, outputs side by side; `known` names a constant with their weights."""
         build = self.build
         weights = torch.cat(tuple(layer.weight for layer in layers))
         biases = [layer.bias for layer in layers if layer.bias is not None]
@@ -154,7 +155,7 @@ class _Writer:
         return build.add("Add", [product, bias], name) if bias else product
 
     def _row(self, name: str) -> str:
-        """An input without its first size, 1, which runtimes that take a row at a time ask for."""
+        """Drop an input's first axis, of size 1, which runtimes that process one row at a time require."""
         return self.build.add("Squeeze", [name, self._whole(0)], f"{name}/row")
 
     def _split(self, tensor: str, sizes: Sequence[int], axis: int) -> list[str]:

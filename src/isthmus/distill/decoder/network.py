@@ -1,6 +1,6 @@
-"""A causal language model as a module with a cache tensor, which torch.export converts and graphs are compared with.
+"""A causal language model as a torch module with a cache tensor: converted by torch.export, and the graphs' reference.
 
-A single call serves prompts and single tokens: a prompt is read with a cache of length 0, or in parts.
+The same call reads prompts and single tokens: a prompt starts with a cache of length 0 and may be read in parts.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,24 +14,22 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 _ROPE = ("default", "linear", "llama3")
-"""Rotations whose angles do not depend on the length of the text."""
+"""Rotary embeddings whose angles do not depend on the length of the text."""
 
 
 class CachedModel(nn.Module):
-    """The logits after some tokens, and what the next call needs of them.
+    """A Llama that returns the logits after some tokens, and the cache entries for the next call.
 
     Attributes:
-        context: the largest number of tokens, those in the cache included.
-        layers: of the model.
-        heads: of the queries.
-        shared: heads of keys and values, each of which several heads of queries share.
-        width: of a head.
-        cache: sizes of a token in the cache.
+        context: maximum number of tokens, including those in the cache.
+        heads: number of query heads.
+        shared: number of key and value heads; several query heads share one.
+        width: width of a head.
+        cache: shape of one token in the cache.
         turns: cosine and sine of the rotations, float32 (context, width) each.
 
     Raises:
-        ConfigurationError: the model is of another architecture than Llama's, or has rotations that change with the
-            length of the text.
+        ConfigurationError: the model is not a Llama, or its rotations depend on the length of the text.
     """
 
     def __init__(self, model: "LlamaForCausalLM", context: int | None = None) -> None:
@@ -49,18 +47,17 @@ class CachedModel(nn.Module):
 
     @property
     def turns(self) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the rotations."""
         return self.get_buffer("cosine"), self.get_buffer("sine")
 
     def forward(self, tokens: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        """Reads tokens behind others.
+        """Read tokens that follow the cached ones.
 
         Args:
-            tokens: int64 (1, tokens), one or more.
-            past: float32 (1, past, 2 * layers, shared, width): keys and values of the tokens before these, by layer.
+            tokens: int64 (1, tokens), at least one.
+            past: float32 (1, past, 2 * layers, shared, width), keys and values of earlier tokens, by layer.
 
         Returns:
-            The logits of the token behind the last one, (1, vocabulary), and what `past` grows by, (1, tokens, …).
+            Logits of the next token, (1, vocabulary), and the new cache entries, (1, tokens, …).
         """
         tokens, past = tokens[0], past[0]
         count, before = tokens.shape[0], past.shape[0]
@@ -94,13 +91,12 @@ class CachedModel(nn.Module):
 
 
 def cache_shape(config: Any) -> tuple[int, int, int]:
-    """What a cache has of a token, by the configuration of its model: keys and values by layer, heads, width."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return 2 * config.num_hidden_layers, config.num_key_value_heads, width
 
 
 def require_supported(model: "LlamaForCausalLM", where: str = "decoding") -> Any:
-    """The configuration of a model that can be converted; raises a ConfigurationError for another."""
+    """Return the model's configuration; raise a ConfigurationError if the model cannot be converted."""
     config: Any = model.config
     problems = []
     if type(model).__name__ != "LlamaForCausalLM":

@@ -1,8 +1,8 @@
-"""How fast this host decodes a model of given sizes, by probes that are not the model.
+"""Predict how fast this host decodes a model of given sizes, by probes that do not need the model.
 
-The cost of a byte of weights and of an operation comes from a chain of products as wide as the model's, in its
-precision; that of the last product from one of its shape; that of an operator and of the numbers that it writes from a
-decoder of almost no weights.
+A chain of products as wide as the model's, in its precision, gives the cost per byte of weights and per operation. One
+product of the output layer's shape gives the cost of that layer. A decoder with almost no weights gives the cost per
+operator and per number that operators write.
 """
 
 import time
@@ -28,43 +28,45 @@ from isthmus.package.replay import session_options
 from isthmus.transforms.rowwise.core.graph import IR_VERSION, OPSET
 
 _WEIGHTS = 1 << 27
-"""The largest chain of products, in bytes: more than caches hold."""
+"""Most bytes of a chain of products: more than fits in CPU caches."""
 _FLOPS = 4e9
-"""Operations of a chain that reads a prompt: its products are limited by arithmetic, however few there are."""
+"""Operations of a chain that reads a prompt. Short chains suffice: prompts are limited by arithmetic, not memory."""
 _LAYERS = 4
-"""Of the decoder of almost no weights."""
+"""Layers of the decoder with almost no weights."""
 _SECONDS, _FEWEST, _MOST = 0.3, 5, 100
-"""How long a probe repeats its calls, and the number of them."""
+"""Seconds for which a probe repeats its calls, and the minimum and maximum number of calls."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The expected seconds of a call: of its products; of launching operators, and of the numbers these write."""
+    """The expected seconds of a call.
+
+    Attributes:
+        products: seconds of the matrix products.
+        overhead: seconds to launch operators and write their outputs.
+    """
 
     products: float
     overhead: float
 
     @property
     def seconds(self) -> float:
-        """Both."""
         return self.products + self.overhead
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What the parts of a call take, in seconds.
+    """Measured costs of the parts of a call, in seconds.
 
     Attributes:
-        sizes: those of the model.
-        precision: that of its weights.
-        byte: of the layers' weights, for one token.
-        operation: of the layers' products, for a prompt.
-        head: the last product.
-        launch: a call that does nothing.
-        node: an operator.
-        number: that an operator writes in a step.
-        prompt_number: the same in a prompt.
-        reading: of an answer: the likeliest token of all logits, and what the cache grows by.
+        byte: seconds per byte of layer weights, for one token.
+        operation: seconds per operation of the layers' products, for a prompt.
+        head: seconds of the output layer.
+        launch: seconds of a call that does nothing.
+        node: seconds per operator.
+        number: seconds per number that an operator writes in a decoding step.
+        prompt_number: seconds per number that an operator writes in a prompt.
+        reading: seconds to process the outputs: find the most likely token and extend the cache.
     """
 
     sizes: Sizes
@@ -79,7 +81,6 @@ class Speed:
     reading: float
 
     def call(self, tokens: int, past: int) -> Estimate:
-        """A call of the graph for so many tokens, behind others."""
         sizes = self.sizes
         if tokens == 1:
             layers, number = self.byte * sizes.layer_bytes(self.precision), self.number
@@ -90,7 +91,6 @@ class Speed:
         return Estimate(layers + self.head, overhead)
 
     def prompt(self, tokens: int) -> Estimate:
-        """A prompt of so many tokens, read in parts."""
         calls = [self.call(min(PART, tokens - past), past) for past in range(0, tokens, PART)]
         products, overhead = (sum(getattr(call, part) for call in calls) for part in ("products", "overhead"))
         return Estimate(products, overhead + self.reading * len(calls))
@@ -98,22 +98,22 @@ class Speed:
 
 @dataclass(frozen=True)
 class _Products:
-    """A chain of products with random weights: what the matrices take and give, and a call for so many rows."""
+    """A chain of products: input and output width of each matrix, and a call that runs it."""
 
     matrices: Sequence[tuple[int, int]]
     call: Callable[[], object]
 
 
 class Probes:
-    """Sessions of ONNX Runtime that measure what calls of a model take, without the model.
+    """Measure in ONNX Runtime what the calls of a model cost, without the model.
 
     Args:
-        sizes: those of the model.
-        precision: that of its weights.
-        threads: of a session.
-        prompt: tokens of a prompt, and of the text before a step.
-        clock: seconds; by default those of the processor on one thread, which other work of the machine does not add
-            to, and of the wall on several.
+        sizes: sizes of the model.
+        precision: precision of its weights.
+        threads: threads of a session.
+        prompt: tokens of a prompt, and of the text before a decoding step.
+        clock: function that returns seconds. Default: thread CPU time on one thread, which other processes do not
+            affect, and wall time on several threads.
     """
 
     def __init__(
@@ -128,15 +128,14 @@ class Probes:
         few = max(1, min(links, round(_FLOPS / (8 * self._tokens * sizes.width * sizes.inner))))
         self._step, self._head = self._products(link * links, 1), self._products([(sizes.width, sizes.vocabulary)], 1)
         self._prompt, self._nothing = self._products(link * few, self._tokens), self._products([(BLOCK, BLOCK)], 1)
-        # transformers wants a width that is a multiple of the heads.
+        # transformers requires a width that is a multiple of the heads.
         self._small = Sizes(64, 4 * sizes.heads, _LAYERS, sizes.heads, sizes.shared, sizes.head, 32, tied=True)
         self._decoder = self._session(graph(_decoder(self._small, prompt + self._tokens + 1)))
 
     def speed(self) -> Speed:
-        """Measures what the parts of a call take."""
         sizes, small, precision, past = self._sizes, self._small, self._precision, self._past + 1
         alone, behind = self._call(1, 1), self._call(1, past)
-        # In turn, as in the model: weights that pass through the caches leave nothing there for what comes next.
+        # Alternate the calls, as in the model: each evicts the weights of the others from the CPU caches.
         stepped, ended, first, _, second, launch = self._seconds(
             self._step.call, self._head.call, alone, self._step.call, behind, self._nothing.call
         )
@@ -160,7 +159,6 @@ class Probes:
         )
 
     def _call(self, tokens: int, past: int) -> Callable[[], object]:
-        """A call of the decoder of almost no weights."""
         shape = (1, past, 2 * _LAYERS, self._sizes.shared, self._sizes.head)
         feeds = {TOKENS: np.ones((1, tokens), np.int64), PAST: np.full(shape, 0.1, np.float32)}
         return lambda: self._decoder.run(None, feeds)
@@ -171,7 +169,6 @@ class Probes:
         return _Products(matrices, lambda: session.run(None, feeds))
 
     def _reading(self) -> Callable[[], object]:
-        """What is done with the answer of a step."""
         sizes = self._sizes
         shape = (2 * sizes.layers, sizes.shared, sizes.head)
         decoder = Decoder("probe", Generation(context=self._past + 1, most=1, end=()), "", shape)
@@ -187,13 +184,13 @@ class Probes:
         return call
 
     def _session(self, model: onnx.ModelProto) -> ort.InferenceSession:
-        """As a server opens a package that generates text."""
+        """Open a session as a server does for a package that generates text."""
         options = session_options(self._threads)
         options.enable_mem_pattern = False
         return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
     def _seconds(self, *calls: Callable[[], object]) -> list[float]:
-        """The median of each call, made in turn, after a first one that does not count."""
+        """Return the median seconds of each call, run in turn, after one warm-up round."""
         for call in calls:
             call()
         spent: list[list[float]] = [[] for _ in calls]
@@ -207,7 +204,7 @@ class Probes:
 
 
 def products(matrices: Sequence[tuple[int, int]], precision: Precision) -> onnx.ModelProto:
-    """A chain of products with random weights, by what each matrix takes and gives, as a decoder has them."""
+    """Return a chain of products with random weights; `matrices` has input and output widths."""
     generator, nodes, constants = np.random.default_rng(0), [], []
     for place, (takes, gives) in enumerate(matrices):
         weights = _weights(f"w{place}", takes, gives, precision, generator)
@@ -227,9 +224,9 @@ def products(matrices: Sequence[tuple[int, int]], precision: Precision) -> onnx.
 def _weights(
     name: str, takes: int, gives: int, precision: Precision, generator: np.random.Generator
 ) -> list[onnx.TensorProto]:
-    """A matrix with random weights, as a decoder of this precision has it.
+    """Return the constants of a matrix with random weights.
 
-    What it gives is as large as what it takes: denormal numbers would be slow.
+    The scale keeps outputs as large as inputs, because denormal numbers would be slow.
     """
     scale = np.float32((12 / takes) ** 0.5)
     if precision == "fp32":
@@ -237,7 +234,7 @@ def _weights(
         return [numpy_helper.from_array(weights * scale, name)]
     bits, blocks = BITS[precision], -(-takes // BLOCK)
     whole = generator.integers(0, 256, (gives, blocks, BLOCK * bits // 8), np.uint8)
-    # Zero points in the middle of what the bits can say, two in a byte of four.
+    # Zero points in the middle of the range; with 4 bits, two per byte.
     middle = np.full(gives * -(-blocks * bits // 8), 128 if bits == 8 else 0x88, np.uint8)
     scales = np.full(gives * blocks, scale / 2**bits, np.float32)
     parts = {name: whole, f"{name}_scales": scales, f"{name}_zeros": middle}

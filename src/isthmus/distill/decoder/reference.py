@@ -1,4 +1,4 @@
-"""A model file beside the model in torch: its logits, its tokens, its speed."""
+"""Compare a model file with the model in torch: logits, tokens and speed."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,16 +24,20 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 CLOSE = 1e-3
-"""The lead of a token, as a share of the largest logit, below which another processor may prefer the next one."""
+"""A decision is close if the best token leads by less than this share of the largest logit: processors may differ."""
 GOLDEN_TOKENS = 16
-"""Of a golden prompt in a golden case of tensors: the cache has thousands of numbers for each."""
+"""Tokens of a golden prompt in a golden tensor case: each adds thousands of numbers to the cache."""
 
 
 @dataclass(frozen=True)
 class FileReport:
-    """A model file: its size, the largest difference of a logit, and how many tokens agree.
+    """The comparison of one model file with the model.
 
-    `prefill` and `decode` are tokens per second: of a prompt of 64 tokens, and of the steps behind it.
+    Attributes:
+        worst: largest difference of a logit.
+        agreement: share of equal tokens.
+        prefill: tokens per second of a 64-token prompt.
+        decode: tokens per second of the decoding steps after it.
     """
 
     bytes: int
@@ -44,16 +48,13 @@ class FileReport:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """What a model file answers, beside the model.
+class FileComparison:
+    """A file's report, and the answers to record in the package.
 
     Attributes:
-        report: for people.
-        worst: largest difference of a logit.
-        agreement: share of equal tokens.
-        largest: the largest number of the golden outputs, by absolute value.
-        answers: of each golden prompt, the greedy tokens before the first close decision.
-        outputs: of each golden case.
+        largest: largest absolute value in the golden outputs.
+        answers: greedy tokens of each golden prompt, before the first close decision.
+        outputs: outputs of each golden case.
     """
 
     report: FileReport
@@ -65,20 +66,18 @@ class Compared:
 
 
 @dataclass(frozen=True, eq=False)
-class Reference:
-    """What model files are compared with: greedy texts behind golden prompts, and what is fed on the way.
+class DecoderReference:
+    """The model's own answers, which every model file is compared with.
 
     Attributes:
-        prompts: without answers.
-        said: what the model says behind each, token by token.
-        cases: what a model file is fed in the golden cases of tensors: a prompt, and a step behind it.
-        scale: the largest logit, by absolute value.
-        decoder: without an owner.
+        reads: the model's tokens and logits after each prompt.
+        cases: inputs of the golden tensor cases: a prompt, and one decoding step after it.
+        scale: largest absolute logit.
         run: the model in torch, with the inputs and outputs of its graph.
     """
 
     prompts: list[GoldenPrompt]
-    said: list[list[Read]]
+    reads: list[list[Read]]
     cases: list[dict[str, Array]]
     scale: float
     decoder: Decoder
@@ -88,78 +87,77 @@ class Reference:
     def of(
         cls, model: "LlamaForCausalLM", network: CachedModel, generation: Generation, tokenizer: Tokenizer,
         settings: DecodingSettings,
-    ) -> "Reference":  # fmt: skip
-        """That of a model; a GateFailed if the module with a cache is not what the model is."""
+    ) -> "DecoderReference":  # fmt: skip
+        """Run the model on the golden prompts; raise a GateFailed if the cached module differs from the model."""
         shape = network.cache
         decoder = Decoder("the model in torch", generation, "", shape)
 
         def run(feeds: Mapping[str, Array]) -> dict[str, Array]:
-            # On one thread: on two the sums are others in their last bits, and so would be the bytes of a package.
+            # One thread: with two, sums differ in their last bits, and so would the bytes of a package.
             with torch.inference_mode(), threads(1):
                 logits, new = network(torch.from_numpy(feeds[TOKENS]), torch.from_numpy(feeds[PAST]))
             return {LOGITS: logits.numpy(), NEW: new.numpy()}
 
-        prompts, said = [], []
+        prompts, reads = [], []
         for text in settings.prompts:
             tokens = tokenizer.encode(generation.parts(text, settings.features))
             prompts.append(GoldenPrompt(text, dict(settings.features), tuple(tokens), {}))
-            said.append([*decoder.greedy(run, tokens, settings.golden_tokens)])
+            reads.append([*decoder.greedy(run, tokens, settings.golden_tokens)])
         with torch.inference_mode():
             whole = model(torch.tensor([prompts[0].tokens])).logits[0, -1].numpy()
-        scale = float(max(np.abs(read.logits).max() for reads in said for read in reads))
-        if (apart := float(np.abs(whole - said[0][0].logits).max())) > TOLERANCES["fp32"] * scale:
-            raise GateFailed("decoding", f"the module with a cache differs from the model by {apart:.3g}",
-                             expected=f"{TOLERANCES['fp32'] * scale:.3g} at most", remedy="report this")  # fmt: skip
+        scale = float(max(np.abs(read.logits).max() for answer in reads for read in answer))
+        if (difference := float(np.abs(whole - reads[0][0].logits).max())) > TOLERANCES["fp32"] * scale:
+            raise GateFailed("decoding", f"the module with a cache differs from the model by {difference:.3g}",
+                             expected=f"at most {TOLERANCES['fp32'] * scale:.3g}", remedy="report the bug")  # fmt: skip
         short = [*prompts[0].tokens[:GOLDEN_TOKENS]]
         empty = np.zeros((1, 0, *shape), np.float32)
         prefill: dict[str, Array] = {TOKENS: np.array([short], np.int64), PAST: empty}
-        step: dict[str, Array] = {TOKENS: np.array([[said[0][0].token]], np.int64), PAST: run(prefill)[NEW]}
+        step: dict[str, Array] = {TOKENS: np.array([[reads[0][0].token]], np.int64), PAST: run(prefill)[NEW]}
         if settings.executorch:
-            # It takes one token at a time.
+            # ExecuTorch reads one token at a time.
             prefill[TOKENS] = prefill[TOKENS][:, :1]
-        return cls(prompts, said, [prefill, step], scale, decoder, run)
+        return cls(prompts, reads, [prefill, step], scale, decoder, run)
 
     @property
     def sure(self) -> list[list[int]]:
-        """What the model says behind each prompt, up to a token that another processor might not prefer."""
-        return [[*_sure(said)] for said in self.said]
+        return [[*_sure(reads)] for reads in self.reads]
 
-    def compare(self, file: str, precision: Precision, content: bytes, settings: DecodingSettings) -> Compared:
-        """A model file of ONNX Runtime beside the model; a GateFailed if it is too far."""
+    def compare(self, file: str, precision: Precision, content: bytes, settings: DecodingSettings) -> FileComparison:
+        """Compare an ONNX Runtime file with the model; raise a GateFailed if it differs too much."""
         opened = session(content, settings.threads)
         return self.compare_run(file, precision, lambda feeds: ask(opened, feeds), len(content), settings)
 
     def compare_run(
         self, file: str, precision: Precision, run: Run, size: int, settings: DecodingSettings, part: int = PART
-    ) -> Compared:
-        """The same of a file that runs already, and takes so many tokens at once."""
+    ) -> FileComparison:
+        """Compare a loaded model with the reference; `part` is the most tokens it accepts per call."""
         decoder = replace(self.decoder, part=part)
         tolerance = TOLERANCES[precision] * self.scale
-        apart, equal, count, answers = [], 0, 0, []
-        for prompt, said in zip(self.prompts, self.said, strict=True):
-            cache = decoder.cache(len(prompt.tokens) + len(said))
+        deviations, equal, count, answers = [], 0, 0, []
+        for prompt, reads in zip(self.prompts, self.reads, strict=True):
+            cache = decoder.cache(len(prompt.tokens) + len(reads))
             fed: Sequence[int] = prompt.tokens
-            for read in said:
+            for read in reads:
                 own = decoder.read(run, fed, cache)
-                place = f"token {count} behind the golden prompts".format
-                apart.append(deviation(LOGITS, read.logits, own.logits, tolerance, widths=True, row_name=place))
+                place = f"token {count} after the golden prompts".format
+                deviations.append(deviation(LOGITS, read.logits, own.logits, tolerance, widths=True, row_name=place))
                 equal, count, fed = equal + (own.token == read.token), count + 1, [read.token]
             answers.append([*_sure(decoder.greedy(run, prompt.tokens, settings.golden_tokens))])
-        agreement, far = equal / count, max(apart, key=lambda each: each.by)
+        agreement, largest_deviation = equal / count, max(deviations, key=lambda each: each.by)
         outputs = [run(case) for case in self.cases]
-        if far.by > tolerance:
-            raise GateFailed(f"{file}: {far.place}", far.says("the model in torch"),
+        if largest_deviation.by > tolerance:
+            raise GateFailed(f"{file}: {largest_deviation.place}", largest_deviation.says("the model in torch"),
                              expected=f"at most {tolerance:.3g}", remedy="leave this precision out")  # fmt: skip
         if agreement < (least := {**AGREEMENT, **settings.agreement}[precision]):
-            raise GateFailed(file, f"says {agreement:.1%} of the tokens that the model says", expected=f"{least:.1%}",
-                             remedy="leave this precision out, or declare what agreement is enough")  # fmt: skip
+            raise GateFailed(file, f"agrees with the model on {agreement:.1%} of the tokens",
+                             expected=f"at least {least:.1%}",
+                             remedy="leave this precision out, or declare a lower agreement")  # fmt: skip
         largest = float(max(np.abs(array).max() for output in outputs for array in output.values()))
-        report = FileReport(size, far.by, agreement, *_speed(run, decoder, self.prompts[0].tokens))
-        return Compared(report, far.by, agreement, largest, answers, outputs)
+        report = FileReport(size, largest_deviation.by, agreement, *_speed(run, decoder, self.prompts[0].tokens))
+        return FileComparison(report, largest_deviation.by, agreement, largest, answers, outputs)
 
 
-def golden_cases(reference: Reference, accepted: Mapping[str, Compared]) -> Golden:
-    """The golden cases of tensors."""
+def golden_cases(reference: DecoderReference, accepted: Mapping[str, FileComparison]) -> Golden:
     return Golden((), tuple(
         Case(
             {name: TensorBytes.of(array) for name, array in case.items()},
@@ -170,16 +168,15 @@ def golden_cases(reference: Reference, accepted: Mapping[str, Compared]) -> Gold
     ))  # fmt: skip
 
 
-def _sure(said: Iterable[Read]) -> Iterator[int]:
-    """Tokens up to the first one that another processor might not prefer."""
-    for read in said:
+def _sure(reads: Iterable[Read]) -> Iterator[int]:
+    """Yield tokens up to the first that another processor might choose differently."""
+    for read in reads:
         if read.lead < CLOSE * np.abs(read.logits).max():
             return
         yield read.token
 
 
 def _speed(run: Run, decoder: Decoder, tokens: Sequence[int], prompt: int = 64, steps: int = 16) -> tuple[float, float]:
-    """Tokens per second of a prompt and of steps, each the best of three."""
     prompt = min(prompt, decoder.generation.context // 2)
     steps = min(steps, decoder.generation.context - prompt - 1)
     fed = [*np.resize(np.array(tokens), prompt).tolist()]
@@ -187,10 +184,10 @@ def _speed(run: Run, decoder: Decoder, tokens: Sequence[int], prompt: int = 64, 
     for _ in range(3):
         cache = decoder.cache(prompt + steps)
         began = time.perf_counter()
-        said = decoder.read(run, fed, cache)
+        last = decoder.read(run, fed, cache)
         read = time.perf_counter()
         for _ in range(steps):
-            said = decoder.read(run, [said.token], cache)
+            last = decoder.read(run, [last.token], cache)
         prefill.append(prompt / (read - began))
         decode.append(steps / (time.perf_counter() - read))
     return max(prefill), max(decode)

@@ -1,4 +1,4 @@
-"""What of a `tokenizer.json` the readers of a package interpret: anything else is refused by name, at export."""
+"""Check at export that the readers of a package can interpret every part of a `tokenizer.json`."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from isthmus.package.generation.prompt import Control, Generation
 from isthmus.package.generation.tokenizer import ALPHABET, Tokenizer, opened
 
 _REGEX = re.compile(
-    r"""(?: \(\?i:[^()\[\]\\]*\)            # letters of either case
+    r"""(?: \(\?i:[^()\[\]\\]*\)            # letters in either case
         | \(\?(?:[:!=]|<[!=]) | \((?!\?) | [)|]                  # groups and alternatives
         | \\[pP]\{[A-Z][a-z]?\} | \\[sSdrnt] | \\[\\^$.*+?()\[\]{}|/]
         | \[\^? (?: \\[pP]\{[A-Z][a-z]?\} | \\[sdrnt] | \\[\\^$.*+?()\[\]{}|/-] | [^\\\[\]&] )+ \]
@@ -19,56 +19,56 @@ _REGEX = re.compile(
         )*""",
     re.VERBOSE,
 )
-"""What `tokenizer.mjs` translates: no possessive repetition, no flags, no named group."""
+"""Regular expressions that `tokenizer.mjs` can translate: no possessive quantifiers, flags or named groups."""
 _BPE = {"dropout": (None, 0, 0.0), "unk_token": (None,), "continuing_subword_prefix": (None, ""),
         "end_of_word_suffix": (None, ""), "byte_fallback": (None, False)}  # fmt: skip
 _SPLITS = ("Isolated", "Removed")
 _RARE = 0xF1
-"""From here on, bytes begin no letter that is assigned; 0xC0 and 0xC1 are never there."""
+"""Bytes from here on start no assigned character; 0xC0 and 0xC1 never occur in UTF-8."""
 
 
 def require_interpretable(data: bytes, where: str = "tokenizer.json") -> dict[str, Any]:
-    """The content of a tokenizer's file; a ConfigurationError with all that its readers cannot do."""
+    """Parse a tokenizer file; raise a ConfigurationError that lists every part its readers do not support."""
     try:
         file: dict[str, Any] = json.loads(data)
         problems = [*_problems(file)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        problem = Problem(where, f"is no tokenizer ({error!r})", "a file of the library tokenizers")
+        problem = Problem(where, f"is not a tokenizer ({error!r})", "a file of the library tokenizers")
         raise ConfigurationError("decoding", [problem]) from error
     if problems:
         shown = [Problem(f"{where}: {part}", found, expected) for part, found, expected in problems]
-        raise ConfigurationError(
-            "decoding", shown, remedy="train a tokenizer of byte-level BPE, as those of GPT-2 and Llama 3"
-        )
+        raise ConfigurationError("decoding", shown, remedy="use a byte-level BPE tokenizer, as GPT-2 and Llama 3 do")
     return file
 
 
 def new_generation(
     data: bytes, *, context: int, most: int, end: Sequence[int], template: str, where: str = "tokenizer.json"
 ) -> tuple[Generation, Tokenizer]:
-    """What a package says of generating text with this tokenizer, and the tokenizer.
+    """Return a package's description of text generation, and the tokenizer.
 
     Raises:
-        ConfigurationError: the readers cannot do what the file says, it puts tokens behind a text, or the limits are
+        ConfigurationError: the readers do not support the file, it adds tokens after a text, or the limits are
             impossible.
     """
     file = require_interpretable(data, where)
     control = tuple(Control(token["content"], token["id"]) for token in file["added_tokens"] if token["special"])
-    begin, behind = around(data)
+    begin, after = around(data)
     problems = []
-    if behind:
-        problems.append(Problem(f"{where}: post_processor", f"puts {behind} behind a text", "tokens before it alone"))
+    if after:
+        problems.append(Problem(f"{where}: post_processor", f"adds {after} after a text", "tokens before it only"))
     if not 0 < most < context:
         problems.append(Problem("most", f"{most}", f"1 to {context - 1}, below the context"))
     if "{prompt}" not in template:
-        problems.append(Problem("template", f"{template!r:.80} lacks {{prompt}}", "the place of what a user asks"))
+        problems.append(
+            Problem("template", f"{template!r:.80} lacks {{prompt}}", "{prompt}, where the user's text goes")
+        )
     problems += [
-        Problem("template", f"has {token['content']!r}, which a user can write, too", "control tokens that are special")
+        Problem("template", f"has {token['content']!r}, which users can type", "special control tokens only")
         for token in file["added_tokens"]
         if not token["special"] and token["content"] in template
     ]
     if not end:
-        problems.append(Problem("end", "is no token", "the token that ends a text"))
+        problems.append(Problem("end", "empty", "the token that ends a text"))
     if problems:
         raise ConfigurationError("decoding", problems)
     generation = Generation(context, most, tuple(end), tuple(begin), control, template)
@@ -76,34 +76,33 @@ def new_generation(
 
 
 def around(data: bytes) -> tuple[list[int], list[int]]:
-    """The tokens that a post-processor puts before and behind a text."""
+    """Return the tokens that a post-processor puts before and after a text."""
     own = opened(data)
-    bare, whole = (own.encode("a", add_special_tokens=special).ids for special in (False, True))
-    places = [at for at in range(len(whole) - len(bare) + 1) if whole[at : at + len(bare)] == bare]
+    bare, full = (own.encode("a", add_special_tokens=special).ids for special in (False, True))
+    places = [at for at in range(len(full) - len(bare) + 1) if full[at : at + len(bare)] == bare]
     at = places[-1]
-    return whole[:at], whole[at + len(bare) :]
+    return full[:at], full[at + len(bare) :]
 
 
 def _problems(file: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """What part of a file, what is there, and what would have been accepted."""
     model = file["model"]
     if model["type"] != "BPE":
         yield "model", f"is {model['type']}", "BPE"
         return
-    for name, usual in _BPE.items():
-        if model.get(name) not in usual:
-            yield f"model.{name}", f"{model[name]!r}", f"{usual[0]!r}"
+    for name, supported in _BPE.items():
+        if model.get(name) not in supported:
+            yield f"model.{name}", f"{model[name]!r}", f"{supported[0]!r}"
     absent = [byte for letter, byte in ALPHABET.items() if letter not in model["vocab"]]
     if needed := sorted(byte for byte in absent if byte >= 0x20 and byte not in (0xC0, 0xC1) and byte < _RARE):
         yield (
             "model.vocab",
             f"lacks the byte 0x{needed[0]:02x}" + (f" and {len(needed) - 1} more" if needed[1:] else ""),
-            ("a token for each byte of text"),
+            "a token for each byte of text",
         )
     normalizer = file.get("normalizer")
     for each in normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]:
         if each is not None and each["type"] != "NFC":
-            yield "normalizer", f"is {each['type']}", "NFC or none"
+            yield "normalizer", f"is {each['type']}", "NFC, or no normalizer"
     splitter = file.get("pre_tokenizer")
     steps = splitter["pretokenizers"] if splitter and splitter["type"] == "Sequence" else [splitter]
     for step in steps:
@@ -128,4 +127,4 @@ def _step_problems(step: dict[str, Any] | None) -> Iterator[tuple[str, str, str]
             yield "pre_tokenizer", f"Split is {step['behavior']}", " or ".join(_SPLITS)
         pattern = step["pattern"].get("Regex")
         if pattern is not None and _REGEX.fullmatch(pattern) is None:
-            yield "pre_tokenizer", f"Split has the pattern {pattern}", "what JavaScript has, too"
+            yield "pre_tokenizer", f"Split has the pattern {pattern}", "a pattern that JavaScript supports"

@@ -1,7 +1,7 @@
-"""Weights in fewer bits: the matrices of a decoder in blocks of 32, each with a scale and a zero point.
+"""Quantized weights: the matrices of a decoder in blocks of 32, each with a scale and a zero point.
 
-Activations stay floats, and nothing is calibrated. Decoding waits for memory, so that it becomes as much faster as
-the weights become smaller, and not because integers are multiplied.
+Activations stay floats and nothing is calibrated. Decoding is limited by memory bandwidth, so smaller weights make it
+faster even without integer arithmetic.
 """
 
 import logging
@@ -21,13 +21,13 @@ from isthmus.package.generation.prompt import TOKENS
 BLOCK = 32
 BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
 ACCURACY = {"int8": 4, "int4": None}
-"""ONNX Runtime's level of accuracy. With 4 it rounds activations to eight bits, block by block, which onnxruntime-web
-does not: the two then differ. Without, weights of eight bits are ten times as slow as floats."""
+"""ONNX Runtime's accuracy level. Level 4 rounds activations to 8 bits per block; onnxruntime-web does not, so the two
+differ. Without it, 8-bit weights are ten times slower than floats."""
 _TABLE_BITS = 4
 
 
 def in_precision(decoder: CachedModel, precision: Precision) -> bytes:
-    """The graph of a decoder in a precision, as ONNX; the same decoder gives the same bytes."""
+    """Return the ONNX bytes of a decoder in a precision. The same decoder gives the same bytes."""
     if precision == "fp32":
         return bytes(graph(decoder).SerializeToString(deterministic=True))
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
@@ -45,9 +45,9 @@ def in_precision(decoder: CachedModel, precision: Precision) -> bytes:
 
 
 def _quantize_table(model: onnx.ModelProto) -> None:
-    """Puts the embeddings into blocks, too: they are a fifth of a small model, and a step reads one row.
+    """Quantize the embeddings, too: they are a fifth of a small model, and a step reads only one row.
 
-    As bytes of two numbers each: onnxruntime-web knows no tensors of four bits.
+    Two numbers share a byte, because onnxruntime-web has no 4-bit tensors.
     """
     (row,) = (node.output[0] for node in model.graph.node if node.op_type == "Squeeze" and node.input[0] == TOKENS)
     node = next(node for node in model.graph.node if node.op_type == "Gather" and node.input[1] == row)
@@ -71,7 +71,7 @@ def _quantize_table(model: onnx.ModelProto) -> None:
 
 
 def in_blocks(weights: Array) -> tuple[Array, Array, Array]:
-    """Rows in blocks of 32 numbers from 0 to 15: uint8 (rows, width), scales (rows, blocks), zero points uint8."""
+    """Quantize rows in blocks of 32 to 0..15: uint8 (rows, width), scales (rows, blocks), zero points uint8."""
     blocks = weights.reshape(len(weights), -1, BLOCK)
     low, high = np.minimum(blocks.min(2), 0), np.maximum(blocks.max(2), 0)
     scales = np.where(high > low, (high - low) / 15, 1).astype(np.float32)
@@ -81,14 +81,12 @@ def in_blocks(weights: Array) -> tuple[Array, Array, Array]:
 
 
 def _packed(whole: Array) -> Array:
-    """Two numbers in a byte, the first in its lower half."""
     packed: Array = whole[:, ::2] | whole[:, 1::2] << 4
     return packed
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The quantizer says a line for each node."""
     logger = logging.getLogger("onnxruntime.quantization.matmul_nbits_quantizer")
     level = logger.level
     logger.setLevel(logging.ERROR)

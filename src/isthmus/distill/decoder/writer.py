@@ -1,11 +1,11 @@
-"""A causal language model that continues texts token by token, with its tokenizer: what a package of it is made of."""
+"""A causal language model with its tokenizer: everything its package is made from."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from isthmus.distill.decoder.network import CachedModel
-from isthmus.distill.decoder.reference import Reference
+from isthmus.distill.decoder.reference import DecoderReference
 from isthmus.distill.decoder.tokenizer import new_generation
 from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.features.errors import ConfigurationError, Problem
@@ -17,15 +17,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Writer:
-    """A model and its tokenizer, which are of each other, as far as that shows.
+class TextWriter:
+    """A model with its tokenizer, checked to fit together.
 
     Attributes:
-        file: `tokenizer.json`.
-        network: the model with a cache.
-        generation: what its package says of generating text.
-        tokenizer: the file, opened.
-        settings: with golden prompts, and a text for each feature of the template.
+        file: content of `tokenizer.json`.
+        network: the model as a module with a cache.
+        generation: the package's description of text generation.
+        settings: settings with golden prompts and a value for each feature of the template.
     """
 
     model: "LlamaForCausalLM"
@@ -36,16 +35,16 @@ class Writer:
     settings: DecodingSettings
 
     @classmethod
-    def of(cls, model: "LlamaForCausalLM", file: bytes, settings: DecodingSettings) -> "Writer":
-        """That of a model.
+    def of(cls, model: "LlamaForCausalLM", file: bytes, settings: DecodingSettings) -> "TextWriter":
+        """Check and combine a model, its tokenizer file and settings.
 
         Raises:
-            ConfigurationError: model or tokenizer cannot be converted, or are not of each other, or a setting is wrong.
-            RequestError: a golden prompt has letters that no token has.
+            ConfigurationError: model or tokenizer cannot be exported or do not match, or a setting is invalid.
+            RequestError: a golden prompt has characters that the tokenizer cannot encode.
         """
         problems = settings.problems("decoding")
         if not problems and not settings.prompts:
-            problems.append(Problem("decoding: prompts", "there is none", "some texts, as users write them"))
+            problems.append(Problem("decoding: prompts", "empty", "at least one prompt, as users write them"))
         if problems:
             raise ConfigurationError("decoding", problems)
         network = CachedModel(model.eval(), settings.context)
@@ -58,16 +57,16 @@ class Writer:
         for text in settings.prompts:
             count = len(opened.encode(generation.parts(text, features)))
             if not 0 < count < network.context:
-                found, most = f"{text!r:.60} has {count:,} tokens", network.context - 1
-                problems.append(Problem("decoding: prompts", found, f"1 to {most:,}"))
+                found, limit = f"{text!r:.60} has {count:,} tokens", network.context - 1
+                problems.append(Problem("decoding: prompts", found, f"1 to {limit:,}"))
         if problems:
             raise ConfigurationError("decoding", problems)
         return cls(model, file, network, generation, opened, replace(settings, features=features))
 
     @cached_property
-    def reference(self) -> Reference:
-        """What its files are compared with; a GateFailed if the module with a cache is not what the model is."""
-        return Reference.of(self.model, self.network, self.generation, self.tokenizer, self.settings)
+    def reference(self) -> DecoderReference:
+        """The answers that model files must match; raises a GateFailed if the cached module differs from the model."""
+        return DecoderReference.of(self.model, self.network, self.generation, self.tokenizer, self.settings)
 
 
 def _ends(model: "LlamaForCausalLM") -> tuple[int, ...]:
@@ -76,7 +75,6 @@ def _ends(model: "LlamaForCausalLM") -> tuple[int, ...]:
 
 
 def _require_own(model: "LlamaForCausalLM", generation: Generation, tokenizer: Tokenizer) -> None:
-    """Refuses a tokenizer that is not the model's, as far as that shows."""
     config: Any = model.config
     problems = []
     if tokenizer.size > config.vocab_size:
@@ -85,7 +83,7 @@ def _require_own(model: "LlamaForCausalLM", generation: Generation, tokenizer: T
         )
     control = {each.token for each in generation.control}
     problems += [
-        Problem("tokenizer", f"has no control token {token}, with which the model ends or begins texts",
+        Problem("tokenizer", f"has no control token {token}, which begins or ends the model's texts",
                 "the tokenizer that the model was trained with")
         for token in dict.fromkeys((*generation.end, *generation.begin))
         if token not in control

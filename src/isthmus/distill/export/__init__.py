@@ -1,1 +1,1 @@
-"""From a student to a package."""
+"""Export a student as a package."""

@@ -1,4 +1,4 @@
-"""Whether a student's model files are accurate, good, fast and small enough to be served."""
+"""Check that a student's model files are accurate, good, fast and small enough to serve."""
 
 import hashlib
 import math
@@ -9,7 +9,7 @@ import msgspec
 
 from isthmus.distill.declaration import Gate
 from isthmus.distill.evaluation.metrics import interleaved, throughput
-from isthmus.distill.export.candidate import Candidate, Limits, Reference
+from isthmus.distill.export.candidate import Candidate, ParityLimits, StudentReference
 from isthmus.distill.gates import check_figures
 from isthmus.distill.onnx.runtime import Run
 from isthmus.distill.types import Array
@@ -21,31 +21,34 @@ from isthmus.package.replay import Deviation
 
 
 class Accepted(NamedTuple):
-    """A model file that passed, with its outputs for each golden case."""
-
     variant: Variant
     model: bytes
     outputs: list[dict[str, Array]]
 
 
 SLOWER = 1.1
-"""The ratio of two medians on a host from which one counts as slower."""
+"""Ratio of two medians from which one counts as slower."""
 
 
 def accept(
-    reference: Reference, limits: Limits, file: str, model: bytes, run: Run, max_sizes: Mapping[str, int] | None = None
+    reference: StudentReference,
+    limits: ParityLimits,
+    file: str,
+    model: bytes,
+    run: Run,
+    max_sizes: Mapping[str, int] | None = None,
 ) -> Accepted:
-    """Compares a model file with the student, and checks the student's gates on it.
+    """Compare a model file with the student, and check the student's gates on it.
 
     Raises:
         ConfigurationError: `Task.expected` lacks an output of the graph.
-        ParityFailed: it differs too much from the student.
-        GateFailed: it misses a gate.
+        ParityFailed: the file differs too much from the student.
+        GateFailed: the file misses a gate.
     """
     task, (part, precision, suffix) = reference.task, file.split(".", 2)
     core = part == CORE
-    outputs, apart = reference.compare(run, limits, precision, core=core)
-    require_near(file, limits, precision, apart)
+    outputs, deviations = reference.compare(run, limits, precision, core=core)
+    require_near(file, limits, precision, deviations)
     quality = reference.quality(run, core=core)
     figures = {f"student.{name}": value for name, value in quality.items()}
     require_gates(file, figures, task.material.declaration.required)
@@ -56,7 +59,7 @@ def accept(
         bytes=len(model),
         sha256=hashlib.sha256(model).hexdigest(),
         tolerance=limits.largest(precision),
-        worst=max(far.by for far in apart),
+        worst=max(far.by for far in deviations),
         quality=finite(quality),
         most=dict(max_sizes or {}),
         core=core,
@@ -64,14 +67,13 @@ def accept(
     return Accepted(variant, model, outputs)
 
 
-def require_near(file: str, limits: Limits, precision: str, apart: Sequence[Deviation]) -> None:
-    """Raise a ParityFailed that names the number farthest beyond its limit, if any number is beyond it."""
-    far = max(apart, key=lambda each: each.share)
+def require_near(file: str, limits: ParityLimits, precision: str, deviations: Sequence[Deviation]) -> None:
+    far = max(deviations, key=lambda each: each.share)
     if far.share <= 1:
         return
-    remedy = "serve fp32, train again" if precision == "int8" else "make the graph compute what the student computes"
-    if line := limits.line(precision, max(each.by for each in apart)):
-        remedy += f", or allow more: {line}"
+    remedy = "serve fp32, or train again" if precision == "int8" else "make the graph compute what the student computes"
+    if line := limits.line(precision, max(each.by for each in deviations)):
+        remedy += f", or allow a larger difference: {line}"
     raise ParityFailed(
         f"{file}: {far.place}", far.says("the student in torch"),
         expected=f"at most {far.limit:.3g}, {limits.source(precision)}", remedy=remedy,
@@ -79,7 +81,6 @@ def require_near(file: str, limits: Limits, precision: str, apart: Sequence[Devi
 
 
 def require_gates(file: str, figures: Mapping[str, float], gates: Sequence[Gate]) -> None:
-    """Raises a GateFailed with all gates that the figures of a model file miss."""
     if missed := [gate for gate in check_figures(figures, gates) if not gate.holds]:
         raise GateFailed(
             file,
@@ -90,12 +91,11 @@ def require_gates(file: str, figures: Mapping[str, float], gates: Sequence[Gate]
 
 
 def finite(quality: Mapping[str, float]) -> dict[str, float | None]:
-    """Measures as JSON has them: None for NaN and infinity."""
     return {name: value if math.isfinite(value) else None for name, value in quality.items()}
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """Cost of an answer on this host, with the `Footprint` of a fresh process."""
+    """The cost of one prediction on this host, with the `Footprint` of a fresh process."""
 
     precision: str
     threads: int
@@ -106,21 +106,21 @@ class Measured(msgspec.Struct, frozen=True):
     load_ms: float
 
 
-def allowed_precisions(known: Sequence[str], profile: ServingProfile) -> list[str]:
-    """Which of a task's precisions the profile may serve; raises a ConfigurationError if there are none."""
-    if allowed := [precision for precision in known if profile.precision in (precision, FASTEST)]:
+def allowed_precisions(precisions: Sequence[str], profile: ServingProfile) -> list[str]:
+    """Return the task's precisions that the profile may serve; raise a ConfigurationError without any."""
+    if allowed := [precision for precision in precisions if profile.precision in (precision, FASTEST)]:
         return allowed
-    problem = Problem("precision", profile.precision, f"a precision that the task has: {', '.join(known)}")
+    problem = Problem("precision", profile.precision, f"a precision that the task has: {', '.join(precisions)}")
     raise ConfigurationError("profiles.serving", [problem])
 
 
 def fastest_within_budget(
     models: Mapping[str, bytes], row: Feeds, sizes: Mapping[str, int], profile: ServingProfile
 ) -> Measured:
-    """Measures a row in each precision, in turn, and returns the cost of the precision with the smaller median.
+    """Measure a row in each precision, alternately, and return the cost of the fastest by median.
 
-    `models` are in ORT format; `sizes` are bytes of a package with a single precision. Raises a GateFailed with all
-    budgets of the profile that it exceeds.
+    `models` are in ORT format; `sizes` has the bytes of a package with only that precision. Raises a GateFailed with
+    all budgets of the profile that the fastest precision exceeds.
     """
     candidates = {precision: Candidate(model, profile.threads) for precision, model in models.items()}
     times = interleaved({name: candidate.call(row) for name, candidate in candidates.items()}, calls=2000)
@@ -136,16 +136,16 @@ def fastest_within_budget(
             ", ".join(f"profiles.serving.{key}" for key in keys),
             "; ".join(problem.found for problem in exceeded),
             expected="; ".join(problem.expected for problem in exceeded),
-            remedy="make the student smaller, keep fewer golden rows, serve int8, or allow more"
+            remedy="make the student smaller, keep fewer golden rows, serve int8, or raise the limit"
             if keys == ["package_kb"]
-            else "make the student smaller, allow more"
-            + ("" if keys == ["memory_mb"] else ", or measure on a machine that does nothing else"),
+            else "make the student smaller, raise the limit"
+            + ("" if keys == ["memory_mb"] else ", or measure on an idle machine"),
         )
     return measured
 
 
 def no_gain(models: Mapping[str, bytes], row: Feeds, threads: int) -> str:
-    """Say why the INT8 file is not worth serving on this host; empty if it is smaller and no slower than fp32."""
+    """Return why INT8 is not worth serving on this host; empty if it is smaller and no slower than fp32."""
     if not models.keys() >= {"fp32", "int8"}:
         return ""
     times = interleaved({name: Candidate(models[name], threads).call(row) for name in ("fp32", "int8")}, calls=500)
@@ -157,9 +157,9 @@ def no_gain(models: Mapping[str, bytes], row: Feeds, threads: int) -> str:
     if smaller and not slower:
         return ""
     return (
-        f"INT8 {'is smaller but slower here' if smaller else 'does not pay'}: {sizes['int8']:,} bytes and "
-        f"{p50['int8']:.3g} µs for an answer, fp32 {sizes['fp32']:,} bytes and {p50['fp32']:.3g} µs. "
-        'precision = "fp32" in [profiles.serving] serves fp32.'
+        f"INT8 {'is smaller but slower here' if smaller else 'is not smaller'}: {sizes['int8']:,} bytes and "
+        f"{p50['int8']:.3g} µs per prediction, fp32 {sizes['fp32']:,} bytes and {p50['fp32']:.3g} µs. "
+        'Set precision = "fp32" in [profiles.serving] to serve fp32.'
     )
 
 
@@ -167,9 +167,9 @@ def _exceeded(measured: Measured, size: int, profile: ServingProfile) -> list[Pr
     p99_ms, kilobytes = measured.p99_us / 1000, size / 1000
     budgets = [
         ("latency_objective_ms", p99_ms, f"p99 of one row is {p99_ms:.3f}", "ms"),
-        ("memory_mb", measured.memory_mb, f"a session of the model takes {measured.memory_mb}", "MiB"),
-        ("load_ms", measured.load_ms, f"the first answer of a fresh process comes after {measured.load_ms}", "ms"),
-        ("package_kb", kilobytes, f"a package of {measured.precision} alone has {kilobytes:.1f}", "kB"),
+        ("memory_mb", measured.memory_mb, f"a session of the model uses {measured.memory_mb}", "MiB"),
+        ("load_ms", measured.load_ms, f"loading and the first prediction take {measured.load_ms}", "ms"),
+        ("package_kb", kilobytes, f"a package with only {measured.precision} has {kilobytes:.1f}", "kB"),
     ]
     return [
         Problem(key, f"{text} {unit}", f"at most {most:g} {unit}")

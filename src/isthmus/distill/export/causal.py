@@ -1,4 +1,4 @@
-"""A causal language model becomes a package: graphs in three precisions, the tokenizer, and golden prompts."""
+"""Export a causal language model: graphs in up to three precisions, the tokenizer, and golden prompts."""
 
 import hashlib
 import json
@@ -12,9 +12,9 @@ import msgspec
 import onnx
 
 from isthmus.distill.declaration import Gate
-from isthmus.distill.decoder.reference import Compared, FileReport, golden_cases
+from isthmus.distill.decoder.reference import FileComparison, FileReport, golden_cases
 from isthmus.distill.decoder.weights import in_precision
-from isthmus.distill.decoder.writer import Writer
+from isthmus.distill.decoder.writer import TextWriter
 from isthmus.distill.export.acceptance import require_gates
 from isthmus.distill.export.package import contents, write_package
 from isthmus.distill.language.decoding import TOLERANCES, DecodingSettings, Precision
@@ -42,20 +42,17 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 SUMS = 10
-"""By how much more than in a small network two processors may differ: sums have hundreds of products."""
+"""Factor by which processors may differ more than for a small network: sums have hundreds of products."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin:
-    """Where a model comes from, as a manifest says it.
+class ModelOrigin:
+    """The origin of a model, as the manifest records it.
 
     Attributes:
-        name: of the package.
-        contract: that of the features.
-        service: the feature service whose features the template may name.
+        service: feature service whose features the prompt template may name.
         model: id of the student.
-        training_set: id of what it learned from.
-        task: the class that made it.
+        task: name of its task class.
     """
 
     name: str
@@ -68,7 +65,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class DecodingReport:
-    """The result of an export; `left_out` says why a file is not there."""
+    """The result of an export; `left_out` maps each missing precision or file to the reason."""
 
     path: Path
     digest: str
@@ -77,7 +74,6 @@ class DecodingReport:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as plain data."""
         return dict(msgspec.to_builtins(self, enc_hook=str))
 
 
@@ -86,24 +82,24 @@ def export(
     tokenizer: bytes,
     packages: Path,
     *,
-    origin: Origin,
+    origin: ModelOrigin,
     settings: DecodingSettings,
     progress: Progress = silent,
 ) -> DecodingReport:
-    """Writes the package of a model to `packages/<name>-<digest>`. The same model gives the same bytes.
+    """Write the package of a model to `packages/<name>-<digest>`. The same model gives the same bytes.
 
-    `isthmus export` does it for the student of a `Causal`. A precision that differs too much from the model is left
-    out. Without fp32, where that was asked for, nothing is written.
+    `isthmus export` calls it for the student of a `Causal`. A precision that differs too much from the model is left
+    out. If fp32 is requested and fails, nothing is written.
 
     Raises:
-        ConfigurationError: model or tokenizer cannot be converted, or are not of each other.
-        GateFailed: a model file differs too much from the model.
+        ConfigurationError: model or tokenizer cannot be exported or do not match.
+        GateFailed: the fp32 file, or every file, differs too much from the model.
         RequestError: a golden prompt does not fit.
     """
     started = time.perf_counter()
     if settings.executorch:
         require_installed("decoding", [LIBRARIES])
-    files = TextFiles(Writer.of(model.float(), tokenizer, settings), origin)
+    files = TextFiles(TextWriter.of(model.float(), tokenizer, settings), origin)
     files.accept(progress)
     path = write_package(packages, origin.name, files.package())
     progress(f"package {path.name}", 1.0)
@@ -112,20 +108,20 @@ def export(
 
 
 class TextFiles:
-    """The model files that are near enough to a model, and why others are not there.
+    """The model files that agree with a model, and the reasons why others do not.
 
     Args:
         writer: the model with its tokenizer.
-        origin: what the manifest says of it.
-        figures: of a run of a model file, for the gates. They are asked of the precisions below fp32.
-        gates: those of the declaration.
+        origin: origin of the model, for the manifest.
+        figures: function that measures a loaded file for the gates; applies to precisions below fp32.
+        gates: gates of the declaration.
 
     Raises:
-        ConfigurationError: the template names what is no feature of the service.
+        ConfigurationError: the template names something that is not a feature of the service.
     """
 
     def __init__(
-        self, writer: Writer, origin: Origin, figures: Callable[[Run], Mapping[str, float]] | None = None,
+        self, writer: TextWriter, origin: ModelOrigin, figures: Callable[[Run], Mapping[str, float]] | None = None,
         gates: Sequence[Gate] = (),
     ) -> None:  # fmt: skip
         self._writer, self._origin, self._settings = writer, origin, writer.settings
@@ -133,14 +129,14 @@ class TextFiles:
         if problems := unknown_features(writer.generation.template, origin.contract, origin.service):
             raise ConfigurationError("decoding", problems)
         self._reference = writer.reference
-        self.accepted: dict[str, Compared] = {}
+        self.accepted: dict[str, FileComparison] = {}
         self.content: dict[str, bytes] = {}
         self.left_out: dict[str, str] = {}
         self._kinds: dict[str, tuple[Precision, Format]] = {}
         self._tensors: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = ((), ())
 
     def accept(self, progress: Progress = silent) -> None:
-        """All files of the settings; a GateFailed if none is near enough."""
+        """Convert and compare all files of the settings; raise a GateFailed if none agrees with the model."""
         precisions = self._settings.precisions
         progress("read", 0.1)
         for place, precision in enumerate(precisions):
@@ -150,10 +146,9 @@ class TextFiles:
             self._add_program()
             progress("compared ExecuTorch", 0.85)
         if not self.accepted:
-            raise GateFailed("decoding", "no file is near enough to the model", remedy="ask for fp32, too")
+            raise GateFailed("decoding", "no file is close enough to the model", remedy="add fp32 to the precisions")
 
     def package(self) -> dict[str, bytes]:
-        """The files of the package by name."""
         generation = self._writer.generation
         shipped = {**self.content, **sources(GENERATORS), generation.tokenizer: self._writer.file}
         shipped[generation.prompts] = msgspec.json.encode(self._prompts())
@@ -161,7 +156,7 @@ class TextFiles:
         return contents(self._manifest(), contract, golden_cases(self._reference, self.accepted), shipped)
 
     def _add(self, precision: Precision, model: bytes) -> None:
-        """The files of a graph, all or none; a GateFailed if it is that in fp32 and differs."""
+        """Add the files of a graph, all or none; raise a GateFailed if the graph is fp32 and differs."""
         graph = onnx.load_model_from_string(model).graph
         self._tensors = tuple(map(described, graph.input)), tuple(map(described, graph.output))
         made = {form: model if form == "onnx" else ort_format(model) for form in self._settings.formats}
@@ -173,8 +168,8 @@ class TextFiles:
             }
             if self._figures is not None and self._gates and precision != "fp32":
                 opened = session(model, self._settings.threads)
-                found = self._figures(lambda feeds: ask(opened, feeds))
-                require_gates(next(iter(names)), found, self._gates)
+                figures = self._figures(lambda feeds: ask(opened, feeds))
+                require_gates(next(iter(names)), figures, self._gates)
         except GateFailed as error:
             if precision == "fp32":
                 raise
@@ -185,7 +180,6 @@ class TextFiles:
         self._kinds |= {file: (precision, form) for file, form in names.items()}
 
     def _add_program(self) -> None:
-        """The file for ExecuTorch; left out where that cannot have it."""
         network = self._writer.network
         inputs, outputs = self._tensors
         try:
@@ -199,7 +193,6 @@ class TextFiles:
         self._kinds[program.FILE] = "fp32", "pte"
 
     def _prompts(self) -> list[GoldenPrompt]:
-        """The golden prompts with the answers of each file."""
         return [
             msgspec.structs.replace(
                 prompt, answers={file: tuple(compared.answers[place]) for file, compared in self.accepted.items()}

@@ -1,4 +1,4 @@
-"""A student as ONNX graphs, in fp32 and int8."""
+"""Export a student as ONNX graphs in fp32 and int8."""
 
 from collections.abc import Sequence
 
@@ -11,19 +11,19 @@ from isthmus.distill.types import in_batches, spread
 CALIBRATION_ROWS = 2048
 
 CALIBRATION_BYTES = 256 << 20
-"""Of all calibration rows: 341 images of 256 x 256 pixels in three channels."""
+"""Most bytes of all calibration rows: 341 images of 256 x 256 pixels in three channels."""
 
 
 def in_precision(task: Task, model: onnx.ModelProto, precision: str, edges: Sequence[Case]) -> bytes:
-    """A graph in fp32 or int8, as ONNX; training rows and `edges` set the ranges of int8.
+    """Return a graph in fp32 or int8 as ONNX bytes; training rows and `edges` set the ranges of int8.
 
-    All calibration rows are in memory at once: large rows are fewer, but always at least a batch.
+    All calibration rows are in memory at once, so large rows are fewer, but always at least one batch.
     """
     if precision == "fp32":
         return bytes(model.SerializeToString(deterministic=True))
     train = task.material.parts.train
     size = sum(tensor.nbytes for tensor in task.feeds(train[:1]).values())
-    wanted = min(CALIBRATION_ROWS, max(task.at_once, CALIBRATION_BYTES // max(1, size)))
-    rows = train[spread(len(train), wanted)]
+    count = min(CALIBRATION_ROWS, max(task.at_once, CALIBRATION_BYTES // max(1, size)))
+    rows = train[spread(len(train), count)]
     calibration = [task.feeds(batch) for batch in in_batches(rows, task.at_once)]
     return quantize(model, [*calibration, *(case.feeds for case in edges)], task.quantized)

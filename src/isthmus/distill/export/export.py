@@ -1,4 +1,4 @@
-"""The step: a trained student becomes a package, if its model files agree with it and fit their budgets."""
+"""The export step: package a trained student if its model files agree with it and fit their budgets."""
 
 import json
 import time
@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from isthmus.distill.decoder.writer import Writer
+from isthmus.distill.decoder.writer import TextWriter
 from isthmus.distill.export.acceptance import (
     Accepted,
     Measured,
@@ -22,13 +22,13 @@ from isthmus.distill.export.acceptance import (
     fastest_within_budget,
     no_gain,
 )
-from isthmus.distill.export.candidate import Candidate, Limits, Reference, sample_cases
-from isthmus.distill.export.causal import Origin, TextFiles
+from isthmus.distill.export.candidate import Candidate, ParityLimits, StudentReference, sample_cases
+from isthmus.distill.export.causal import ModelOrigin, TextFiles
 from isthmus.distill.export.conversion import in_precision
 from isthmus.distill.export.package import contents, package_bytes, write_package, xctest
 from isthmus.distill.onnx.runtime import Run, described, ort_format
 from isthmus.distill.restore import REPORT, Restored, restored, trained_alike
-from isthmus.distill.runtimes.conversions import require_runtimes, wanted
+from isthmus.distill.runtimes.conversions import conversions_for, require_runtimes
 from isthmus.distill.runtimes.network import Portable, portable
 from isthmus.distill.runtimes.programs import INTERPRETED
 from isthmus.distill.tasks.graph import student_graph
@@ -62,12 +62,12 @@ class ExportReport:
     """The result of an export.
 
     Attributes:
-        bytes: of a package with a single precision, by precision.
-        worst: largest difference from the student in torch, by model file, on the golden cases and on test rows.
-        graph_parity: the model files of which that is said by an interpreter of the graph, and not by their runtime.
-        quality: on the test part, by model file and measure.
-        left_out: precision, file for another runtime, or head, to why the package does not have it.
-        served: cost of a row with the threads of the serving profile, in its precision or the fastest.
+        bytes: size of a package with only one precision, by precision.
+        worst: largest difference from the student in torch on golden cases and test rows, by model file.
+        graph_parity: model files that were compared by interpreting their graph, because their runtime is not here.
+        quality: metrics on the test part, by model file and metric.
+        left_out: reason by missing precision, file of another runtime, or head.
+        served: cost of a row with the threads and precision of the serving profile (the fastest, if it allows several).
         advice: why INT8 is not worth serving on this host; empty if it is.
     """
 
@@ -85,7 +85,6 @@ class ExportReport:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as plain data."""
         return dict(msgspec.to_builtins(self, enc_hook=str))
 
 
@@ -100,16 +99,16 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     device: Device | None = None,
     progress: Progress = silent,
 ) -> ExportReport:
-    """Writes the package of a trained student to `packages/<name>-<digest>`. The same student gives the same bytes.
+    """Write the package of a trained student to `packages/<name>-<digest>`. The same student gives the same bytes.
 
-    A precision whose answers are too far from the student's, or that misses a gate, is left out; if it is the precision
-    to serve, nothing is written.
+    A precision that differs too much from the student, or that misses a gate, is left out. If it is the precision to
+    serve, nothing is written.
 
     Raises:
-        ConfigurationError: a runtime of the declaration is not installed, or the task lacks the precision to serve.
+        ConfigurationError: a declared runtime is not installed, or the task lacks the precision to serve.
         ContractMismatch: the student was trained under another contract, training set or declaration.
         DataError: the student cannot be read.
-        GateFailed: the variant to serve differs too much from the student, is not good enough, too slow or too large.
+        GateFailed: the file to serve differs too much from the student, misses a gate, or is too slow or too large.
     """
     started = time.perf_counter()
     require_runtimes(material.declaration)
@@ -139,8 +138,6 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
 
 
 class _Content(NamedTuple):
-    """The files of a package by name, and what its report says of them."""
-
     files: dict[str, bytes]
     sizes: dict[str, int]
     left_out: dict[str, str]
@@ -149,7 +146,6 @@ class _Content(NamedTuple):
 
 
 def _of_rows(files: "_Files", contract: Mapping[str, Any], device: Device | None) -> _Content:
-    """The package of a student that answers rows."""
     task, profile, left_out = files.trained.task, files.profile, files.left_out
     test = task.material.parts.test
     files.accept_models()
@@ -166,14 +162,13 @@ def _of_rows(files: "_Files", contract: Mapping[str, Any], device: Device | None
 
 
 def _of_texts(
-    trained: Restored, writer: Writer, contract: Mapping[str, Any], profile: ServingProfile, cache: Path,
+    trained: Restored, writer: TextWriter, contract: Mapping[str, Any], profile: ServingProfile, cache: Path,
     progress: Progress,
 ) -> _Content:  # fmt: skip
-    """The package of a student that continues texts token by token; what is measured is a step."""
     task, declared = trained.task, trained.task.material.declaration
     allowed = allowed_precisions(writer.settings.precisions, profile)
     loaded = Contract.loads(json.dumps(contract).encode(), "contract")
-    files = TextFiles(writer, Origin(
+    files = TextFiles(writer, ModelOrigin(
         name=declared.name, contract=loaded, service=declared.student.name, model=trained.id,
         training_set=task.material.training_set, task=declared.kind,
     ), partial(_figures, trained, cache), declared.gates or ())  # fmt: skip
@@ -185,7 +180,7 @@ def _of_texts(
     if not served:
         raise GateFailed(
             "profiles.serving.precision", "; ".join(files.left_out[name] for name in allowed),
-            expected=f"a file in {profile.precision}", remedy="serve another precision, or accept less agreement",
+            expected=f"a file in {profile.precision}", remedy="serve another precision, or declare a lower agreement",
         )  # fmt: skip
     measured = fastest_within_budget(served, task.feeds(task.material.parts.test[:1]), sizes, profile)
     progress("measured", 0.95)
@@ -210,16 +205,14 @@ def _restored(material: Material, model_folder: Path) -> Restored:
     if not trained_alike(json.loads((model_folder / REPORT).read_bytes())["made_of"], trained.task, "report"):
         raise ContractMismatch(
             str(model_folder),
-            "how its task judges a student has changed since its figures were measured",
-            expected="figures of today's code",
-            remedy="run `isthmus distill`: it measures them again, and trains nothing",
+            "its metrics were measured with an earlier version of the task's code",
+            expected="metrics of the current code",
+            remedy="run `isthmus distill`: it measures again without training",
         )
     return trained
 
 
 class _Files:
-    """The model files of a student by name, those of them that are shipped, and why the rest is not."""
-
     def __init__(self, trained: Restored, cache: Path, profile: ServingProfile, progress: Progress) -> None:
         self.trained, self.profile, self.progress = trained, profile, progress
         self.allowed = allowed_precisions([*trained.task.tolerance], profile)
@@ -237,8 +230,8 @@ class _Files:
         progress("converted", 0.3)
         test, everything = task.material.parts.test, np.arange(task.material.table.num_rows)
         teacher, _ = complete_outputs(task, task.teacher(), everything, cache, silent)
-        self.reference = Reference(task, test, teacher.float32(test), golden, sample_cases(task, student, test))
-        self.limits = Limits.of(task, student, test)
+        self.reference = StudentReference(task, test, teacher.float32(test), golden, sample_cases(task, student, test))
+        self.limits = ParityLimits.of(task, student, test)
         tensors = onnx.load_model_from_string(self.models["model.fp32.onnx"]).graph
         self.inputs, self.outputs = (tuple(map(described, values)) for values in (tensors.input, tensors.output))
         self.extra = task.shipped(teacher)
@@ -255,7 +248,7 @@ class _Files:
                         run = Candidate(model, self.profile.threads).run
                         passed.append(accept(self.reference, self.limits, file, model, run, max_sizes))
             except GateFailed as error:
-                # Every other file is made of the graph in fp32, or of the student that it should be.
+                # All other files derive from the fp32 graph or the student, so a wrong fp32 file stops the export.
                 wrong = precision == "fp32" and isinstance(error, ParityFailed)
                 if wrong or precision == self.profile.precision:
                     raise
@@ -267,9 +260,9 @@ class _Files:
             raise next(iter(self.left_out.values()))
 
     def accept_programs(self) -> None:
-        """For the other runtimes: none of them is the file to serve, so none stops an export."""
+        """Accept the files for other runtimes. Failures do not stop the export: none of them is the file to serve."""
         task, train = self.trained.task, self.trained.task.material.parts.train
-        runtimes = wanted(task.material.declaration)
+        runtimes = conversions_for(task.material.declaration)
         if not runtimes:
             return
         of = portable(task, self.trained.student, self.reference.rows[:1], self.inputs, self.outputs)
@@ -287,7 +280,7 @@ class _Files:
                     self.accepted.append(accepted._replace(variant=variant))
                     self.progress(f"compared {file}", 0.8)
                 except GateFailed as error:
-                    # The files behind one that answers wrongly are made of the same program.
+                    # Later files are made from the same program, so they are wrong, too.
                     wrong = [*made][[*made].index(file) :] if isinstance(error, ParityFailed) else [file]
                     self.left_out |= dict.fromkeys(wrong, error)
                     self.progress(f"no {', '.join(wrong)}: {error}", 0.8)
@@ -311,7 +304,6 @@ class _Files:
         return names if fit and all(name.isprintable() and len(name) <= LONGEST for name in names) else ()
 
     def package(self, contract: Mapping[str, Any], device: Device | None) -> dict[str, bytes]:
-        """The files of the package by name."""
         material = self.trained.task.material
         declaration = material.declaration
         core = self.core if any(file.variant.core for file in self.accepted) else ()
@@ -333,14 +325,14 @@ class _Files:
             variants=tuple(file.variant for file in self.accepted),
             files={name: purpose for name, (_, purpose) in self.extra.items()}
             | ({} if device is None else CLIENTS)
-            | ({HEAD: "what makes the tensors of the numeric core of raw values", **READERS} if head else {}),
+            | ({HEAD: "the steps from raw values to the tensors of the numeric core", **READERS} if head else {}),
             device=device,
             core=core,
             classes=self._classes(),
             rounding=self.trained.task.rounding,
         )
         tests = xctest(manifest)
-        purposes = dict.fromkeys(tests, "a test for Xcode, in which Core ML answers the golden cases")
+        purposes = dict.fromkeys(tests, "a test for Xcode, in which Core ML computes the golden cases")
         manifest = msgspec.structs.replace(manifest, files={**manifest.files, **purposes})
         cases = tuple(
             GoldenCase(

@@ -1,4 +1,4 @@
-"""The folder a mobile engineer receives, with a README for each platform (`README.md.jinja`)."""
+"""Write the package folder that a mobile engineer receives, with a README for each platform (`README.md.jinja`)."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ _MODELS = (f"{MODEL}.", f"{CORE}.")
 _NOT_IN_SWIFT = ("bool", "double")
 _SWIFT_KEYS = {"Bool": "bool", "String": "string", "Bytes": "bytes"}
 _PLACEHOLDER = {"String": "…", "Bytes": "…", "Bool": True}
-"""A join key in an example; whole numbers are 1."""
+"""Example join keys by type; 1 for all others."""
 _TEMPLATES = jinja2.Environment(  # noqa: S701 - Markdown, not HTML
     loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
 )
@@ -37,7 +37,6 @@ _TEMPLATES.filters["json"] = json.dumps
 def contents(
     manifest: Manifest, contract: Mapping[str, Any], golden: Golden, files: Mapping[str, bytes]
 ) -> dict[str, bytes]:
-    """The files of a package by name; `files` has the models and whatever else is shipped."""
     package = {
         **files,
         MANIFEST: json.dumps(msgspec.to_builtins(manifest), indent=2, sort_keys=True, allow_nan=False).encode(),
@@ -50,7 +49,7 @@ def contents(
 
 
 def xctest(manifest: Manifest) -> Mapping[str, str]:
-    """A test in Swift by its name, in which Core ML answers the golden cases; none without a file for it."""
+    """Return a Swift test by file name, in which Core ML computes the golden cases; empty without a Core ML file."""
     if (variant := _of_format(manifest, "mlpackage")) is None:
         return {}
     package = variant.file.partition(".mlpackage")[0]
@@ -62,7 +61,7 @@ def _of_format(manifest: Manifest, suffix: Format) -> Variant | None:
 
 
 def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path:
-    """Writes the result of `contents` to `packages/<name>-<digest>` and reads it back; returns the folder."""
+    """Write the result of `contents` to `packages/<name>-<digest>`, read it back, and return the folder."""
     target = packages / f"{name}-{hashlib.sha256(files[SUMS]).hexdigest()[:12]}"
 
     def write(folder: Path) -> None:
@@ -78,7 +77,7 @@ def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path
 
 
 def package_bytes(files: Mapping[str, bytes], precision: str) -> int:
-    """Bytes of a package with the models of a single precision; the README and sources of an app are not loaded."""
+    """Return the bytes of a package with one precision, without the README and sources, which apps do not load."""
     return sum(
         len(content)
         for name, content in files.items()
@@ -88,14 +87,13 @@ def package_bytes(files: Mapping[str, bytes], precision: str) -> int:
 
 
 def readme(manifest: Manifest, contract: Mapping[str, Any], golden: Golden, files: Mapping[str, bytes]) -> str:
-    """Return the text, in Markdown. Its code opens the smallest model in ORT format."""
     stored = {column.name.partition(SEPARATOR)[0] for column in manifest.inputs if SEPARATOR in column.name}
     measures = list(manifest.variants[0].quality)
     whole = [variant.file for variant in manifest.variants if variant.format in WHOLE]
 
     def qualities(variant: Variant) -> list[str]:
         values = (variant.quality[measure] for measure in measures)
-        return ["not known" if value is None else f"{value:.4g}" for value in values]
+        return ["unknown" if value is None else f"{value:.4g}" for value in values]
 
     return _TEMPLATES.get_template("README.md.jinja").render(
         manifest=manifest,
@@ -124,7 +122,7 @@ def readme(manifest: Manifest, contract: Mapping[str, Any], golden: Golden, file
 
 
 def _example(manifest: Manifest, contract: Mapping[str, Any], golden: Golden, views: Collection[str]) -> _Example:
-    """Write the join keys and the request fields of the first golden row, in each language."""
+    """Return the join keys and request fields of the first golden row, as source code of each language."""
     row = dict(zip(golden.inputs, golden.cases[0].rows[0], strict=True)) if manifest.inputs else {}
     types = {name: kind for view in sorted(views) for name, kind in contract["views"].get(view, {}).get("keys", ())}
     types |= {name: kind for view in (manifest.device.views if manifest.device else ()) for name, kind in view.keys}
@@ -145,7 +143,7 @@ def _example(manifest: Manifest, contract: Mapping[str, Any], golden: Golden, vi
         f"{_json(name)}: .{_SWIFT_KEYS.get(types[name], 'int')}({_json(value)})" for name, value in keys.items()
     )
     example["swift"] += (f"[{typed}]",)
-    # A dollar begins an expression in Kotlin's texts.
+    # In Kotlin strings, a dollar sign begins an expression.
     example["kotlin"] = tuple(part.replace("$", "\\$") for part in example["kotlin"])
     return {**example, "python": (repr(keys), repr(request))}
 

@@ -1,1 +1,1 @@
-"""What is declared of a language model."""
+"""Declarations of causal language models."""

@@ -1,4 +1,4 @@
-"""The declaration of low-rank changes to a base."""
+"""The declaration of low-rank updates (LoRA) of a base."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,17 @@ from isthmus.features.errors import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    """A base's weights stay, and the product of two narrow matrices is learned for each linear layer and added to it.
+    """Train two narrow matrices per linear layer, whose product is added to the layer's frozen weights.
 
-    Hu et al., ICLR 2022 (arXiv:2106.09685), by the library PEFT. Of 135 M weights a rank of 16 trains 4.9 M, so that
-    the optimizer needs 39 MB, not 1.1 GB. What is shipped has them added: it is as large as its base, and as fast.
+    Hu et al., ICLR 2022 (arXiv:2106.09685), by the library PEFT. Rank 16 trains 4.9 M of 135 M weights, so the
+    optimizer needs 39 MB instead of 1.1 GB. The product is merged before export: the package is as large and as fast as
+    the base.
 
     Attributes:
-        rank: of each product.
-        alpha: the product counts `alpha` / `rank` times.
-        dropout: of what the first matrix reads.
-        layers: names of the linear layers, as "q_proj"; none for all but the last, which gives the logits.
+        rank: rank of each product.
+        alpha: scale; the product is multiplied by `alpha` / `rank`.
+        dropout: dropout on the input of the first matrix.
+        layers: names of the linear layers, such as "q_proj"; empty for all except the output layer.
     """
 
     rank: int = 16
@@ -27,7 +28,6 @@ class Lora:
     layers: tuple[str, ...] = ()
 
     def problems(self, where: str) -> list[Problem]:
-        """The invalid values, each with what would be valid."""
         if wrong := mistyped(self, f"{where}: "):
             return wrong
         checks = [

@@ -1,1 +1,1 @@
-"""ONNX graphs: built, quantized, run, and what they cost."""
+"""Build, quantize, run and measure ONNX graphs."""

@@ -1,4 +1,4 @@
-"""Builds an ONNX graph node by node, and takes in finished graphs as parts."""
+"""Build an ONNX graph node by node, and include finished graphs as parts."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -11,14 +11,13 @@ from isthmus.transforms.rowwise.core.graph import Described, assembled, needed
 
 
 class Building:
-    """Nodes and constants of a graph under construction; names are unique."""
+    """A graph under construction. Names of nodes and constants are unique."""
 
     def __init__(self) -> None:
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}
 
     def constant(self, name: str, value: Any) -> str:
-        """Adds a constant, unless there is a constant of this name, and returns the name."""
         array = np.asarray(value)
         if array.dtype == object:
             tensor = helper.make_tensor(name, onnx.TensorProto.STRING, array.shape, array.ravel().tolist())
@@ -28,16 +27,15 @@ class Building:
         return name
 
     def add(self, operator: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
-        """Adds a node whose output has the node's name; a name that exists already adds nothing."""
         if not any(node.name == name for node in self._nodes):
             self._nodes.append(helper.make_node(operator, list(inputs), [name], name=name, **attributes))
         return name
 
     def include(self, model: onnx.ModelProto, part: str, known: Mapping[str, str]) -> dict[str, str]:
-        """Copies the nodes of a graph, renamed in place to `part/name`; Identity nodes are dropped.
+        """Copy the nodes of a graph, renamed to `part/name`; drops Identity nodes and changes `model` in place.
 
-        `known` maps tensors of the graph to their names here: its inputs, and tensors that need not be computed again.
-        Returns the graph's outputs, mapped likewise.
+        `known` maps tensors of the graph to their names here: its inputs, and tensors that are already computed.
+        Returns the names here of the graph's outputs.
         """
         same = dict(known)
 
@@ -58,7 +56,7 @@ class Building:
         return {output.name: renamed(output.name) for output in model.graph.output}
 
     def rows(self, tensor: str, count: int) -> list[str]:
-        """The rows (1, N) of a tensor (count, N): the inputs of the Concat that joined them, or a new Split."""
+        """Return the rows (1, N) of a tensor (count, N): the inputs of the Concat that made it, or a new Split."""
         producer = self._producer(tensor)
         if producer is not None and producer.op_type == "Concat":
             return list(producer.input)
@@ -68,14 +66,13 @@ class Building:
         return names
 
     def split(self, tensor: str, sizes: Sequence[int], axis: int) -> list[str]:
-        """Parts of a tensor of these sizes along an axis."""
         names = [f"{tensor}/{axis}/{place}" for place in range(len(sizes))]
         lengths = self.constant(f"sizes/{'/'.join(map(str, sizes))}", np.array(sizes, np.int64))
         self._nodes.append(helper.make_node("Split", [tensor, lengths], names, name=names[0], axis=axis))
         return names
 
     def always(self, mask: str) -> bool | None:
-        """The value of a mask that is constant; None if it is computed."""
+        """Return the value of a constant mask; None if the mask is computed."""
         producer = self._producer(mask)
         if producer is None or producer.op_type != "Expand" or producer.input[0] not in self._constants:
             return None
@@ -85,7 +82,6 @@ class Building:
         return next((node for node in self._nodes if tensor in node.output), None)
 
     def model(self, name: str, inputs: Described, outputs: Described) -> onnx.ModelProto:
-        """The checked graph, without nodes and constants that no output needs."""
         nodes = needed(self._nodes, [output.name for output in outputs])
         used = {name for node in nodes for name in node.input}
         constants = [constant for constant in self._constants.values() if constant.name in used]
@@ -94,7 +90,7 @@ class Building:
 
 
 def _shorten(nodes: Sequence[onnx.NodeProto], constants: Sequence[onnx.TensorProto], public: Collection[str]) -> None:
-    """Shortens all names but those of inputs and outputs: names are a third of a graph's bytes on a device."""
+    """Shorten all names except inputs and outputs: names are a third of a graph's bytes on a device."""
     short = {name: name for name in ("", *public)}
     for name in (constant.name for constant in constants):
         short.setdefault(name, f"c{len(short)}")

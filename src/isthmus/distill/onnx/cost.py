@@ -1,4 +1,4 @@
-"""The cost of a graph for a single row: operations, bytes of weights, activations."""
+"""The cost of a graph for one row: operations, bytes of weights, activations."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,16 @@ _UNCOUNTED = (
     "Einsum", "LSTM", "GRU", "RNN", "Attention", "If", "Loop", "Scan", "MatMulInteger", "ConvInteger", "QLinearMatMul",
     "QLinearConv", "DynamicQuantizeMatMul", "FusedMatMul", "FusedGemm", "FusedConv",
 )  # fmt: skip
-"""Operators that multiply as well, or hold subgraphs that may: reported, not counted."""
+"""Operators that may also multiply, directly or in subgraphs. They are reported, not counted."""
 _TEXT = 16
 """Bytes assumed per string."""
 
 
 class GraphWork(msgspec.Struct, frozen=True):
-    """The cost of a single row.
+    """The cost of one row.
 
     Attributes:
-        flops: of all matrix products and convolutions, as torch counts them: a multiply-add is two, a bias none.
+        flops: operations of products and convolutions, counted as in torch: two per multiply-add, none for a bias.
         weights: bytes of the constants.
         values: bytes of the inputs and outputs.
         activations: numbers that the products output.
@@ -36,10 +36,10 @@ class GraphWork(msgspec.Struct, frozen=True):
 
 
 def graph_work(model: bytes, shapes: Mapping[str, Sequence[int]]) -> GraphWork:
-    """The cost of a graph in ONNX format for a single row.
+    """Return the cost of an ONNX graph for one row.
 
-    `shapes` are those of the inputs that have symbolic sizes. The row dimension is whichever has the symbol of the
-    first output's first axis; if that has none, it is axis 0.
+    `shapes` has the shape of each input with symbolic sizes. The row dimension is the one with the symbol of the first
+    output's first axis, or axis 0 if that axis has no symbol.
     """
     loaded = onnx.load_model_from_string(model)
     graph = loaded.graph
@@ -66,19 +66,17 @@ def graph_work(model: bytes, shapes: Mapping[str, Sequence[int]]) -> GraphWork:
 
 
 def weight_bytes(model: bytes) -> int:
-    """Bytes of the constants of a graph."""
     constants = _constants(onnx.load_model_from_string(model).graph)
     return sum(_size(tensor.data_type, tensor.dims) for tensor in constants.values())
 
 
 def _operations(node: onnx.NodeProto, left: Shape, right: Shape, output: Shape) -> int:
-    """Two per multiply-add."""
-    if node.op_type == "ConvTranspose":  # each input is multiplied with the weights of its group
+    if node.op_type == "ConvTranspose":  # each input meets all weights of its group
         return 2 * math.prod(left) * math.prod(right[1:])
     if node.op_type == "Conv":  # right: (out, in / groups, *kernel)
         return 2 * math.prod(output) * math.prod(right[1:])
-    turned = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
-    return 2 * math.prod(output) * left[0 if turned else -1]
+    transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
+    return 2 * math.prod(output) * left[0 if transposed else -1]
 
 
 def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:

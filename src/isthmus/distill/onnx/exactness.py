@@ -1,8 +1,8 @@
-"""INT8 graphs that every runtime computes to the bit: their last layer, and the sums between layers.
+"""INT8 graphs with the same bits in every runtime: their last layer, and the sums between layers.
 
 Integer products are the same everywhere. Sums of floats are not: runtimes differ in order and in fused multiply-add.
-Neither matters where each product and sum is exact in float32, as integers up to 2**24 times a power of two are. A
-single addition, multiplication or division is exact by IEEE 754.
+Neither matters if each product and sum is exact in float32, as integers up to 2**24 times a power of two are. A single
+addition, multiplication or division is defined exactly by IEEE 754.
 """
 
 import numpy as np
@@ -23,13 +23,13 @@ _FINEST = 100
 
 
 def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodeProto) -> onnx.ModelProto:
-    """A graph with the same bits in every runtime, as far as layers and the operators of `primitives` decide it.
+    """Return a graph with the same bits in every runtime, as far as layers and `primitives` decide it.
 
-    The inputs of the last layer stay 8-bit integers, but its weights become floats again, rounded so that its sums are
+    The inputs of the last layer stay 8-bit integers. Its weights become floats again, rounded so that its sums are
     exact: to twelve bits for 32 inputs, to ten for 144. Its output is no longer rounded. These last layers keep 8-bit
-    weights: with computed weights; other operators than Gemm, MatMul and convolutions; grouped transposed convolutions;
-    a Gemm with alpha; a product with a vector; a layer with so many inputs, from 65,793 on if none is negative, that
-    the steps would be larger than its weights.
+    weights: computed weights; operators other than Gemm, MatMul and convolutions; grouped transposed convolutions; a
+    Gemm with alpha; a product with a vector; a layer with so many inputs (65,793 or more if none is negative) that the
+    steps would exceed its weights.
 
     In `quantized`, the output of ONNX Runtime's quantizer for the model, each layer is between a DequantizeLinear and a
     QuantizeLinear.
@@ -50,14 +50,14 @@ def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodePr
 
 
 def powers_of_two(optimized: onnx.GraphProto) -> dict[str, tuple[Array, Array]]:
-    """Quantization steps with which each runtime adds and multiplies integers to the same bits.
+    """Return the quantization steps with which every runtime adds and multiplies integers to the same bits.
 
-    ONNX Runtime fuses an addition of integers, and multiplies them by the ratio of their steps: with fused multiply-add
-    on x86, without in a browser, which rounds differently once in millions. With powers of two, each product and sum of
-    two is exact in float32.
+    ONNX Runtime fuses additions and multiplications of integers and scales by the ratio of their steps: with fused
+    multiply-add on x86, without it in a browser, which rounds differently once in millions. With powers of two, each
+    product and each sum of two is exact in float32.
 
-    For each input and output of such an operation of the graph, as ONNX Runtime computes it, whose step is no power of
-    two: the next larger one, float32 (), and its zero point, uint8 ().
+    The result has every input and output of such an operation in the optimized graph whose step is not a power of two:
+    the next larger power, float32 (), and its zero point, uint8 ().
     """
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in optimized.initializer}
     steps = {}
@@ -88,7 +88,7 @@ def _sum_exactly(graph: onnx.GraphProto, name: str, parameters: list[Array]) -> 
         graph.initializer.append(numpy_helper.from_array(value, tensor))
     graph.initializer.append(numpy_helper.from_array(np.array(1, np.float32), f"{name}/one"))
     whole, inputs = f"{name}/whole", [dequantized.input[0], f"{name}/one", dequantized.input[2]]
-    # The next layers read the output by its name after these two nodes.
+    # The next layers read the output under the name it has after these two nodes.
     quantize = next(node for node in graph.node if layer.output[0] in node.input)
     dequantize = next(node for node in graph.node if quantize.output[0] in node.input)
     layer.output[0] = dequantize.output[0]
@@ -99,10 +99,10 @@ def _sum_exactly(graph: onnx.GraphProto, name: str, parameters: list[Array]) -> 
 
 
 def _rounded(weights: Array, biases: list[Array], axis: int, largest: int) -> list[Array]:
-    """Rounds weights and bias to steps of which no output's sum passes 2**24, for integer inputs up to `largest`.
+    """Round weights and bias so that no output's sum exceeds 2**24 steps, for integer inputs up to `largest`.
 
-    `axis` is that of the outputs in the weights; `biases` holds a bias (outputs,), or nothing. Returns weights and
-    bias, float32; nothing where, for so many inputs, steps would be larger than most weights.
+    `axis` is the axis of the outputs in the weights; `biases` holds one bias (outputs,), or nothing. Returns float32
+    weights and bias, or nothing if there are so many inputs that steps would exceed most weights.
     """
     shape = [-1 if place == axis else 1 for place in range(weights.ndim)]
     parts = [weights, *(bias.astype(np.float64) for bias in biases)]
@@ -110,7 +110,7 @@ def _rounded(weights: Array, biases: list[Array], axis: int, largest: int) -> li
     most = np.abs(weights).sum(tuple({*range(weights.ndim)} - {axis})) * largest + sum(map(np.abs, parts[1:]))
     # Rounding adds half a step to each weight and to the bias.
     room = _EXACT - (inputs * largest + 1) / 2
-    if room <= _EXACT / 2:  # A step, `most` over `room` at least, is then larger than the mean of the weights.
+    if room <= _EXACT / 2:  # a step, at least `most` / `room`, would exceed the mean weight
         return []
     with np.errstate(divide="ignore"):
         power = np.minimum(np.floor(np.log2(room / most)), _FINEST)
@@ -119,7 +119,6 @@ def _rounded(weights: Array, biases: list[Array], axis: int, largest: int) -> li
 
 
 def _has_outputs(layer: onnx.NodeProto, weights: Array) -> bool:
-    """Whether the outputs are an axis of the weights, and nothing else scales the sums."""
     if layer.op_type == "ConvTranspose":
         return _attribute(layer, "group") in (0, 1)
     if layer.op_type == "Gemm":

@@ -1,4 +1,4 @@
-"""Memory and time to open a model, measured in a fresh process."""
+"""Measure the memory and time to open a model, in a fresh process."""
 
 import os
 import subprocess
@@ -19,11 +19,11 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Footprint(msgspec.Struct, frozen=True):
-    """What a fresh process needs for its first answer (Linux).
+    """The cost of the first answer in a fresh process (Linux).
 
     Attributes:
-        memory_mb: MiB by which its resident memory grows at its peak.
-        load_ms: milliseconds from the model file to that answer; libraries are loaded before.
+        memory_mb: MiB by which the resident memory peaks above its level before loading.
+        load_ms: milliseconds from the model file to the answer, with libraries already loaded.
     """
 
     memory_mb: float
@@ -31,7 +31,7 @@ class Footprint(msgspec.Struct, frozen=True):
 
 
 def footprint(model: bytes, feeds: Feeds, threads: int, max_load_ms: float | None) -> Footprint:
-    """Measures a model that answers once; again if it takes more than `max_load_ms`, and then the faster run counts.
+    """Measure one answer of a model in a fresh process; measure again and take the faster run above `max_load_ms`.
 
     Raises a GateFailed if the model does not answer.
     """
@@ -52,8 +52,8 @@ def _footprint(model: bytes, feeds: Feeds, threads: int) -> Footprint:
     if answer.returncode:
         last_line = answer.stderr.decode(errors="replace").splitlines()[-1:]
         raise GateFailed(
-            "a fresh process with the model", f"ended with {answer.returncode}: {''.join(last_line)[:300]}",
-            expected="an answer", remedy="make the student smaller, or look whether this machine has memory left",
+            "a fresh process with the model", f"exited with {answer.returncode}: {''.join(last_line)[:300]}",
+            expected="an answer", remedy="make the student smaller, or free memory on this machine",
         )  # fmt: skip
     return msgspec.json.decode(answer.stdout, type=Footprint)
 
@@ -61,7 +61,7 @@ def _footprint(model: bytes, feeds: Feeds, threads: int) -> Footprint:
 def _main(model: str, tensors: str, threads: str) -> None:
     encoded = msgspec.json.decode(Path(tensors).read_bytes(), type=dict[str, TensorBytes])
     row = {name: tensor.array for name, tensor in encoded.items()}
-    with suppress(OSError):  # where the peak cannot be reset, that of the imports counts if it was larger
+    with suppress(OSError):  # if the peak cannot be reset, the peak of the imports counts
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     before = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The machine that measures: latency, memory and load times hold for it alone."""
+"""Describe the machine that measures: latency, memory and load times are only valid for it."""
 
 import os
 import platform
@@ -8,7 +8,6 @@ _CPUS = Path("/proc/cpuinfo")
 
 
 def host() -> str:
-    """The processor, and how many of its cores this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     lines = _CPUS.read_text(encoding="utf-8", errors="replace").splitlines() if _CPUS.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,9 +1,9 @@
-"""A canonical byte sequence for a model in ORT format.
+"""Canonical bytes for models in ORT format.
 
 ONNX Runtime writes initializers and value types in the order of a hash map with a random seed, so two conversions of
 the same model differ. `canonical` reads the file by its schema (onnxruntime/core/flatbuffers/schema/ort.fbs), sorts
-what has no order, and writes it again. Equal parts, such as the type of most values, are written once: a file of many
-small nodes shrinks to a third.
+the unordered lists, and writes the file again. Equal parts, such as the type of most values, are written once: a file
+of many small nodes shrinks to a third.
 """
 
 import struct
@@ -16,8 +16,8 @@ from flatbuffers.table import Table
 IDENTIFIER = b"ORTM"
 ALIGNMENT = 16
 
-# A field is a struct format for a scalar, "str", a table's name, or a list of these or of raw bytes; "!" marks a list
-# without an order. None is a field that models do not use.
+# A field is a struct format for a scalar, "str", a table's name, or a list of these or of raw bytes; "!" marks an
+# unordered list. None is a field that models do not use.
 _TABLES: dict[str, tuple[Any, ...]] = {
     "Session": ("str", "Model", None, "Resolver"),
     "Model": ("q", ["Opset"], "str", "str", "str", "q", "str", "Graph", "str", ["Entry"]),
@@ -42,11 +42,11 @@ _TABLES: dict[str, tuple[Any, ...]] = {
 }
 _TENSOR_TYPE = (1,)
 _UNIQUE = ("Session", "Model", "Graph", "Tensor", ["Tensor"], ["Tensor", "!"], ["Value", "!"], ["Node"], ["B"])
-"""Large kinds that never repeat: not worth a key."""
+"""Large kinds that never repeat: checking for equal parts would waste time."""
 
 
 def canonical(model: bytes) -> bytes:
-    """The model with all unordered lists sorted; a ValueError if it holds a field that this schema does not know."""
+    """Sort all unordered lists of a model; raise a ValueError if it holds a field that the schema here lacks."""
     if model[4:8] != IDENTIFIER:
         raise ValueError("not a model in ORT format")
     root = encode.Get(packer.uoffset, model, 0)
@@ -54,7 +54,7 @@ def canonical(model: bytes) -> bytes:
 
 
 def operators(model: bytes) -> tuple[dict[str, int], set[tuple[str, str]]]:
-    """Return the versions of the operators in a file by domain, and the domain and name of each that it uses."""
+    """Return the operator set versions by domain, and the domain and name of each operator in a file."""
     root = Table(model, encode.Get(packer.uoffset, model, 0))
     used, versions = _read("Resolver", _inner(root, 3))[0], _inner(root, 1)
     imported = _field(["Opset"], versions, versions.Pos + versions.Offset(6))
@@ -68,7 +68,6 @@ def _inner(table: Table, slot: int) -> Table:
 
 
 def _read(name: str, table: Table) -> list[Any]:
-    """The fields of a table in schema order; None if absent."""
     fields = _TABLES[name]
     vtable = table.Pos - encode.Get(packer.soffset, table.Bytes, table.Pos)
     size = encode.Get(packer.voffset, table.Bytes, vtable)
@@ -82,7 +81,7 @@ def _read(name: str, table: Table) -> list[Any]:
         else:
             values.append(_field(fields[slot], table, table.Pos + offset))
     if name == "Type" and values[1:2] not in ([], [None], [_TENSOR_TYPE]):
-        raise ValueError("a value that is no tensor")
+        raise ValueError("a value that is not a tensor")
     return values
 
 
@@ -105,7 +104,7 @@ def _field(kind: Any, table: Table, position: int) -> Any:
 
 
 class _Writer:
-    """Writes a file from its end to its start, each equal part once."""
+    """Write a file from its end to its start, each equal part once."""
 
     def __init__(self, size: int) -> None:
         self._builder = Builder(size)
@@ -131,7 +130,7 @@ class _Writer:
         return int(self._builder.EndObject())
 
     def _place(self, kind: Any, value: Any) -> Any:
-        """Writes a value stored outside its table, unless it is written already; returns its offset, or the scalar."""
+        """Write a value stored outside its table, unless it was written before. Return its offset, or the scalar."""
         if isinstance(kind, str) and kind != "str" and kind not in _TABLES:
             return value
         if kind in _UNIQUE:

@@ -1,6 +1,6 @@
-"""Float operators decomposed into primitives whose bits IEEE 754 defines.
+"""Decompose float operators into primitives whose bits IEEE 754 defines.
 
-A single addition, multiplication, division or root has one right answer. Sums depend on their order, exponentials on
+A single addition, multiplication, division or root has one correct result. Sums depend on their order, exponentials on
 the math library. So sums become sums of integers that are exact in float64 in any order, and exponentials become
 additions and multiplications.
 """
@@ -18,18 +18,18 @@ from isthmus.distill.types import Array
 _END, _SQUARINGS = 16.0, 5
 _SMALLER = 2.0**-_SQUARINGS
 _FINE = 2.0**40
-"""Resolution, relative to the largest number of a sum: 8,192 such numbers are exact in float64."""
+"""Resolution relative to the largest number of a sum: sums of 8,192 numbers stay exact in float64."""
 _ERF = 0.3275911, (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 _AXES_ARE_INPUTS = 18
-"""Since this opset, for all operators along axes."""
+"""From this opset on, all operators along axes take the axes as an input."""
 
 
 def in_primitives(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """The nodes of a graph, with sigmoid, tanh, erf, GELU, softmax, layer norm and reductions decomposed.
+    """Return the nodes of a graph with sigmoid, tanh, erf, GELU, softmax, layer norm and reductions decomposed.
 
-    Constants are added to the graph. Sigmoid, tanh and erf are within 2e-6. Operators along axes are left alone below
-    opset 18 and where the axes are computed; so are layer norms with an axis other than -1, or whose scale is not a
-    constant with a number per column. A sum of more than 8,192 numbers may depend on their order.
+    Adds constants to the graph. Sigmoid, tanh and erf are within 2e-6. Unchanged: operators along axes below opset 18
+    or with computed axes; layer norms with an axis other than -1, or whose scale is not a constant with one number per
+    column. A sum of more than 8,192 numbers may depend on their order.
     """
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     known = onnx.shape_inference.infer_shapes(model).graph
@@ -52,7 +52,7 @@ def in_primitives(model: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 
 class _Writer:
-    """The nodes in place of a node; without any, it stays."""
+    """The nodes that replace a node; if it writes none, the node stays."""
 
     def __init__(self, graph: onnx.GraphProto, node: onnx.NodeProto, constants: Mapping[str, Array]) -> None:
         self._graph = graph
@@ -63,7 +63,7 @@ class _Writer:
         self.nodes: list[onnx.NodeProto] = []
 
     def step(self, operator: str, *inputs: str | float, wide: bool = False, **attributes: Any) -> str:
-        """Adds a node and returns the name of its output; numbers are float32, or float64 if `wide`."""
+        """Add a node and return the name of its output; numbers are float32, or float64 if `wide`."""
         kind = np.float64 if wide else np.float32
         names = [value if isinstance(value, str) else self.constant(np.array(value, kind)) for value in inputs]
         name = f"{self.node.output[0]}/{next(self._numbers)}"
@@ -77,7 +77,6 @@ class _Writer:
         return self.step("Cast", value, to=kind)
 
     def constant(self, value: Array) -> str:
-        """Adds a constant, unless an equal constant exists, and returns its name."""
         name = f"number/{value.dtype.name}/{value.tolist()}"
         if name not in self._names:
             self._graph.initializer.append(numpy_helper.from_array(value, name))
@@ -86,10 +85,10 @@ class _Writer:
 
 
 def _power(writer: _Writer, small: str) -> str:
-    """exp(x) of x / 32, itself within ±0.5.
+    """Return exp(x) from x / 32, which is within ±0.5.
 
     exp(y) = exp(y / 2**n) ** 2**n by n squarings (Higham, 2005, "The scaling and squaring method for the matrix
-    exponential revisited"), the small one by Taylor's polynomial of degree 4.
+    exponential revisited"), the inner exponential by Taylor's polynomial of degree 4.
     """
     power: str | float = 1 / 24
     for coefficient in (1 / 6, 1 / 2, 1, 1):
@@ -100,7 +99,7 @@ def _power(writer: _Writer, small: str) -> str:
 
 
 def _exact_sum(writer: _Writer, value: str, axes: Sequence[int], *, squares: bool = False) -> str:
-    """Sums float64 numbers, or their squares, in steps of 2**-40 of the largest; the axes stay, with size 1."""
+    """Sum float64 numbers, or their squares, in steps of 2**-40 of the largest; keep the axes, with size 1."""
     largest = writer.reduced("ReduceMax", writer.step("Abs", value), axes)
     largest = writer.step("Max", largest, 1e-150, wide=True)
     parts = writer.step("Div", value, largest)
@@ -124,11 +123,11 @@ def _tanh(writer: _Writer) -> None:
 
 
 def _softmax(writer: _Writer) -> None:
-    """exp(x - max) over their sum; 16 or more below the largest counts as 0."""
+    """exp(x - max) over the sum of these; 16 or more below the largest counts as 0."""
     value, axes = writer.node.input[0], [writer.attributes.get("axis", -1)]
     below = writer.step("Sub", value, writer.reduced("ReduceMax", value, axes))
     power = _power(writer, writer.step("Mul", writer.step("Clip", below, -_END, 0.0), _SMALLER))
-    # A NaN stays: it compares false.
+    # NaN compares false, so it stays NaN.
     power = writer.step("Where", writer.step("LessOrEqual", below, -_END), 0.0, power)
     total = _exact_sum(writer, writer.cast(power, TensorProto.DOUBLE), axes)
     writer.step("Div", power, writer.cast(total, TensorProto.FLOAT))
@@ -152,7 +151,7 @@ def _erf(writer: _Writer) -> None:
 
 
 def _gelu(writer: _Writer) -> None:
-    """The input times the normal distribution's share below it (Hendrycks and Gimpel, 2016, arXiv:1606.08415)."""
+    """The input times the normal distribution's mass below it (Hendrycks and Gimpel, 2016, arXiv:1606.08415)."""
     value = writer.node.input[0]
     if writer.attributes.get("approximate", b"none") == b"tanh":
         cube = writer.step("Mul", writer.step("Mul", value, value), value)
@@ -168,7 +167,7 @@ def _gelu(writer: _Writer) -> None:
 def _layer_norm(writer: _Writer) -> None:
     """(x - mean) / sqrt(variance + epsilon), scaled and shifted (Ba, Kiros and Hinton, 2016, arXiv:1607.06450)."""
     scale = writer.constants.get(writer.node.input[1])
-    # The row size is that of the scale, unless the scale is a single number.
+    # The scale has the row size, unless it is a single number.
     if scale is None or scale.ndim != 1 or scale.size == 1:
         return
     if len(writer.node.output) > 1 or writer.attributes.get("axis", -1) != -1:

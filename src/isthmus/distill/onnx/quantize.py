@@ -1,4 +1,4 @@
-"""INT8 by static quantization."""
+"""Static INT8 quantization."""
 
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from isthmus.package.inputs import Feeds
 TABLE = "Gather"
 """The operator that reads embedding tables."""
 LEAST_TABLE = 4096
-"""Numbers of a table that is quantized: a smaller one takes less than what reads it."""
+"""Fewest numbers of a table to quantize: for a smaller one, the added nodes would outweigh the savings."""
 
 
 class _Calibration(CalibrationDataReader):  # type: ignore[misc]
@@ -30,21 +30,21 @@ class _Calibration(CalibrationDataReader):  # type: ignore[misc]
 
 
 def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Sequence[str]) -> bytes:
-    """The model with INT8 inputs and per-channel INT8 weights: the same bits in every runtime.
+    """Quantize a model to INT8 inputs and per-channel INT8 weights that give the same bits in every runtime.
 
-    Static, not dynamic: a dynamic scale depends on the batch, so the answer for a row would depend on its neighbors.
-    Inputs are unsigned: on x86 ONNX Runtime converts signed inputs where it can, and computes in floats where it
-    cannot. Weights have seven bits: with eight, processors without VNNI saturate, and differ from the machine the
-    package was checked on. The last layer has a few dozen weights, and its rounding shows: they get a dozen bits.
-    Tensors that are added or multiplied between layers get steps of powers of two, which takes a second calibration.
-    The remaining floats give the same bits everywhere: see `exactness` and `primitives`.
+    * Static, not dynamic: a dynamic scale depends on the batch, so a row's result would depend on its neighbors.
+    * Inputs are unsigned: on x86 ONNX Runtime cannot always convert signed inputs, and then computes in floats.
+    * Weights have seven bits: with eight, processors without VNNI saturate and differ from the machine that checked the
+      package. The few weights of the last layer get a dozen bits, because their rounding shows in the output.
+    * Tensors added or multiplied between layers get power-of-two steps, which takes a second calibration.
+    * The remaining floats give the same bits everywhere: see `exactness` and `primitives`.
+    * A Gemm with beta stays in float32: the quantizer would drop the factor.
+    * With "Gather", embedding tables become integers with one step per row.
 
-    A Gemm with beta stays in float32: the quantizer would lose the factor. With "Gather", embedding tables get whole
-    numbers with a step for each row. `calibration` has the rows, in batches, that determine the ranges of the layer
-    inputs.
+    `calibration` has batches of rows, which determine the ranges of the layer inputs.
 
     Raises:
-        ConfigurationError: the graph has no such operator, or it has a form that the quantizer does not support.
+        ConfigurationError: the graph has no such operator, or the quantizer does not support its form.
         DataError: rows are not finite, and the quantizer finds no range.
     """
     source = onnx.ModelProto()
@@ -59,7 +59,7 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
     if not layers:
         problem = Problem("quantized", ", ".join(operators), "an operator that the student's graph has")
         raise ConfigurationError("task", [problem])
-    # Shapes are known and nothing is left to fold; without the mark the quantizer asks for its own preprocessing.
+    # The graph needs no preprocessing; without this mark the quantizer asks for it.
     onnx.helper.set_model_props(source, {"onnx.quant.pre_process": "onnxruntime.quant"})
     rows, names = [*calibration], [node.name for node in layers]
     quantized = _quantized(source, rows, operators, names, {})
@@ -69,9 +69,9 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
 
 
 def _quantize_tables(graph: onnx.GraphProto) -> int:
-    """Store each table in eight bits with a step per row. The graph casts a row and multiplies it by its step.
+    """Store each table in eight bits with one step per row; the graph casts a row and multiplies it by its step.
 
-    A table that another operator also reads stays as it is. Return the number of tables changed.
+    Tables that another operator also reads stay unchanged. Return the number of tables changed.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT}
     readers: dict[str, list[onnx.NodeProto]] = {}
@@ -116,7 +116,7 @@ def _quantized(
     source: onnx.ModelProto, rows: Sequence[Feeds], operators: Sequence[str], layers: Sequence[str],
     steps: Mapping[str, tuple[Array, Array]],
 ) -> onnx.ModelProto:  # fmt: skip
-    """Runs ONNX Runtime's quantizer; `steps` has the tensors whose step and zero point are fixed."""
+    """Run ONNX Runtime's quantizer; `steps` has the tensors whose step and zero point are fixed."""
     forced = {
         tensor: [{"scale": step, "zero_point": zero, "quant_type": QuantType.QUInt8}]
         for tensor, (step, zero) in steps.items()
@@ -139,21 +139,21 @@ def _quantized(
                 nodes_to_quantize=[*layers],
                 extra_options={"TensorQuantOverrides": forced},
             )
-        except (MemoryError, OSError):  # of the machine, not of the graph
+        except (MemoryError, OSError):  # caused by the machine, not the graph
             raise
-        except Exception as error:  # of any kind: the quantizer has no errors of its own
-            ended = f"ONNX Runtime's quantizer ends with {type(error).__name__}: {error}"
+        except Exception as error:  # the quantizer raises errors of any class
+            failure = f"ONNX Runtime's quantizer fails with {type(error).__name__}: {error}"
             if not_finite := _not_finite(rows):
-                # The graph may replace nulls: then finite rows fail as well, and that error says why.
+                # If finite rows fail, too, the values were not the cause: raise that error instead.
                 _quantized(source, [_finite(feeds) for feeds in rows], operators, layers, steps)
                 raise DataError(
                     "task: calibration rows",
-                    f"{not_finite}, and {ended}",
-                    expected="finite numbers where a layer takes them",
-                    remedy="look at this input of the training rows, or replace what is not finite in the graph",
+                    f"{not_finite}, and {failure}",
+                    expected="finite numbers in the inputs of layers",
+                    remedy="check this input in the training rows, or replace such values in the graph",
                 ) from error
-            problem = Problem("quantized", ended, "operators in a form that it knows")
-            remedy = "leave operators that it does not know out of `quantized`"
+            problem = Problem("quantized", failure, "operators in a form that it supports")
+            remedy = "leave operators that it does not support out of `quantized`"
             if uneven := _with_uneven_bias(source, layers):
                 remedy = f"give {', '.join(uneven)} one bias per output, or leave the operator out of `quantized`"
             raise ConfigurationError("task", [problem], remedy=remedy) from error
@@ -161,7 +161,6 @@ def _quantized(
 
 
 def _not_finite(rows: Sequence[Feeds]) -> str:
-    """Describes the first number that is not finite; empty if all are."""
     for feeds in rows:
         for name, values in feeds.items():
             if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():

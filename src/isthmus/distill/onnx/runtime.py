@@ -16,19 +16,18 @@ from isthmus.package.manifest import Element, Tensor
 from isthmus.package.replay import session_options
 
 _OLDEST, _IR_VERSION, _VERSIONS = "1.19", 10, {"": 21, "ai.onnx.ml": 5}
-"""The oldest release of ONNX Runtime that is tested, and what it knows: of graphs, and of operators by domain."""
+"""The oldest tested ONNX Runtime release, the IR version it reads, and its operator set versions by domain."""
 _CONTRIBUTED = {"MatMulNBits": "1.22", "GatherBlockQuantized": "1.23"} | dict.fromkeys(
     ("FusedConv", "FusedGemm", "FusedMatMul", "QGemm", "QLinearAdd", "QLinearMul", "QuickGelu"), _OLDEST
 )
-"""The releases since which ONNX Runtime's own operators have the attributes that export writes."""
+"""The first release of ONNX Runtime in which each contributed operator has the attributes that export writes."""
 
 Run = Callable[[Feeds], dict[str, Array]]
-"""Runs a model: tensors by name to outputs by name."""
+"""A function that runs a model: input tensors by name to outputs by name."""
 _SHOWN = 300
 
 
 def session(model: bytes, threads: int) -> ort.InferenceSession:
-    """A CPU session of a model in ONNX or ORT format."""
     return _opened(model, session_options(threads))
 
 
@@ -38,16 +37,14 @@ def _opened(model: bytes, options: ort.SessionOptions, without: Sequence[str] = 
             model, options, providers=["CPUExecutionProvider"], disabled_optimizers=[*without] or None
         )
     except Exception as error:
-        raise _refused(error, "opens no session") from error
+        raise _refused(error, "cannot open a session") from error
 
 
 def predict(opened: ort.InferenceSession, feeds: Feeds) -> Array:
-    """The first output."""
     return _outputs(opened, None, feeds)[0]
 
 
 def ask(opened: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
-    """All outputs by name."""
     names = [output.name for output in opened.get_outputs()]
     return dict(zip(names, _outputs(opened, names, feeds), strict=True))
 
@@ -57,21 +54,20 @@ def _outputs(opened: ort.InferenceSession, names: Sequence[str] | None, feeds: F
         outputs: list[Array] = opened.run(names, feeds)
     except Exception as error:
         fed = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in feeds.items())
-        raise _refused(error, f"has no answer to {fed}") from error
+        raise _refused(error, f"fails on {fed}") from error
     return outputs
 
 
 def _refused(error: Exception, what: str) -> Exception:
-    """Return the error to raise in place of ONNX Runtime's, whose exceptions share no base class."""
     if isinstance(error, OSError | MemoryError) or "alloc" in str(error):
         return error
     reason = " ".join(str(error).rpartition("Status Message: ")[2].split())[:_SHOWN]
-    problem = Problem("ONNX Runtime", f"{what}: {reason}", "a graph that it runs over what `feeds` gives")
+    problem = Problem("ONNX Runtime", f"{what}: {reason}", "a graph that accepts the tensors of `feeds`")
     return ConfigurationError("the student's graph", [problem], remedy="correct `model` or `feeds` of the task")
 
 
 def oldest_runtime(model: bytes) -> str:
-    """Return the oldest ONNX Runtime release known to open a file, or else the installed release."""
+    """Return the oldest ONNX Runtime release known to open a file, or the installed release if none is known."""
     newest, is_ort = ".".join(ort.__version__.split(".")[:2]), model[4:8] == IDENTIFIER
     if is_ort:
         versions, used = operators(model)
@@ -85,16 +81,19 @@ def oldest_runtime(model: bytes) -> str:
         return newest
     releases = [_OLDEST, *(_CONTRIBUTED.get(name, newest) for domain, name in used if domain not in _VERSIONS)]
     oldest = max(releases, key=lambda release: int(release.split(".")[1]))
-    # An optimized file has attributes of its own runtime.
+    # An optimized file may use attributes of the runtime that wrote it.
     return newest if is_ort and oldest != _OLDEST else oldest
 
 
 def described(value: onnx.ValueInfoProto) -> Tensor:
-    """An input or output of a graph, as a manifest describes it; a DependencyError if packages lack its elements."""
+    """Return an input or output of a graph as the manifest describes it.
+
+    Raises a DependencyError if packages do not support its element type.
+    """
     kind = value.type.tensor_type
     element: Any = onnx.TensorProto.DataType.Name(kind.elem_type)
     if element.lower() not in get_args(Element):
-        raise DependencyError(f"tensor {value.name}", f"has elements of kind {element}",
+        raise DependencyError(f"tensor {value.name}", f"has element type {element}",
                               expected="|".join(get_args(Element)), remedy="cast it within the graph")  # fmt: skip
     shape = tuple(
         int(size.dim_value) if size.HasField("dim_value") else size.dim_param or f"{value.name}_{axis}"
@@ -104,33 +103,33 @@ def described(value: onnx.ValueInfoProto) -> Tensor:
 
 
 def optimized(model: onnx.ModelProto) -> onnx.GraphProto:
-    """The graph that ONNX Runtime computes on this processor; constants that it does not fold keep their names."""
+    """Return the graph that ONNX Runtime runs on this processor. Constants it does not fold keep their names."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
         options = session_options(1)
         options.optimized_model_filepath = str(file)
-        options.log_severity_level = 3  # it warns that the file is specific to this processor
+        options.log_severity_level = 3  # silence the warning that the file is specific to this processor
         _opened(model.SerializeToString(), options, ["ConstantSharing"])
         return onnx.load(file).graph
 
 
 def ort_format(model: bytes) -> bytes:
-    """A model in ORT format, optimized for CPUs in general, not for this machine's.
+    """Convert a model to ORT format, optimized for CPUs in general and not for this machine.
 
-    Raises a DependencyError if the disk is full, or the runtime writes fields that `ortbytes` does not know.
+    Raises a DependencyError if the disk is full, or if ONNX Runtime writes fields that `ortbytes` does not know.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.ort"
         options = session_options(1)
         options.optimized_model_filepath = str(file)
         options.add_session_config_entry("session.save_model_format", "ORT")
-        # NCHWc layouts depend on the processor: ONNX Runtime's converter leaves them out for foreign targets, too.
+        # NCHWc layouts depend on the processor: ONNX Runtime's converter also skips them for other targets.
         try:
             _opened(model, options, ["NchwcTransformer"])
         except ConfigurationError as error:
             if "Failed to save" not in str(error):
                 raise
-            raise DependencyError(str(file), f"cannot be written ({error})", remedy="make room there") from error
+            raise DependencyError(str(file), f"cannot be written ({error})", remedy="free disk space there") from error
         try:
             return canonical(file.read_bytes())
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a reader gets of a run, all from its `report.json`: an HTML page, a model card and a boundary card."""
+"""Render a run from its `report.json` as an HTML page, a model card and a boundary card."""
 
 from isthmus.distill.reports.boundarycard import boundary_card, require_boundary
 from isthmus.distill.reports.comparison import comparison, explained, legend, measures

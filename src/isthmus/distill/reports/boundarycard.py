@@ -1,4 +1,4 @@
-"""The boundary card: what a student costs once, to train, and with every answer, to serve."""
+"""The boundary card: the cost of training a student once, and of serving it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,15 +10,15 @@ from isthmus.features.document.markdown import to_markdown
 from isthmus.features.errors import GateFailed
 
 Prices = Mapping[str, float]
-"""What an hour of a device costs, by its name in reports: "cpu", "cuda"."""
+"""Price of an hour by device name in reports: "cpu", "cuda"."""
 SCOPE = (
-    "The training half covers all students and controls together, over all seeds. The teacher counts only in the "
+    "The training half covers all students and controls together, over all seeds. The teacher only counts towards the "
     "peak memory."
 )
 
 
 def require_boundary(report: Mapping[str, Any]) -> None:
-    """Refuses, by a GateFailed, a run whose two halves have not been measured completely."""
+    """Raise a GateFailed if a half of the report has not been measured completely."""
     read = read_report(report)
     missing = []
     for name, half in (("training", read.training), ("serving", read.serving)):
@@ -30,17 +30,16 @@ def require_boundary(report: Mapping[str, Any]) -> None:
         raise GateFailed(
             f"boundary card of {read.name}",
             "; ".join(missing),
-            expected="a training half and a serving half, both measured in full",
-            remedy="measure what is missing: nothing is released without it",
+            expected="a training half and a serving half, both complete",
+            remedy="measure the missing values: a release requires them",
         )
 
 
 def boundary_card(report: Mapping[str, Any], prices: Prices | None = None, currency: str = "") -> str:
-    """The card in Markdown, from the plain data of `report.json`, with the prices of an hour of each device."""
     read = read_report(report)
     blocks: list[Block] = [
         Heading(f"Boundary card of {read.name}", 1),
-        Paragraph(f"Student {read.id}. It was trained once, on one side of the boundary; it answers on the other."),
+        Paragraph(f"Student {read.id}: the cost of training it once, and of serving each prediction."),
         Paragraph(SCOPE),
         *map(Paragraph, age_sentences(read)),
     ]
@@ -50,20 +49,18 @@ def boundary_card(report: Mapping[str, Any], prices: Prices | None = None, curre
 
 
 def age_sentences(report: Report) -> list[str]:
-    """How old the features on a device may be, and what that takes; nothing where a device keeps none."""
     if report.age is None:
         return []
-    metric, found = report.metric, report.models["student"].quality.get(report.metric)
+    metric, aged = report.metric, report.models["student"].quality.get(report.metric)
     fresh = next((point.found.value for point in report.ages if point.seconds == 0), None)
     sentence = (
-        f"On a device its stored features may be {span(report.age)} old: then its {metric} is {measure(found)}, "
-        f"with fresh ones {measure(fresh)}. Older ones are not used."
+        f"On a device, stored features may be up to {span(report.age)} old: {metric} is then {measure(aged)}, "
+        f"instead of {measure(fresh)} with fresh features. Older features are not used."
     )
     return [sentence]
 
 
 def halves(report: Report, prices: Prices, currency: str) -> dict[str, Fields | Paragraph]:
-    """Title and fields of each half."""
     missing = Paragraph("Not measured yet.")
     return {
         "Training half": _training(report.training, prices, currency) if report.training else missing,
@@ -81,7 +78,7 @@ def _training(half: TrainingHalf, prices: Prices, currency: str) -> Fields:
         ("steps", number(half.steps)),
         ("seconds", number(half.seconds)),
         ("device-hours", number(half.device_hours)),
-        ("gave way to serving", throttled),
+        ("throttled for serving", throttled),
         ("floating-point operations", scaled(half.flops, "FLOP")),
         ("peak memory", _megabytes(half.peak_mb)),
         ("throughput", f"{number(half.rows_per_second)} rows/s"),
@@ -99,8 +96,8 @@ def _serving(half: ServingHalf, prices: Prices, currency: str) -> Fields:
         ("p99", duration(half.p99_us)),
         ("throughput", f"{number(half.requests_per_second)} requests/s"),
         ("memory", _megabytes(half.memory_mb)),
-        ("first answer of a fresh process", duration(None if half.load_ms is None else half.load_ms * 1000)),
-        ("cost of a thousand requests", _cost(prices, currency, half.device, hours, ", always busy")),
+        ("load and first prediction", duration(None if half.load_ms is None else half.load_ms * 1000)),
+        ("cost per 1,000 requests", _cost(prices, currency, half.device, hours, ", fully used")),
         ("measured on the host", half.host or UNKNOWN),
     ])  # fmt: skip
 
@@ -108,10 +105,10 @@ def _serving(half: ServingHalf, prices: Prices, currency: str) -> Fields:
 def _cost(prices: Prices, currency: str, device: str | None, hours: float | None, note: str = "") -> str:
     price = prices.get(device or "")
     if price is None:
-        return f"not known: no price of {device or 'its device'} is declared"
+        return f"unknown: no price is declared for {device or 'its device'}"
     if hours is None:
         return UNKNOWN
-    return f"{money(price * hours, currency)} at {money(price, currency)} an hour of {device}{note}"
+    return f"{money(price * hours, currency)} at {money(price, currency)} per hour of {device}{note}"
 
 
 def _megabytes(value: float | None) -> str:

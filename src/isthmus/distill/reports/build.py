@@ -1,4 +1,4 @@
-"""Measures all models of a distillation side by side, over all seeds."""
+"""Measure all models of a distillation side by side, over all seeds."""
 
 import dataclasses
 import math
@@ -19,7 +19,15 @@ from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.evaluation.slices import worst_slices
 from isthmus.distill.export.candidate import Candidate
 from isthmus.distill.outputs.cache import TeacherOutputs
-from isthmus.distill.reports.report import AtAge, Estimate, Model, RunReport, TrainingHalf, TrainingRun, WorstSlice
+from isthmus.distill.reports.report import (
+    AtAge,
+    ModelRecord,
+    RunReport,
+    SeedMean,
+    TrainingHalf,
+    TrainingRun,
+    WorstSlice,
+)
 from isthmus.distill.restore import origins
 from isthmus.distill.tasks.answers import student_answers
 from isthmus.distill.tasks.graph import student_graph
@@ -34,28 +42,25 @@ from isthmus.features.errors import DataError
 
 PUPILS = ("student", "control")
 AGES = (0, 0.25, 0.5, 1, 3, 6, 24, 168)
-"""At which shares of the declared age the students are measured."""
+"""Multiples of the declared age at which the students are measured."""
 LEAST_ROWS = 200
-"""Test rows of a slice, at least."""
+"""Fewest test rows of a slice."""
 
 _ABOUT = {
-    "teacher": "large, on all that the server has",
-    "student": "small, taught by the teacher",
-    "control": "small, without the teacher",
+    "teacher": "large, with all features of the server",
+    "student": "small, distilled from the teacher",
+    "control": "small, trained without the teacher",
 }
 _Key = tuple[str, int | None]
-"""A model and its seed; teacher and references have none."""
+"""Name and seed of a model; None for the teacher and references."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A student or a control of one seed."""
-
     model: nn.Module
     run: StudentRun
 
 
-# Seven arguments: what the step has measured, which no object holds together.
 def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
     task: Task,
     identity: str,
@@ -65,10 +70,16 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
     seconds: Mapping[str, float],
     paused: Mapping[str, float],
 ) -> RunReport:
-    """The report; docs/evaluation.md says what each part is.
+    """Measure all models and return the report; docs/evaluation.md explains each part.
 
-    `outputs` are those of the teacher for all rows, and of each reference for the test rows. `seconds` are per stage,
-    without pauses; `paused` has those of each stage that paused for servers.
+    Args:
+        task: the task.
+        identity: id of the student.
+        trained: models and their runs, by name and seed.
+        outputs: outputs of the teacher for all rows, and of each reference for the test rows.
+        facts: size and cost of the teacher and each reference.
+        seconds: duration of each stage, without pauses.
+        paused: seconds for which each stage paused for servers.
     """
     declared, parts = task.material.declaration, task.material.parts
     seeds = list(dict.fromkeys(seed for _, seed in trained))
@@ -88,7 +99,7 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
     pupils = _pupils(task, {name: trained[name, shipped].model for name in PUPILS}, means)
     about = {**_ABOUT, **task.about}
     if not any(pupil.run.state.step for (name, _), pupil in trained.items() if name == "control"):
-        about["control"] = "the student before its training: no term of its objective is without the teacher"
+        about["control"] = "the untrained student: every term of the objective needs the teacher"
     return RunReport(
         id=identity,
         contract=task.material.contract,
@@ -101,9 +112,9 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
         seeds=seeds,
         shipped=shipped,
         models={
-            name: Model(about.get(name, name), quality[name], **msgspec.structs.asdict(facts[name]))
+            name: ModelRecord(about.get(name, name), quality[name], **msgspec.structs.asdict(facts[name]))
             for name in outputs
-        } | {name: Model(about[name], quality[name], **pupils[name]) for name in PUPILS},
+        } | {name: ModelRecord(about[name], quality[name], **pupils[name]) for name in PUPILS},
         runs=[
             TrainingRun(name, seed, state.step, round(state.seconds, 3), measured[name, seed], state.history)
             for (name, seed), pupil in trained.items()
@@ -142,12 +153,12 @@ def _require_finite(answers: Mapping[_Key, Answers], rows: Index, where: str) ->
         for part, array in parts.items():
             wrong = np.argwhere(~np.isfinite(array))
             if len(wrong):
-                whose = name if seed is None else f"{name} of seed {seed}"
+                model = name if seed is None else f"{name} of seed {seed}"
                 raise DataError(
-                    f"{where}: {whose}, output {part}",
+                    f"{where}: {model}, output {part}",
                     f"row {rows[wrong[0][0]]} of the training set is {array[tuple(wrong[0])]}",
                     expected="finite values",
-                    remedy="look at the inputs of this row",
+                    remedy="check the inputs of this row",
                 )
 
 
@@ -164,49 +175,47 @@ def _slices(task: Task, answers: Mapping[_Key, Answers], shipped: int) -> list[W
 
 
 def _ages(task: Task, students: Mapping[int, nn.Module]) -> list[AtAge]:
-    """The metric of the students, each with its seed, at the ages that a device's features may have."""
     device, material = task.material.declaration.student.device, task.material
     if device is None or material.aged is None:
         return []
-    test, rows, found = material.parts.test, np.arange(len(material.parts.test)), []
+    test, rows, points = material.parts.test, np.arange(len(material.parts.test)), []
     ages = [int(device.age / MICROSECOND * share) for share in AGES]
     for age, table in zip(ages, material.aged(test, ages), strict=True):
-        over = task.over(table, test)
+        task_at_age = task.over(table, test)
         scores = [
-            over.score(student_answers(over, student, rows, torch.device("cpu")), rows, {})
+            task_at_age.score(student_answers(task_at_age, student, rows, torch.device("cpu")), rows, {})
             for student in students.values()
         ]
-        found.append(AtAge(age / 1e6, Estimate(*_mean(scores))))
-    return found
+        points.append(AtAge(age / 1e6, SeedMean(*_mean(scores))))
+    return points
 
 
 def _age_cost(task: Task, ages: Sequence[AtAge], quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """What the declared age takes from the metric; the quality of the report is at that age."""
+    """Return the loss in the metric from fresh features to the declared age, at which `quality` was measured."""
     if not ages or (fresh := ages[0].found.value) is None:
         return {}
     return {"age_cost": (fresh - quality["student"][task.metric]) * (1 if task.more else -1)}
 
 
 def _gains(task: Task, measured: Mapping[_Key, Mapping[str, float]], seeds: Sequence[int]) -> dict[str, Any]:
-    """What the teacher adds, and its share of the gap between control and teacher, paired by seed."""
+    """Return the teacher's gain, and its share of the gap between control and teacher, paired by seed."""
     sign = 1 if task.more else -1
     value = {key: sign * quality[task.metric] for key, quality in measured.items()}
     gains = [value["student", seed] - value["control", seed] for seed in seeds]
     gaps = [value["teacher", None] - value["control", seed] for seed in seeds]
     finite = all(0 < gap < math.inf for gap in gaps)
-    closed = Estimate(*_mean([gain / gap for gain, gap in zip(gains, gaps, strict=True)])) if finite else None
-    return {"taught": Estimate(*_mean(gains)), "gap_closed": closed}
+    closed = SeedMean(*_mean([gain / gap for gain, gap in zip(gains, gaps, strict=True)])) if finite else None
+    return {"taught": SeedMean(*_mean(gains)), "gap_closed": closed}
 
 
 def _mean(values: Sequence[float]) -> Interval:
-    """The mean over the seeds; NaN where a seed has no value."""
     return interval(values) if all(map(math.isfinite, values)) else Interval(math.nan, None, None)
 
 
 def _pupils(
     task: Task, models: Mapping[str, nn.Module], means: Mapping[str, Mapping[str, Interval]]
 ) -> dict[str, dict[str, Any]]:
-    """Intervals, size and latency of student and control; their graphs are timed in turn."""
+    """Return intervals, size and latency of student and control; their graphs are timed alternately."""
     row, sizes, calls = task.feeds(task.material.parts.test[:1]), {}, {}
     for name, model in models.items():
         graph = student_graph(task, model).SerializeToString()

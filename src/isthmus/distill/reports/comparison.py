@@ -1,45 +1,43 @@
-"""The models of a run side by side, and where the student loses most."""
+"""Compare the models of a run, and show where the student loses most."""
 
 from collections.abc import Iterable
 
 from isthmus.distill.reports.plots import MODELS, axis, color_class, drawable, marks
-from isthmus.distill.reports.report import Model, Report, WorstSlice
+from isthmus.distill.reports.report import ModelRecord, Report, WorstSlice
 from isthmus.distill.reports.words import between, duration, measure, number, scaled
 from isthmus.features.document.blocks import Block, Bullets, Legend, Paragraph, Table, Text, absent, aside, strong
 
 _MEASURES = {
-    "auc": "area under the ROC curve, the chance that a row of class 1 scores above one of class 0; more is better",
-    "log_loss": "mean negative log-likelihood of the labels, in nats; less is better",
-    "brier": "mean squared error of the probabilities; less is better",
-    "ece": "expected calibration error, from probabilities to the share of rows that turn out so; less is better",
-    "ece_uncalibrated": "the same before the calibration that the validation part taught; less is better",
-    "accuracy": "share of rows that get their class; more is better",
-    "macro_f1": "mean over the classes of the harmonic mean of precision and recall; more is better",
-    "rmse": "root of the mean squared error, in the label's unit; less is better",
-    "mae": "mean absolute error, in the label's unit; less is better",
-    "r2": "share of the label's variance that is explained; more is better",
-    "ndcg": "normalized discounted cumulative gain of the first rows of a group, 1 in the best order; more is better",
-    "mrr": "mean reciprocal rank, of the first relevant row of a group; more is better",
-    "correlation": "of the answers with the teacher's; more is better",
-    "agreement": "share of rows that get the class that the teacher gives them; more is better",
-    "kl": "Kullback-Leibler divergence of the probabilities from the teacher's, in nats; less is better",
-    "taught": "what the student is better by than the control, the same student without the teacher",
-    "gap_closed": "share of the way from the control to the teacher",
-    "lift_kept": "share of what the reference is better by than chance, in the metric of the task",
-    "age_cost": "what the greatest age of its features takes from the student's metric",
-    "p50": "half of the answers take no longer",
-    "p99": "99 of 100 answers take no longer",
+    "auc": "area under the ROC curve: probability that a row of class 1 scores above one of class 0; higher is better",
+    "log_loss": "mean negative log-likelihood of the labels, in nats; lower is better",
+    "brier": "mean squared error of the probabilities; lower is better",
+    "ece": "expected calibration error: mean distance between probabilities and observed frequencies; lower is better",
+    "ece_uncalibrated": "expected calibration error before calibrating on the validation part; lower is better",
+    "accuracy": "share of rows with the correct class; higher is better",
+    "macro_f1": "harmonic mean of precision and recall, averaged over the classes; higher is better",
+    "rmse": "root of the mean squared error, in the label's unit; lower is better",
+    "mae": "mean absolute error, in the label's unit; lower is better",
+    "r2": "explained share of the label's variance; higher is better",
+    "ndcg": "normalized discounted cumulative gain of the top rows of a group, 1 for the best order; higher is better",
+    "mrr": "mean reciprocal rank of the first relevant row of a group; higher is better",
+    "correlation": "correlation of the student's and the teacher's predictions; higher is better",
+    "agreement": "share of rows with the same class as the teacher; higher is better",
+    "kl": "Kullback-Leibler divergence from the teacher's probabilities, in nats; lower is better",
+    "taught": "improvement of the student over the control, the same student trained without the teacher",
+    "gap_closed": "share of the gap between control and teacher that the student closes",
+    "lift_kept": "share of the reference's improvement over chance that the student keeps, in the task's metric",
+    "age_cost": "loss in the student's metric when its features have the greatest allowed age",
+    "p50": "half of the predictions take no longer",
+    "p99": "99 of 100 predictions take no longer",
 }
 
 
 def metrics(report: Report) -> list[str]:
-    """All metrics of the models, the task's own first."""
     names = dict.fromkeys(name for model in report.models.values() for name in model.quality)
     return sorted(names, key=lambda name: name != report.metric)
 
 
 def legend(report: Report) -> Legend:
-    """What each model is, in its color."""
     return Legend([
         (color_class(name), name, "; ".join(filter(None, (model.about, model.runtime))))
         for name, model in report.models.items()
@@ -47,29 +45,27 @@ def legend(report: Report) -> Legend:
 
 
 def explained(names: Iterable[str]) -> list[Block]:
-    """What measures mean, as far as they are those of Isthmus: a task may have others."""
     known = [(strong(name), f": {_MEASURES[name]}") for name in dict.fromkeys(names) if name in _MEASURES]
     return [Bullets(known)] if known else []
 
 
 def measures(report: Report) -> list[str]:
-    """The names in the comparison: metrics, likeness to the teacher, latency."""
-    return [*metrics(report), *_likeness(report), "p50", "p99"]
+    """Return the row names of the comparison: metrics, agreement with the teacher, latency."""
+    return [*metrics(report), *_agreements(report), "p50", "p99"]
 
 
-def _likeness(report: Report) -> list[str]:
+def _agreements(report: Report) -> list[str]:
     return list(dict.fromkeys(name for model in report.agreement.values() for name in model))
 
 
 def comparison(report: Report) -> Table:
-    """A column per model: its quality, its likeness to the teacher, and what it costs."""
     models = report.models
     rows: list[list[Text]] = [
         [metric, *(_quality(model, metric) for model in models.values())] for metric in metrics(report)
     ]
-    for likeness in _likeness(report):
-        values = (report.agreement.get(name, {}).get(likeness) for name in models)
-        rows.append([f"{likeness} with teacher", *map(measure, values)])
+    for name in _agreements(report):
+        values = (report.agreement.get(model, {}).get(name) for model in models)
+        rows.append([f"{name} with teacher", *map(measure, values)])
     rows += [
         ["parameters", *(number(model.parameters) for model in models.values())],
         ["size", *(scaled(model.bytes, "B") for model in models.values())],
@@ -79,14 +75,13 @@ def comparison(report: Report) -> Table:
     return Table(["", *models], rows, numbers=list(models))
 
 
-def _quality(model: Model, metric: str) -> Text:
+def _quality(model: ModelRecord, metric: str) -> Text:
     bounds = between(*(model.intervals.get(metric) or (None, None)))
     mean = measure(model.quality.get(metric))
     return (mean, aside(bounds)) if bounds else mean
 
 
 def worst_slices(report: Report) -> list[Block]:
-    """A table with a row per slice, if any was measured; where figures are shown, all have one scale."""
     if not report.slices:
         return []
     columns = ["slice", "rows", *(name for name in MODELS if name != "reference")]
@@ -103,7 +98,7 @@ def worst_slices(report: Report) -> list[Block]:
         ]
         for part, drawn in zip(report.slices, values, strict=True)
     ]
-    metric = Paragraph(f"{report.metric} on the test rows with the same value of a feature.")
+    metric = Paragraph(f"{report.metric} on test rows that share a feature value.")
     return [metric, Table(columns, rows, numbers=columns[1:])]
 
 

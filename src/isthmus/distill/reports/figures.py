@@ -1,21 +1,31 @@
-"""The plots of a run: for its page, and as images for whoever shows them elsewhere."""
+"""The plots of a run, for its page and as images."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from isthmus.distill.reports.comparison import metrics
-from isthmus.distill.reports.plots import STYLE, Line, Span, Strip, curves, drawable, spans, strips, tradeoff
-from isthmus.distill.reports.report import Estimate, Report, read_report
+from isthmus.distill.reports.plots import (
+    STYLE,
+    Curve,
+    LatencyRange,
+    Strip,
+    curves,
+    drawable,
+    latency_ranges,
+    strips,
+    tradeoff,
+)
+from isthmus.distill.reports.report import Report, SeedMean, read_report
 from isthmus.distill.reports.words import span
 from isthmus.features.document.blocks import Figure
 from isthmus.features.document.html import image
 
 AGED = "age"
-"""The plot of quality over the age of the features on a device."""
+"""Name of the plot of quality over the age of a device's features."""
 
 
 def images(report: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """The plots of a `report.json` by subject ("quality", "loss", "latency") and name, each the address of an image."""
+    """Return the plots of a `report.json` as image URLs, by subject ("quality", "loss", "latency") and name."""
     read = read_report(report)
     subjects = {"quality": quality(read), "loss": training(read), "latency": latency(read)}
     return {
@@ -25,7 +35,6 @@ def images(report: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def quality(report: Report) -> dict[str, Figure]:
-    """A plot of each metric, and of what speed costs."""
     plots = {}
     for metric in metrics(report):
         rows = [
@@ -47,7 +56,7 @@ def quality(report: Report) -> dict[str, Figure]:
     ]
     if len(points) > 1:
         label = f"{report.metric} over p50"
-        caption = f"{report.metric} by the time of an answer"
+        caption = f"{report.metric} by the time of a prediction"
         plots[label] = tradeoff(points, label, caption)
     if aged := [
         Strip(span(point.seconds), value, interval(point.found), ())
@@ -58,13 +67,11 @@ def quality(report: Report) -> dict[str, Figure]:
     return plots
 
 
-def interval(found: Estimate) -> tuple[float, float] | None:
-    """The interval of an estimate, if it can be drawn."""
-    return (found.low, found.high) if drawable(found.low) and drawable(found.high) else None
+def interval(mean: SeedMean) -> tuple[float, float] | None:
+    return (mean.low, mean.high) if drawable(mean.low) and drawable(mean.high) else None
 
 
 def training(report: Report) -> dict[str, Figure]:
-    """A plot of each number in the histories of the trainings."""
     names = dict.fromkeys(name for run in report.runs for entry in run.history for name in entry if name != "step")
     plots = {}
     for name in names:
@@ -76,19 +83,18 @@ def training(report: Report) -> dict[str, Figure]:
                 if drawable(step := entry.get("step")) and drawable(value := entry.get(name))
             ]
             if points:
-                lines.append(Line(run.model, points, faint=report.shipped not in (None, run.seed)))
+                lines.append(Curve(run.model, points, faint=report.shipped not in (None, run.seed)))
         if lines:
-            strong = "" if report.shipped is None else f"; seed {report.shipped} strong, the others faint"
+            strong = "" if report.shipped is None else f"; seed {report.shipped} in full color, other seeds faint"
             plots[name] = curves(name, lines, f"{name}{strong}")
     return plots
 
 
 def latency(report: Report) -> dict[str, Figure]:
-    """A plot of how long an answer takes, from p50 to p99."""
     rows = [
-        Span(name, model.p50_us, model.p99_us)
+        LatencyRange(name, model.p50_us, model.p99_us)
         for name, model in report.models.items()
         if drawable(model.p50_us) and drawable(model.p99_us) and 0 < model.p50_us <= model.p99_us
     ]
     label = "p50 to p99 of one answer, µs"
-    return {label: spans(label, rows, label)} if rows else {}
+    return {label: latency_ranges(label, rows, label)} if rows else {}

@@ -1,18 +1,17 @@
-"""The model card (Mitchell et al., 2019) as Hugging Face reads it: YAML for the hub, Markdown for people."""
+"""The model card (Mitchell et al., 2019) in the format of Hugging Face: YAML for the hub, Markdown for people."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from isthmus.distill.reports.comparison import comparison, explained, legend, measures, worst_slices
 from isthmus.distill.reports.findings import limits, teacher_gain
-from isthmus.distill.reports.report import Model, Quality, Report, read_report
+from isthmus.distill.reports.report import ModelRecord, Quality, Report, read_report
 from isthmus.distill.reports.words import UNKNOWN, duration, measure, number
 from isthmus.features.document.blocks import Block, Bullets, Heading, Paragraph
 from isthmus.features.document.markdown import to_markdown
 
 
 def model_card(report: Mapping[str, Any]) -> str:
-    """The card, from nothing but the plain data of `report.json`."""
     read = read_report(report)
     blocks: list[Block] = [
         Heading(read.name, 1),
@@ -52,46 +51,45 @@ def _front_matter(report: Report) -> str:
 
 
 def _shipped(report: Report) -> Quality:
-    """The quality of the student that is shipped, without those of other seeds."""
+    """Return the quality of the shipped student, not the mean over the seeds."""
     runs = (run.quality for run in report.runs if (run.model, run.seed) == ("student", report.shipped))
-    return next(runs, report.models.get("student", Model()).quality)
+    return next(runs, report.models.get("student", ModelRecord()).quality)
 
 
 def _description(report: Report) -> list[Block]:
     blocks: list[Block] = [Paragraph(report.description)] if report.description else []
-    blocks.append(Paragraph(f"A model for the task {report.task}, id {report.id}, taught by a larger one."))
+    blocks.append(Paragraph(f"A model for the task {report.task}, id {report.id}, distilled from a larger one."))
     blocks.append(legend(report))
     if report.shipped is not None and report.seeds:
-        students = f"Of {len(report.seeds)} trained students, the student with seed {report.shipped} is shipped."
+        students = f"Of {len(report.seeds)} trained students, the one with seed {report.shipped} is shipped."
         blocks.append(Paragraph(students))
     return blocks
 
 
 def _use(report: Report) -> str:
-    """Where the student may replace its teacher, as far as was measured."""
-    sentences = ["It answers in place of its teacher, for rows like those that it was tested on."]
-    student, teacher = (report.models.get(name, Model()) for name in ("student", "teacher"))
+    sentences = ["It replaces its teacher for rows like the test rows."]
+    student, teacher = (report.models.get(name, ModelRecord()) for name in ("student", "teacher"))
     if student.parameters and teacher.parameters:
         sentences.append(f"It has {number(student.parameters)} parameters, the teacher {number(teacher.parameters)}.")
     if student.p50_us and teacher.p50_us:
         sentences.append(
-            f"One answer takes it {duration(student.p50_us)}, the teacher {duration(teacher.p50_us)} (p50)."
+            f"A prediction takes {duration(student.p50_us)}, the teacher's {duration(teacher.p50_us)} (p50)."
         )
-    sentences.append("It was tested for nothing else.")
+    sentences.append("No other use was tested.")
     return " ".join(sentences)
 
 
 def _data(report: Report) -> str:
     rows = ", ".join(f"{number(count)} {part}" for part, count in report.rows.items()) or UNKNOWN
-    divided = f" The parts are divided by time, at {' and '.join(report.boundaries)}." if report.boundaries else ""
+    divided = f" The parts are split by time, at {' and '.join(report.boundaries)}." if report.boundaries else ""
     return f"Rows: {rows}.{divided}"
 
 
 def _setting(report: Report) -> str:
-    text = "On the test part."
+    text = "Measured on the test part."
     if len(report.seeds) > 1:
-        text += f" Of student and control the mean over {len(report.seeds)} seeds, with its 95 % interval."
+        text += f" Student and control: mean over {len(report.seeds)} seeds, with its 95 % interval."
         if shipped := _shipped(report):
             figures = ", ".join(f"{name} {measure(value)}" for name, value in shipped.items())
-            text += f" The shipped student alone: {figures}. Likeness and slices are of it, too."
+            text += f" The shipped student alone: {figures}. Agreement and slices are also of the shipped student."
     return text

@@ -1,4 +1,4 @@
-"""A run as an HTML page."""
+"""Render a run as an HTML page."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -8,21 +8,21 @@ from isthmus.distill.reports.comparison import comparison, explained, legend, me
 from isthmus.distill.reports.figures import quality, training
 from isthmus.distill.reports.findings import limits, teacher_gain
 from isthmus.distill.reports.plots import STYLE
-from isthmus.distill.reports.report import GateResult, Report, read_report
+from isthmus.distill.reports.report import GateRecord, Report, read_report
 from isthmus.distill.reports.searchpage import read_search, search_blocks
 from isthmus.distill.reports.words import between, measure, number, span
 from isthmus.features.document.blocks import Block, Group, Heading, Paragraph, Table, Text, bad, code, good, strong
 from isthmus.features.document.html import to_html
 
-_SPREAD = "A dot is the mean over the seeds, a line its 95 % interval; a faint dot is one seed."
+_SPREAD = "Dots show the mean over the seeds, lines its 95 % interval, faint dots single seeds."
 
 
 def page(
     report: Mapping[str, Any], prices: Prices | None = None, currency: str = "", search: Mapping[str, Any] | None = None
 ) -> str:
-    """The page, from the plain data of `report.json` and, if there was a search, of `search.json`.
+    """Return the page for the content of `report.json` and, after a search, of `search.json`.
 
-    `prices` are those of an hour of each device.
+    `prices` has the price of an hour by device.
     """
     read = read_report(report)
     sections = halves(read, prices or {}, currency)
@@ -36,7 +36,7 @@ def page(
         *([Paragraph(_SPREAD)] if len(read.seeds) > 1 else []),
         Group("plots", list(quality(read).values())),
         comparison(read),
-        Group("details", explained([*(gate.metric for gate in read.gates), *measures(read)]), "What the measures mean"),
+        Group("details", explained([*(gate.metric for gate in read.gates), *measures(read)]), "What the metrics mean"),
         *_age(read),
         *([Heading("Worst slices against the teacher"), *worst_slices(read)] if read.slices else []),
         *_training(read),
@@ -68,22 +68,21 @@ def _summary(report: Report) -> Iterable[Paragraph]:
     yield from (Paragraph(strong(sentence)) for sentence in teacher_gain(report))
 
 
-def _conclusion(gates: Sequence[GateResult]) -> Iterable[Paragraph]:
-    """Say in one sentence whether the student may be exported."""
+def _conclusion(gates: Sequence[GateRecord]) -> Iterable[Paragraph]:
     broken = [gate.metric for gate in gates if not gate.holds]
     if broken:
         yield Paragraph(
-            f"{len(broken)} of {len(gates)} gates are broken, so the student is not exported: {', '.join(broken)}."
+            f"{len(broken)} of {len(gates)} gates failed, so the student cannot be exported: {', '.join(broken)}."
         )
     elif gates:
-        yield Paragraph(f"The student reached all of its {len(gates)} gates, so it can be exported.")
+        yield Paragraph(f"The student passed all {len(gates)} gates, so it can be exported.")
 
 
-def _gates(gates: Iterable[GateResult]) -> Block:
+def _gates(gates: Iterable[GateRecord]) -> Block:
     rows: list[list[Text]] = [
         [
             gate.metric,
-            good("holds") if gate.holds else bad("broken"),
+            good("passed") if gate.holds else bad("failed"),
             measure(gate.found),
             number(gate.at_least),
             number(gate.at_most),
@@ -91,7 +90,7 @@ def _gates(gates: Iterable[GateResult]) -> Block:
         for gate in gates
     ]
     columns = ["gate", "", "value", "at least", "at most"]
-    return Table(columns, rows, numbers=columns[2:]) if rows else Paragraph("No gate is declared.")
+    return Table(columns, rows, numbers=columns[2:]) if rows else Paragraph("No gates are declared.")
 
 
 def _training(report: Report) -> list[Block]:
@@ -111,7 +110,6 @@ def _training(report: Report) -> list[Block]:
 
 
 def _age(report: Report) -> list[Block]:
-    """The student's metric by the age of its features."""
     if not report.ages:
         return []
     rows: list[list[Text]] = [
@@ -127,7 +125,7 @@ def _rows_and_time(report: Report) -> Iterable[Block]:
     if report.rows:
         yield Table(["part", "rows"], [[part, number(rows)] for part, rows in report.rows.items()], numbers=["rows"])
     if report.boundaries:
-        yield Paragraph(f"Divided at {' and '.join(report.boundaries)}.")
+        yield Paragraph(f"Split at {' and '.join(report.boundaries)}.")
     stages = [
         [stage, number(seconds), number(report.paused.get(stage, 0.0))] for stage, seconds in report.seconds.items()
     ]

@@ -1,4 +1,4 @@
-"""Plots as inline SVG, in the colors of their page."""
+"""Plots as inline SVG, in the colors of the page."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -28,17 +28,17 @@ td:first-child { min-width: 6.5rem }
 _WIDTH = 320
 _ROW = 22
 _DIGIT = 6
-"""Pixels of a digit of a label."""
+"""Width of a label's digit in pixels."""
 _FOOT, _LABEL = 20, 12
-"""Pixels of the numbers below a plot, and of what they are."""
+"""Heights in pixels of the numbers below a plot, and of the axis label."""
 _LARGEST = 1e300
 _POINTS = 300
-"""The most points of a line: more cannot be seen."""
+"""Most points of a line: more would be indistinguishable."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Numbers from `low` to `high` on pixels from `start` to `end`, logarithmic with `log`."""
+    """Map numbers from `low` to `high` to pixels from `start` to `end`, logarithmically with `log`."""
 
     low: float
     high: float
@@ -47,12 +47,11 @@ class Axis:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """The pixel of a number."""
         low, high, at = (math.log10(x) if self.log else x for x in (self.low, self.high, value))
         return self.start + (self.end - self.start) * (at - low) / (high - low)
 
     def ticks(self) -> list[float]:
-        """Round numbers within, or both ends where there are none."""
+        """Return round numbers on the axis, or both ends if there are fewer than two."""
         if self.log:
             first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
             ticks = [10.0**power for power in range(first, last + 1, max(last - first, 0) // 4 + 1)]
@@ -64,14 +63,13 @@ class Axis:
             power = 10.0 ** math.floor(math.log10(widest))
             step = next(factor * power for factor in (5, 2, 1) if factor * power <= widest or factor == 1)
             digits = max(0, 1 - math.floor(math.log10(step)))
-            # Products, not sums: 3 * 0.1, and not 0.1 + 0.1 + 0.1.
+            # Multiply instead of adding steps, to avoid accumulating rounding errors.
             first, last = math.ceil(self.low / step), math.floor(self.high / step)
             ticks = [round(n * step, digits) for n in range(first, last + 1)]
         return ticks if len(ticks) > 1 else [self.low, self.high]
 
 
 def axis(numbers: Iterable[float], start: float, end: float, *, log: bool = False) -> Axis:
-    """An axis with room for all the numbers, and a margin."""
     values = list(numbers)
     low, high = min(values), max(values)
     if log:
@@ -83,19 +81,16 @@ def axis(numbers: Iterable[float], start: float, end: float, *, log: bool = Fals
 
 
 def drawable(value: float | None) -> TypeGuard[float]:
-    """Whether a number can be drawn: sums of larger numbers overflow."""
+    """Return True if a number can be drawn; sums of larger numbers would overflow."""
     return value is not None and abs(value) < _LARGEST
 
 
 def color_class(model: str) -> str:
-    """The CSS class with a model's color."""
     return model if model in MODELS else "rest"
 
 
 @dataclass(frozen=True)
 class Strip:
-    """A metric of a model: its mean, the interval of the mean, and the value of each seed."""
-
     model: str
     mean: float
     bounds: tuple[float, float] | None
@@ -103,7 +98,6 @@ class Strip:
 
 
 def strips(metric: str, rows: Sequence[Strip]) -> Figure:
-    """A row per model: a dot for the mean, a line for its interval, and a faint dot per seed."""
     x = axis([x for row in rows for x in (row.mean, *(row.bounds or ()), *row.seeds)], 72, _WIDTH - 10)
     parts = []
     for n, row in enumerate(rows):
@@ -114,16 +108,13 @@ def strips(metric: str, rows: Sequence[Strip]) -> Figure:
 
 
 @dataclass(frozen=True)
-class Span:
-    """A model's p50 and p99, in microseconds above zero."""
-
+class LatencyRange:
     model: str
     low: float
     high: float
 
 
-def spans(label: str, rows: Sequence[Span], caption: str) -> Figure:
-    """A row per model on a logarithmic axis: a dot for p50, a faint dot for p99, a line between."""
+def latency_ranges(label: str, rows: Sequence[LatencyRange], caption: str) -> Figure:
     x = axis([at for row in rows for at in (row.low, row.high)], 72, _WIDTH - 10, log=True)
     parts = []
     for n, row in enumerate(rows):
@@ -134,16 +125,13 @@ def spans(label: str, rows: Sequence[Span], caption: str) -> Figure:
 
 
 @dataclass(frozen=True)
-class Line:
-    """A training as points of step and value."""
-
+class Curve:
     model: str
     points: Sequence[tuple[float, float]]
     faint: bool = False
 
 
-def curves(metric: str, lines: Sequence[Line], caption: str) -> Figure:
-    """A line per training over its steps."""
+def curves(metric: str, lines: Sequence[Curve], caption: str) -> Figure:
     height, top = 194, 22
     x = axis((at for line in lines for at, _ in line.points), 48, _WIDTH - 10)
     y = axis((value for line in lines for _, value in line.points), height - _FOOT - 4, top)
@@ -162,15 +150,14 @@ def curves(metric: str, lines: Sequence[Line], caption: str) -> Figure:
 
 
 def tradeoff(points: Sequence[tuple[str, float, float]], label: str, caption: str) -> Figure:
-    """A dot per model: its metric over the time of an answer, in microseconds on a logarithmic axis."""
     height = 180
     x = axis((time for _, time, _ in points), 48, _WIDTH - 10, log=True)
     y = axis((value for _, _, value in points), height - _FOOT - 4, 8)
-    parts = [_across(x, height), _along(y), _label("p50 of one answer, µs", height)]
+    parts = [_across(x, height), _along(y), _label("p50 of one prediction, µs", height)]
     lowest = math.inf
     for model, time, value in sorted(points, key=lambda point: point[2]):
         at, up = x(time), y(value)
-        # A name does not cover the name below it.
+        # Keep names from overlapping.
         lowest = min(up + 4, lowest - 12)
         left = at > _WIDTH * 0.6
         place = f'x="{at + (-8 if left else 8):.1f}" y="{max(lowest, 10):.1f}"' + (' text-anchor="end"' if left else "")
@@ -180,7 +167,7 @@ def tradeoff(points: Sequence[tuple[str, float, float]], label: str, caption: st
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a scatter plot with its color class and name; those off the front are faint."""
+    """A point of a scatter plot with its color class and name; points off the front are faint."""
 
     color: str
     x: float
@@ -193,10 +180,10 @@ def scatter(
     points: Sequence[Dot], label: str, caption: str, *, stairs: Sequence[tuple[float, float]] = (),
     limits: tuple[float | None, float | None] = (None, None),
 ) -> Figure:  # fmt: skip
-    """Dots over a logarithmic axis, each with its name where the mouse rests on it.
+    """Draw dots over a logarithmic axis, each with its name as a tooltip.
 
-    `stairs` are points of which none is better than another in both, in order: a line goes from each to the next as far
-    as nothing better is known. `limits` are the largest allowed x and y, as lines where the dots come near them.
+    `stairs` are the points of a Pareto front in order, drawn as a staircase. `limits` are the largest allowed x and y,
+    drawn as lines where the dots come near them.
     """
     height = 200
     right, top = (
@@ -222,7 +209,6 @@ def scatter(
 
 
 def marks(values: Sequence[tuple[str, float]], x: Axis) -> Figure:
-    """Models on a line, for a row of a table."""
     middle = 7
     ends = [x(value) for _, value in values]
     line = f'<line class="grid" x1="{min(ends):.1f}" x2="{max(ends):.1f}" y1="{middle}" y2="{middle}"/>'
@@ -269,7 +255,6 @@ def _name(model: str, place: str) -> str:
 
 
 def _across(x: Axis, height: int) -> str:
-    """Vertical lines at round numbers, which are written below where they do not run into each other."""
     parts, free = [], 0.0
     for tick in x.ticks():
         at, label = x(tick), _tick(tick)
@@ -287,7 +272,6 @@ def _label(text: str, height: int) -> str:
 
 
 def _along(y: Axis) -> str:
-    """Horizontal lines at round numbers, which are written on the left."""
     parts = []
     for tick in y.ticks():
         at = y(tick)

@@ -1,4 +1,4 @@
-"""`report.json`: what a distillation measured. docs/evaluation.md says what each part means."""
+"""The measurements of a distillation, as `report.json`. docs/evaluation.md explains each part."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,17 @@ FORMAT = 1
 Quality = Mapping[str, float | None]
 
 
-class Model(msgspec.Struct, frozen=True):
+class ModelRecord(msgspec.Struct, frozen=True):
     """A model of the comparison.
 
     Attributes:
-        about: what it is, in words.
-        quality: by metric, on the test part; the mean over the seeds of a model that was trained with several.
-        intervals: low and high of such means.
-        bytes: of its graph.
+        about: description of the model.
+        quality: test metrics by name; means over the seeds for models trained with several seeds.
+        intervals: low and high bounds of these means.
+        bytes: size of the graph.
         p50_us: median time of one row, in microseconds.
-        p99_us: 99th percentile of it.
-        runtime: what computed, with its version and threads.
+        p99_us: 99th percentile of the time of one row.
+        runtime: runtime that was measured, with version and threads.
     """
 
     about: str = ""
@@ -36,7 +36,7 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class TrainingRun(msgspec.Struct, frozen=True):
-    """The training of a model with a seed; each entry of the history has its `step`."""
+    """The training of a model with one seed; each entry of the history has its `step`."""
 
     model: str
     seed: int
@@ -46,16 +46,14 @@ class TrainingRun(msgspec.Struct, frozen=True):
     history: Sequence[Quality] = ()
 
 
-class Estimate(msgspec.Struct, frozen=True):
-    """A mean over the seeds and its interval."""
-
+class SeedMean(msgspec.Struct, frozen=True):
     value: float | None = None
     low: float | None = None
     high: float | None = None
 
 
 class WorstSlice(msgspec.Struct, frozen=True):
-    """The metric on the rows with the same value of a feature; the value None is a missing value."""
+    """The metric on the rows with one value of a feature; None stands for a missing value."""
 
     column: str
     value: str | None
@@ -66,15 +64,13 @@ class WorstSlice(msgspec.Struct, frozen=True):
 
 
 class AtAge(msgspec.Struct, frozen=True):
-    """The students' metric on the test part where all stored features are some seconds old."""
+    """The students' metric on the test part when all stored features are `seconds` old."""
 
     seconds: float
-    found: Estimate
+    found: SeedMean
 
 
-class GateResult(msgspec.Struct, frozen=True):
-    """A declared gate and the figure it was checked against."""
-
+class GateRecord(msgspec.Struct, frozen=True):
     metric: str
     at_least: float | None = None
     at_most: float | None = None
@@ -83,8 +79,6 @@ class GateResult(msgspec.Struct, frozen=True):
 
 
 class TrainingHalf(msgspec.Struct, frozen=True):
-    """What the student costs once; any number may be unknown."""
-
     device: str | None = None
     host: str = ""
     precision: str | None = None
@@ -101,8 +95,6 @@ class TrainingHalf(msgspec.Struct, frozen=True):
 
 
 class ServingHalf(msgspec.Struct, frozen=True):
-    """What every answer costs; any number may be unknown."""
-
     runtime: str | None = None
     precision: str | None = None
     threads: int | None = None
@@ -116,8 +108,6 @@ class ServingHalf(msgspec.Struct, frozen=True):
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a distillation writes; most parts may be missing in the file."""
-
     format: int = FORMAT
     id: str
     contract: str = ""
@@ -129,10 +119,10 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     more: bool = True
     seeds: list[int] = []
     shipped: int | None = None
-    models: dict[str, Model]
+    models: dict[str, ModelRecord]
     runs: list[TrainingRun] = []
-    taught: Estimate | None = None
-    gap_closed: Estimate | None = None
+    taught: SeedMean | None = None
+    gap_closed: SeedMean | None = None
     measures: Quality = {}
     agreement: dict[str, Quality] = {}
     slices: list[WorstSlice] = []
@@ -145,28 +135,28 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     training: TrainingHalf | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The plain data of `report.json`: numbers that JSON lacks are None."""
-        plain: dict[str, Any] = _finite(msgspec.to_builtins(self, enc_hook=float))  # of NumPy
+        """Return the content of `report.json`; NaN and infinity become None."""
+        plain: dict[str, Any] = _finite(msgspec.to_builtins(self, enc_hook=float))  # NumPy numbers
         return plain
 
 
 class Report(RunReport, frozen=True, kw_only=True):
-    """What readers are shown: also the declaration's description and gates, and what the package costs."""
+    """The report that readers see: adds the declaration's description and gates, and the serving cost."""
 
     description: str = ""
-    gates: list[GateResult] = []
+    gates: list[GateRecord] = []
     serving: ServingHalf | None = None
 
 
 def read_report(data: Mapping[str, Any]) -> Report:
-    """A report from its plain data; a DataError if it is none of this format."""
+    """Parse a report; raise a DataError if the format does not match."""
     where = "report of a distillation"
     if data.get("format") != FORMAT:
         raise DataError(where, f"format {data.get('format')!r}", expected=f"format {FORMAT}")
     try:
         return msgspec.convert(data, Report)
     except msgspec.ValidationError as error:
-        raise DataError(where, str(error), remedy="train again: `isthmus distill`") from error
+        raise DataError(where, str(error), remedy="run `isthmus distill` again") from error
 
 
 def _finite(value: Any) -> Any:

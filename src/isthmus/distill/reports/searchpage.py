@@ -1,4 +1,4 @@
-"""The result of a search, as an HTML page and as a part of the report's page."""
+"""Render the result of a search, as an HTML page and as a part of the report's page."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -9,22 +9,20 @@ import msgspec
 from isthmus.distill.reports.comparison import explained
 from isthmus.distill.reports.plots import STYLE, Dot, scatter
 from isthmus.distill.reports.words import duration, measure, number, scaled
-from isthmus.distill.search.trials import FORMAT, Trial
+from isthmus.distill.search.trials import FORMAT, SearchTrial
 from isthmus.features.document.blocks import Block, Code, Group, Heading, Legend, Paragraph, Table, Text, code, strong
 from isthmus.features.document.html import to_html
 from isthmus.features.errors import DataError
 
 _COLORS = {"fp32": "student", "int8": "control"}
-"""Color class of each precision."""
+"""Color classes by precision."""
 _HINT = (
-    "Strong dots are on the front: no student is at least as good in quality, p50 and size, and better in one of them. "
-    "Dashed lines are the budget, where it is near. A dot shows its name where the mouse rests on it."
+    "Dots in full color are on the Pareto front: no other student is at least as good in quality, p50 and size, and "
+    "better in one of them. Dashed lines show the budget. Hover over a dot to see its name."
 )
 
 
-class Budget(msgspec.Struct, frozen=True):
-    """What a student may cost, also in words."""
-
+class BudgetRecord(msgspec.Struct, frozen=True):
     p99_ms: float
     memory_mb: float
     words: str
@@ -32,16 +30,14 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 class SearchResult(msgspec.Struct, frozen=True):
-    """`search.json`; docs/search.md says what each part means."""
-
     format: int
     id: str
     name: str
     metric: str
     more: bool
     rows: int
-    budget: Budget
-    trials: list[Trial] = msgspec.field(name="tried")
+    budget: BudgetRecord
+    trials: list[SearchTrial] = msgspec.field(name="tried")
     front: list[int]
     threads: int
     runtime: str
@@ -51,25 +47,23 @@ class SearchResult(msgspec.Struct, frozen=True):
 
 
 def read_search(data: Mapping[str, Any]) -> SearchResult:
-    """The result of a search from its plain data; a DataError if it is none of this format."""
+    """Parse the result of a search; raise a DataError if the format does not match."""
     where, remedy = "search of students", "run `isthmus search` again"
     if data.get("format") != FORMAT:
         raise DataError(where, f"format {data.get('format')}", expected=f"format {FORMAT}", remedy=remedy)
     try:
         return msgspec.convert(data, SearchResult)
     except msgspec.ValidationError as error:
-        raise DataError(where, str(error), expected="the search.json of a search", remedy=remedy) from error
+        raise DataError(where, str(error), expected="a valid search.json", remedy=remedy) from error
 
 
 def search_page(data: Mapping[str, Any]) -> str:
-    """The page, from the plain data of `search.json`."""
     read = read_search(data)
     blocks = [Heading(f"{read.name}: students of the search", 1), *search_blocks(read)]
     return to_html(f"Search of {read.name}", blocks, STYLE)
 
 
 def search_blocks(read: SearchResult) -> list[Block]:
-    """All that the page says."""
     return [
         _summary(read),
         Group("card", advice(read)),
@@ -83,9 +77,8 @@ def search_blocks(read: SearchResult) -> list[Block]:
 
 
 def advice(read: SearchResult) -> list[Block]:
-    """The recommended student, and what to write into which file for it."""
     if read.recommended is None:
-        return [Paragraph(strong("No student keeps to the budget."))]
+        return [Paragraph(strong("No student fits the budget."))]
     best = read.trials[read.recommended]
     why = f", the best {read.metric} within the budget, {measure(best.score)}."
     lines = [Code(text, file) for file, text in read.lines.items()]
@@ -93,7 +86,7 @@ def advice(read: SearchResult) -> list[Block]:
 
 
 def front(read: SearchResult) -> Table:
-    """The students that no other beats in quality, p50 and size, the fastest first."""
+    """Return a table of the students that no other beats in quality, p50 and size, fastest first."""
     trials = sorted((read.trials[n] for n in read.front), key=lambda trial: trial.p50_us or 0.0)
     names = list(trials[0].shape) if trials else []
     figures = [read.metric, "p50", "p99", "size", "memory", "parameters"]
@@ -115,11 +108,11 @@ def _summary(read: SearchResult) -> Block:
     counts = {word: sum(trial.status == word for trial in read.trials) for word in ("trained", "over budget", "failed")}
     untrained = sum(trial.status == "over budget" and trial.score is None for trial in read.trials)
     text = (
-        f"Of {len(read.trials)} students {counts['trained']} keep to the budget: {read.budget.words}. "
-        f"{counts['over budget']} do not, {untrained} of which were not trained: a graph costs the same before it is. "
+        f"Of {len(read.trials)} students, {counts['trained']} fit the budget: {read.budget.words}. "
+        f"{counts['over budget']} do not; {untrained} of these were not trained, as training does not change the cost. "
         f"{counts['failed']} failed. Measured in {read.runtime} with {read.threads} "
-        f"thread{'' if read.threads == 1 else 's'} on this host ({read.host}); {read.metric} by the "
-        f"exported graph on the {read.rows:,} rows of the validation part, never the test part. "
+        f"thread{'' if read.threads == 1 else 's'} on this host ({read.host}); {read.metric} of the "
+        f"exported graph on the {read.rows:,} rows of the validation part. "
     )
     return Paragraph((text, code(read.id)))
 
@@ -127,7 +120,7 @@ def _summary(read: SearchResult) -> Block:
 def _plots(read: SearchResult) -> list[Block]:
     plots: list[Block] = []
     trained = [trial for trial in read.trials if trial.score is not None and trial.p50_us and trial.bytes]
-    axes = (("p50_us", "p50 of one answer in µs", None), ("bytes", "bytes of the file", read.budget.bytes))
+    axes = (("p50_us", "p50 of one prediction in µs", None), ("bytes", "bytes of the file", read.budget.bytes))
     for figure, words, limit in axes:
         dots = [
             Dot(
@@ -150,13 +143,13 @@ def _plots(read: SearchResult) -> list[Block]:
         if trial.p99_us and trial.bytes
     ]  # fmt: skip
     if costs:
-        caption = "bytes (up) over p99 in µs (right, logarithmic) of all that were measured; faint: over budget"
+        caption = "bytes (up) over p99 in µs (right, logarithmic) of all measured students; faint: over budget"
         plots.append(scatter(costs, "bytes over p99", caption, limits=(read.budget.p99_ms * 1000, read.budget.bytes)))
     return plots
 
 
 def _stairs(dots: Sequence[Dot], *, more: bool) -> list[tuple[float, float]]:
-    """From left to right the dots that are better than all to their left."""
+    """Return the dots that are better than all dots to their left, from left to right."""
     best = max if more else min
     ordered = sorted(dots, key=lambda dot: (dot.x, -dot.y if more else dot.y))
     reached = [*accumulate((dot.y for dot in ordered), best)]
@@ -174,5 +167,5 @@ def _trials(read: SearchResult) -> Table:
     return Table(columns, rows, numbers=columns[2:7])
 
 
-def _costs(trial: Trial) -> list[str]:
+def _costs(trial: SearchTrial) -> list[str]:
     return [measure(trial.score), duration(trial.p50_us), duration(trial.p99_us), scaled(trial.bytes, "B")]

@@ -1,4 +1,4 @@
-"""Numbers of a report in words; "-" for an unknown number."""
+"""Format the numbers of a report; "-" for an unknown number."""
 
 import math
 
@@ -9,7 +9,6 @@ _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number with all its digits if it is whole, else with `digits` significant ones."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value == int(value) or abs(value) >= 10**digits:
@@ -18,7 +17,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def measure(value: float | None) -> str:
-    """A metric, with trailing zeros so that the digits of a table line up."""
+    """Format a metric, with trailing zeros so that the digits of a table line up."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     size = abs(value)
@@ -28,19 +27,18 @@ def measure(value: float | None) -> str:
 
 
 def money(value: float, currency: str) -> str:
-    """With three significant digits, however little it is, and with two places at least."""
+    """Format a price with three significant digits, and at least two decimal places."""
     places = 2 if value == 0 else max(2, 2 - math.floor(math.log10(abs(value))))
     whole, _, part = f"{value:,.{places}f}".partition(".")
     return f"{whole}.{part.rstrip('0').ljust(2, '0')} {currency}".strip()
 
 
 def share(value: float | None) -> str:
-    """A fraction in percent."""
     return UNKNOWN if value is None or not math.isfinite(value) else f"{100 * value:.3g} %"
 
 
 def scaled(value: float | None, unit: str) -> str:
-    """A number with an SI prefix: 120 GFLOP, 225 kB."""
+    """Format a number with an SI prefix: 120 GFLOP, 225 kB."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     power = 0
@@ -50,7 +48,6 @@ def scaled(value: float | None, unit: str) -> str:
 
 
 def duration(microseconds: float | None) -> str:
-    """In microseconds, milliseconds or seconds."""
     if microseconds is None or not math.isfinite(microseconds):
         return UNKNOWN
     for unit in ("µs", "ms"):
@@ -61,12 +58,11 @@ def duration(microseconds: float | None) -> str:
 
 
 def between(low: float | None, high: float | None) -> str:
-    """An interval; empty without bounds."""
     return "" if low is None or high is None else f"{measure(low)} to {measure(high)}"
 
 
 def span(seconds: float) -> str:
-    """A time in the largest unit that divides it."""
+    """Format a duration in the largest unit that divides it."""
     if seconds == 0:
         return "fresh"
     sizes = ((7 * 86400, "week"), (86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))

@@ -1,4 +1,4 @@
-"""The runtimes beside ONNX Runtime that a package may have model files for."""
+"""The runtimes other than ONNX Runtime that a package can have model files for."""
 
 from collections.abc import Mapping
 
@@ -12,11 +12,9 @@ from isthmus.distill.runtimes.network import Conversion
 CONVERSIONS: Mapping[str, Conversion] = {EXECUTORCH: executorch, LITERT: litert, COREML: coreml}
 
 
-def wanted(declaration: Distillation) -> list[Conversion]:
-    """The runtimes of a declaration, without ONNX Runtime."""
+def conversions_for(declaration: Distillation) -> list[Conversion]:
     return [conversion for runtime, conversion in CONVERSIONS.items() if runtime in declaration.runtimes]
 
 
 def require_runtimes(declaration: Distillation) -> None:
-    """Raises a ConfigurationError, with the packages to install, if a declaration needs a runtime that is missing."""
-    require_installed(declaration.where, [conversion.LIBRARIES for conversion in wanted(declaration)])
+    require_installed(declaration.where, [conversion.LIBRARIES for conversion in conversions_for(declaration)])

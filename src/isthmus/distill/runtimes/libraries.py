@@ -1,4 +1,4 @@
-"""The libraries of a runtime. pip finds no versions that fit all of their metadata: they come without dependencies."""
+"""The pinned libraries of a runtime, installed without dependencies: no versions satisfy all their metadata."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ class Libraries:
     """The libraries of a runtime.
 
     Attributes:
-        name: of the product.
-        runtime: its name in a declaration.
-        pins: the required packages beside `isthmus[distill]`, and their versions.
+        name: display name of the product.
+        runtime: name of the runtime in a declaration.
+        pins: required packages besides `isthmus[distill]`, and their versions.
     """
 
     name: str
@@ -24,15 +24,12 @@ class Libraries:
 
     @property
     def install(self) -> str:
-        """The command that installs them."""
         return f"pip install --no-deps {' '.join(f'{name}=={version}' for name, version in self.pins.items())}"
 
     def absent(self, reason: str) -> DependencyError:
-        """The error where they are not installed."""
         return DependencyError(self.name, reason, remedy=f"run {self.install}", passes=False)
 
     def problems(self) -> list[Problem]:
-        """The packages that are missing or have another version."""
         problems = []
         for name, version in self.pins.items():
             try:
@@ -41,18 +38,17 @@ class Libraries:
                 problems.append(Problem("runtimes", f"{self.name} needs {name}, which is not installed", version))
                 continue
             if installed != version:
-                problems.append(Problem("runtimes", f"{self.name} needs {name}, and {installed} is installed", version))
+                problems.append(Problem("runtimes", f"{self.name} needs {name}, but {installed} is installed", version))
         return problems
 
 
 def libraries(name: str, runtime: str) -> Libraries:
-    """The libraries that the file `<runtime>.txt` of this package pins."""
+    """Read the pins of a runtime from this package's file `<runtime>.txt`."""
     lines = Path(__file__).parents[1].joinpath(f"{runtime}.txt").read_text(encoding="utf-8").splitlines()
     return Libraries(name, runtime, dict(line.split("==") for line in lines if not line.startswith("#")))
 
 
 def require_installed(where: str, needed: Sequence[Libraries]) -> None:
-    """Raises a ConfigurationError, with the commands that install what is missing."""
     missing = {each: problems for each in needed if (problems := each.problems())}
     if missing:
         runtimes = " and ".join(f'"{each.runtime}"' for each in missing)

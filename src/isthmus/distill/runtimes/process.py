@@ -1,6 +1,6 @@
-"""A model file in a child process, which a damaged file may crash.
+"""Run a model file in a child process, because a damaged file may crash its runtime.
 
-The process answers whoever opened the file. Its answers are untrusted: the file may do there what it likes.
+The process answers only its parent. Its answers are untrusted: a malicious file may control the process.
 """
 
 import os
@@ -29,30 +29,30 @@ from isthmus.package.replay import SECONDS, refused
 from isthmus.package.sandbox import confine
 
 MEMORY = 4 << 30
-"""Bytes of memory of the process, beside its libraries and the file."""
+"""Bytes of memory for the process, besides its libraries and the file."""
 
 _LARGEST = LARGEST + 2**20
-"""Bytes of a message."""
+"""Most bytes of a message."""
 
 _AT_ONCE = 2**18
-"""Bytes of rows in a message, if a row has fewer: a message takes longer than a row of a table."""
+"""Bytes of rows per message, at least one row: sending a message takes longer than computing a table row."""
 
 _ENOUGH = 10
-"""Seconds after which the process answers the rows that it has computed: of slow programs, each row has its time."""
+"""Seconds after which the process sends the rows computed so far, so that slow programs do not time out."""
 
-_LAST_WORDS = 300
-"""Bytes of the end of stderr in a message."""
+_QUOTED = 300
+"""Bytes of stderr to quote in an error."""
 
 _WRITTEN = 2**20
-"""Bytes that the process may write to stderr, which is a file."""
+"""Most bytes that the process may write to stderr, a file."""
 
 
-class Refused(Exception):
-    """A runtime refuses a file or its inputs, and why."""
+class ProgramRejected(Exception):
+    """A runtime rejects a file or its inputs; the message is the reason."""
 
 
 class Description(msgspec.Struct, frozen=True):
-    """A tensor of a program; without a name in formats that have none, -1 for a size that the format leaves open."""
+    """A tensor of a program; no name in formats without names, -1 for a size that the format leaves open."""
 
     element: str
     shape: tuple[int, ...]
@@ -60,7 +60,7 @@ class Description(msgspec.Struct, frozen=True):
 
 
 class _Message(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A message of the process: first about the program, then an answer each time."""
+    """A message from the child: the first describes the program, the next ones are answers."""
 
     error: str = ""
     missing: str = ""
@@ -70,25 +70,30 @@ class _Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Loaded(NamedTuple):
-    """A program in its own process: its tensors in their order, and what computes a row."""
-
     inputs: Sequence[Description]
     outputs: Sequence[Description]
     run: Callable[[list[Array]], list[Array]]
 
 
 class Program(AbstractContextManager["Program"]):
-    """A program, with the content of its file, in its process. Close it, or use it as a context.
+    """A model file, running in a child process. Close it, or use it as a context manager.
 
-    A subclass names the libraries of a runtime, that which runs files, and a module that calls `serve`: the child runs
-    it as `python -m MODULE THREADS MEMORY`.
+    A subclass names the runtime's libraries, the Python package that runs its files, and a module that calls `serve`,
+    which the child runs as `python -m MODULE THREADS MEMORY`.
 
-    A row at a time is computed, so that the memory that is planned ahead is that of a single row. `max_sizes` are those
-    of named sizes, `memory` the bytes that it may use, beside the libraries and the file; on Linux.
+    Rows are computed one at a time, so that the planned memory is that of a single row.
+
+    Args:
+        model: content of the file.
+        tensors: expected inputs.
+        outputs: expected outputs.
+        max_sizes: maximum of each named size.
+        threads: threads of the runtime.
+        memory: bytes that the process may use besides the libraries and the file (Linux).
 
     Raises:
         DependencyError: the runtime is not installed.
-        Refused: the file is no program, or has different inputs or outputs.
+        ProgramRejected: the file is not a program, or has different inputs or outputs.
     """
 
     libraries: ClassVar[Libraries]
@@ -97,7 +102,6 @@ class Program(AbstractContextManager["Program"]):
 
     @classmethod
     def require_present(cls) -> None:
-        """Raises a DependencyError if what runs such files is not installed."""
         if find_spec(cls.package) is None:
             raise cls.libraries.absent("is not installed")
 
@@ -118,8 +122,8 @@ class Program(AbstractContextManager["Program"]):
         )
         try:
             program = self._exchange(model)
-            self._tensors = _require("has the inputs", tensors, program.inputs, max_sizes)
-            self._outputs = _require("has the outputs", outputs, program.outputs, max_sizes)
+            self._tensors = _require("inputs", tensors, program.inputs, max_sizes)
+            self._outputs = _require("outputs", outputs, program.outputs, max_sizes)
             self._max_sizes = max_sizes
         except BaseException:
             self.close()
@@ -132,16 +136,18 @@ class Program(AbstractContextManager["Program"]):
         self.close()
 
     def close(self) -> None:
-        """Ends the process."""
         self._process.kill()
         with suppress(BrokenPipeError), self._process, self._stderr:
             pass
 
     def ask(self, feeds: Feeds) -> dict[str, Array]:
-        """The outputs by name, of inputs by name with any number of rows. Raises a Refused if it does not answer."""
+        """Return the outputs by name for any number of rows.
+
+        Raises a ProgramRejected if the process does not answer.
+        """
         counts = {len(array) for array in feeds.values()}
         if len(counts) != 1 or 0 in counts:
-            raise Refused(f"its inputs have {' and '.join(map(str, sorted(counts)))} rows")
+            raise ProgramRejected(f"the inputs have {' and '.join(map(str, sorted(counts)))} rows")
         count = counts.pop()
         at_once = max(1, _AT_ONCE // max(1, sum(array.nbytes for array in feeds.values()) // count))
         parts: list[dict[str, Array]] = []
@@ -151,7 +157,7 @@ class Program(AbstractContextManager["Program"]):
             counts = {len(array) if array.ndim else 0 for array in parts[-1].values()}
             answered = max(counts, default=0)
             if len(counts) != 1 or not 0 < answered <= min(at_once, count - begin):
-                raise Refused(f"it answers {answered} rows of {min(at_once, count - begin)}")
+                raise ProgramRejected(f"it returned {answered} rows instead of {min(at_once, count - begin)}")
             begin += answered
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -177,48 +183,47 @@ class Program(AbstractContextManager["Program"]):
         finally:
             timer.cancel()
         if answer is None:
-            raise Refused(_ended(self._process.wait()) + self._last_words())
+            raise ProgramRejected(_ended(self._process.wait()) + self._stderr_tail())
         try:
             message = msgspec.msgpack.decode(answer, type=_Message)
-        except ValueError as error:  # of msgspec, or invalid UTF-8
+        except ValueError as error:  # a msgspec error, or invalid UTF-8
             raise self._unreadable(error) from error
         if message.missing:
             raise self.libraries.absent(message.missing)
         if message.error:
-            raise Refused(message.error)
+            raise ProgramRejected(message.error)
         return message
 
-    def _unreadable(self, error: Exception) -> Refused:
-        return Refused(f"its process sent a message that cannot be read, {error}{self._last_words()}")
+    def _unreadable(self, error: Exception) -> ProgramRejected:
+        return ProgramRejected(f"its process sent an unreadable message, {error}{self._stderr_tail()}")
 
-    def _last_words(self) -> str:
-        """The end of stderr, to be appended to a sentence."""
+    def _stderr_tail(self) -> str:
         end = os.fstat(self._stderr.fileno()).st_size
-        tail = os.pread(self._stderr.fileno(), _LAST_WORDS, max(end - _LAST_WORDS, 0)).decode(errors="replace")
-        words = " ".join(tail.split())
-        return f"; its last words: {words}" if words else ""
+        tail = os.pread(self._stderr.fileno(), _QUOTED, max(end - _QUOTED, 0)).decode(errors="replace")
+        text = " ".join(tail.split())
+        return f"; its stderr ends with: {text}" if text else ""
 
 
 @contextmanager
 def opened(kind: type[Program], package: Package, variant: Variant) -> Iterator[Program]:
-    """A program of a package.
+    """Open a program of a package.
 
     Raises:
         DependencyError: the runtime is not installed.
-        PackageError: it refuses the file, or does not answer.
+        PackageError: the runtime rejects the file, or does not answer.
     """
     manifest, model = package.manifest, package.files.read(variant.file)
     try:
         with kind(model, manifest.fed(variant), manifest.outputs, variant.most) as program:
             yield program
-    except Refused as error:
+    except ProgramRejected as error:
         raise refused(manifest, variant, kind.libraries.name, error) from error
 
 
 def _require(
     what: str, tensors: Sequence[Tensor], actual: Sequence[Description], max_sizes: Mapping[str, int]
 ) -> list[Tensor]:
-    """The tensors in the order of the program's, which must be the same."""
+    """Return the tensors in the program's order; raise a ProgramRejected if the program has different ones."""
     places = {tensor.name: place for place, tensor in enumerate(actual) if tensor.name}
     ordered = sorted(tensors, key=lambda tensor: places.get(tensor.name, -1)) if places else [*tensors]
     shapes = [[max_sizes.get(size, 0) if isinstance(size, str) else size for size in t.shape] for t in ordered]
@@ -228,10 +233,10 @@ def _require(
     ]
     same = len(actual) == len(expected) and all(map(_fits, actual, expected))
     if not same or any(tensor.shape[:1] != (1,) for tensor in expected):
-        shown, wanted = (
+        shown, required = (
             ", ".join(f"{t.name} {t.element} {list(t.shape)}".lstrip() for t in side) for side in (actual, expected)
         )
-        raise Refused(f"it {what} {shown or 'nothing'}, and not {wanted} for a row")
+        raise ProgramRejected(f"its {what} are {shown or 'missing'}; expected {required} for one row")
     return ordered
 
 
@@ -239,14 +244,14 @@ def _fits(actual: Description, expected: Description) -> bool:
     sizes = zip(actual.shape, expected.shape, strict=False)
     return (
         (actual.element, actual.name, len(actual.shape)) == (expected.element, expected.name, len(expected.shape))
-        and all(size in (wanted, -1) for size, wanted in sizes)
+        and all(size in (largest, -1) for size, largest in sizes)
     )  # fmt: skip
 
 
 def _ended(code: int) -> str:
     if code == -signal.SIGKILL:
-        return f"its process was killed: it took more than {SECONDS} seconds, or more memory than there is"
-    return f"its process was ended by {signal.Signals(-code).name}" if code < 0 else f"its process ended with {code}"
+        return f"its process was killed: it took more than {SECONDS} seconds, or more memory than the machine has"
+    return f"its process was killed by {signal.Signals(-code).name}" if code < 0 else f"its process exited with {code}"
 
 
 def _write(pipe: IO[bytes], data: bytes) -> None:
@@ -255,7 +260,7 @@ def _write(pipe: IO[bytes], data: bytes) -> None:
 
 
 def _read(pipe: IO[bytes]) -> bytes | None:
-    """The next message; None if the peer has ended. Raises an OverflowError if it announces too large a message."""
+    """Return the next message, None at the end; raise an OverflowError if its announced size is too large."""
     begin = pipe.read(8)
     if len(begin) < 8:
         return None
@@ -266,13 +271,13 @@ def _read(pipe: IO[bytes]) -> bytes | None:
 
 
 def serve(prepare: Callable[[int], Callable[[bytes], Loaded]]) -> None:
-    """The process: answers from stdin to stdout until stdin ends.
+    """Run the child process: answer requests from stdin on stdout until stdin ends.
 
-    `prepare` imports the runtime, for a number of threads, and returns what opens a file. An ImportError says that the
-    runtime is not installed; any other error is that of the file.
+    `prepare` imports the runtime for a number of threads and returns the function that loads a file. An ImportError
+    means that the runtime is not installed; any other error is blamed on the file.
     """
     threads, memory = map(int, sys.argv[1:])
-    # Libraries print to stdout: their prints are no answers.
+    # Libraries print to stdout, which carries the answers: give them /dev/null.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     resource.setrlimit(resource.RLIMIT_FSIZE, (_WRITTEN, _WRITTEN))

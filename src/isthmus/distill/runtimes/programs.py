@@ -1,10 +1,10 @@
-"""What runs the model files that are not for ONNX Runtime."""
+"""The programs that run model files of runtimes other than ONNX Runtime."""
 
 from collections.abc import Mapping
 
-from isthmus.distill.runtimes.coreml.process import Program as CoreMLProgram
-from isthmus.distill.runtimes.executorch.process import Program as ExecuTorchProgram
-from isthmus.distill.runtimes.litert.process import Program as LiteRTProgram
+from isthmus.distill.runtimes.coreml.process import CoreMLProgram
+from isthmus.distill.runtimes.executorch.process import ExecuTorchProgram
+from isthmus.distill.runtimes.litert.process import LiteRTProgram
 from isthmus.distill.runtimes.process import Program
 from isthmus.package.manifest import Format
 
@@ -13,7 +13,5 @@ PROGRAMS: Mapping[Format, type[Program]] = {
     "tflite": LiteRTProgram,
     "mlpackage": CoreMLProgram,
 }
-"""By the format of the file."""
-
 INTERPRETED = ("mlpackage",)
-"""The formats whose runtime is not here: what runs a file proves the parity of its graph alone."""
+"""Formats that an interpreter runs here instead of their runtime: it can only prove the parity of the graph."""

@@ -1,1 +1,1 @@
-"""Students under a budget."""
+"""Search for the best student within a budget."""

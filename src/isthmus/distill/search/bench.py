@@ -1,4 +1,4 @@
-"""Builds students, measures them as they would be served, and trains them."""
+"""Build students, measure them as they would be served, and train them."""
 
 import errno
 import fcntl
@@ -18,12 +18,12 @@ from torch import nn
 
 from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.export.acceptance import finite
-from isthmus.distill.export.candidate import Candidate, Limits, Reference, sample_cases
+from isthmus.distill.export.candidate import Candidate, ParityLimits, StudentReference, sample_cases
 from isthmus.distill.export.conversion import in_precision
 from isthmus.distill.onnx.runtime import ort_format
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.restore import origins, whole
-from isthmus.distill.search.trials import Budget, Trial
+from isthmus.distill.search.trials import Budget, SearchTrial
 from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.task import Task
 from isthmus.distill.training.checkpoint import copy_weights, discard
@@ -35,12 +35,12 @@ from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress
 
 FEW, MANY = 500, 2000
-"""Calls of a round when latency is measured: of an untrained graph or of many, and of a trained graph."""
+"""Calls per round of a latency measurement: for untrained graphs and for many graphs at once; for one trained graph."""
 
 
 @dataclass(eq=False)
 class Bench:
-    """Where the students of a task are measured; `graphs` has those within the budget, by number."""
+    """Measure the students of a task; `graphs` is the folder for graphs within the budget, named by trial number."""
 
     task: Task
     outputs: TeacherOutputs
@@ -60,8 +60,7 @@ class Bench:
             best="max" if task.more else "min", seed=material.declaration.seed,
         )  # fmt: skip
 
-    def measure(self, number: int, shape: Mapping[str, Any], precision: str, progress: Progress) -> Trial:
-        """Builds and measures a student; if it fits the budget, trains, exports and measures it again."""
+    def measure(self, number: int, shape: Mapping[str, Any], precision: str, progress: Progress) -> SearchTrial:
         began, facts = time.perf_counter(), dict[str, Any]()
         try:
             candidate = self._fill(facts, self.task.with_shape(shape), precision, progress)
@@ -75,10 +74,10 @@ class Bench:
                 raise
             facts |= {"status": "failed", "why": str(error) or type(error).__name__, "score": None}
         facts["seconds"] = round(time.perf_counter() - began, 3)
-        return Trial(number=number, shape=dict(shape), precision=precision, **facts)
+        return SearchTrial(number=number, shape=dict(shape), precision=precision, **facts)
 
-    def side_by_side(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Measures p50 of all students within the budget in turn, as each has that of its own moment.
+    def side_by_side(self, trials: Sequence[SearchTrial]) -> list[SearchTrial]:
+        """Measure p50 of all students within the budget alternately: their earlier figures are from different times.
 
         Raises a DataError if a graph is missing.
         """
@@ -90,7 +89,7 @@ class Bench:
                 try:
                     calls[f"{trial.number}"] = Candidate(file.read_bytes(), self.profile.threads).call(row)
                 except OSError as error:
-                    remedy = f"remove {file.parents[1]} to search anew; trained students are kept"
+                    remedy = f"remove {file.parents[1]} to search again; trained students stay cached"
                     raise DataError(str(file), f"cannot be read: {error}", remedy=remedy) from error
         times = interleaved(calls, calls=FEW, seconds=0.5)
         p50 = {trial.number: trial.p50_us for trial in trials}
@@ -98,7 +97,7 @@ class Bench:
         return [msgspec.structs.replace(trial, p50_us=p50[trial.number]) for trial in trials]
 
     def _fill(self, facts: dict[str, Any], task: Task, precision: str, progress: Progress) -> Candidate | None:
-        """Adds each fact of a `Trial` as soon as it is known; returns the graph if the student was trained."""
+        """Add each fact of a `SearchTrial` as soon as it is known; return the graph if the student was trained."""
         student = self._new(task).eval()
         facts["parameters"] = sum(weights.numel() for weights in student.parameters())
         self._measure_cost(facts, task, student, precision, FEW)
@@ -107,16 +106,16 @@ class Bench:
         student = self._trained(task, progress)
         candidate = self._measure_cost(facts, task, student, precision, MANY)
         cases = [*sample_cases(task, student, self._validation), *task.edges(student)]
-        reference = Reference(task, self._validation, self._teacher, (), cases)
-        _, apart = reference.compare(candidate.run, Limits.of(task, student, self._validation), precision)
-        far = max(apart, key=lambda each: each.share)
+        reference = StudentReference(task, self._validation, self._teacher, (), cases)
+        _, deviations = reference.compare(candidate.run, ParityLimits.of(task, student, self._validation), precision)
+        far = max(deviations, key=lambda each: each.share)
         words = f"{far.place}: {far.says('the student in torch')}"
         if not math.isfinite(far.share):
             raise ParityFailed(f"its graph in {precision}", words)
-        facts["difference"] = max(each.by for each in apart)
+        facts["difference"] = max(each.by for each in deviations)
         if far.share > 1:  # `export` leaves this precision out
             facts["over"]["difference"] = far.share - 1
-            words += f", {far.limit:.3g} at most"
+            words += f"; at most {far.limit:.3g} is allowed"
             facts |= {"why": "; ".join(filter(None, (facts["why"], words))), "status": "over budget"}
         quality = reference.quality(candidate.run)
         score = quality[task.metric]
@@ -139,9 +138,9 @@ class Bench:
         call = candidate.call(row)
         (times,) = interleaved({"": call}, calls=calls).values()
         if times["p99_us"] / 1000 > self.budget.p99_ms:
-            # A short load of the machine must not rule out a student for good.
+            # A short load peak on the machine must not rule out a student for good.
             times = min(times, *interleaved({"": call}, calls=MANY).values(), key=lambda measured: measured["p99_us"])
-        # A process takes seconds to start, and weights do not change its cost.
+        # Measure once: a process takes seconds to start, and trained weights do not change its cost.
         if "memory_mb" not in facts:
             facts |= msgspec.structs.asdict(candidate.footprint(row, self.budget.load_ms))
         over = self.budget.exceeded(
@@ -156,13 +155,13 @@ class Bench:
         return candidate
 
     def _trained(self, task: Task, progress: Progress) -> nn.Module:
-        """The trained student of a shape: trained once, whatever the number of precisions and budgets."""
+        """Return the trained student of a shape. It is trained once for all precisions and budgets."""
         origin, depends = origins(task), {
             "contract": task.material.contract, "shape": dict(task.shape),
             "settings": self._settings.identity(), "outputs": self.outputs.path.name,
             "profile": task.material.profile.identity(), "torch": torch.__version__,
         }  # fmt: skip
-        # Earlier versions named a student by all of its task's code.
+        # Earlier versions hashed all of the task's code into the name of a student.
         former, key = (sha256({"made_of": made_of, **depends})[:16] for made_of in (whole(origin), origin["training"]))
         file, student = self.weights / f"{key}.safetensors", self._new(task)
         if not file.exists() and (self.weights / f"{former}.safetensors").exists():
@@ -183,12 +182,12 @@ class Bench:
 
 @contextmanager
 def _exclusive(lock: Path, progress: Progress) -> Iterator[None]:
-    """Within the block no other search, under another budget, trains the same student in the same place."""
+    """Wait until no other search trains the same student in the same folder."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("ab") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress("waits for another search, which trains the same", 0.0)
+            progress("waiting for another search that trains the same student", 0.0)
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield

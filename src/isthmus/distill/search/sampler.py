@@ -1,7 +1,6 @@
-"""The next student of a search. The only importer of optuna.
+"""Propose the next student of a search. The only importer of optuna.
 
-A proposal is a function of the trials before it, and of nothing else: a search that continues after it was killed gets
-the same proposals.
+A proposal depends only on the trials before it, so a search that continues after a kill gets the same proposals.
 """
 
 import math
@@ -15,15 +14,15 @@ from optuna.samplers import TPESampler
 from optuna.trial import TrialState, create_trial
 
 RANDOM = 8
-"""Students that are drawn at random before the estimator decides."""
+"""Number of random students before the estimator proposes."""
 
 Place = tuple[int, ...]
-"""A value of each name, by its number."""
+"""A point of the search space: the index of a value for each name."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """The outcome at a place: less is better in each of its values, which are None if it was not measured."""
+    """The outcome of a trial. Lower is better in each of `values`, which is None if they were not measured."""
 
     place: Place
     values: tuple[float, float, float] | None
@@ -31,11 +30,11 @@ class Known:
 
 
 def propose(known: Sequence[Known], sizes: Mapping[str, int], seed: int) -> Place | None:
-    """A new place; None if there is none left.
+    """Return a new place, or None if all have been tried.
 
-    The first are random; then optuna's tree-structured Parzen estimator draws where places that are better in several
-    respects lie denser (Ozaki et al., 2020, doi:10.1145/3377930.3389817). A place over the budget counts as worse the
-    farther it is over it.
+    The first places are random. Then optuna's tree-structured Parzen estimator samples where good places by several
+    objectives are dense (Ozaki et al., 2020, doi:10.1145/3377930.3389817). A place over the budget counts as worse the
+    more it exceeds it.
     """
     visited = {outcome.place for outcome in known}
     if len(visited) >= math.prod(sizes.values()):
@@ -48,7 +47,7 @@ def propose(known: Sequence[Known], sizes: Mapping[str, int], seed: int) -> Plac
 
 
 def _estimated(known: Sequence[Known], sizes: Mapping[str, int], seed: int) -> Place | None:
-    # A failure says nothing about the places beside it.
+    # A failed trial says nothing about its neighbors.
     outcomes = [outcome for outcome in known if outcome.values is not None or outcome.over]
     if not outcomes:
         return None

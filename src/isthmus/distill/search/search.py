@@ -1,7 +1,7 @@
-"""The step: students of many shapes, each measured as it would be served, and the best of them.
+"""The search step: students of many shapes, each measured as it would be served, and the best of them.
 
-The cost of a graph does not depend on its weights. So it is measured before training, and a student over the budget is
-not trained at all.
+The cost of a graph does not depend on its weights, so it is measured before training. A student over the budget is
+never trained.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from isthmus.distill.preflight import rehearse, require_measured
 from isthmus.distill.restore import create_task, origins, require_shape, whole
 from isthmus.distill.search.bench import Bench
 from isthmus.distill.search.sampler import Known, propose
-from isthmus.distill.search.trials import FORMAT, Budget, Trial, Trials, front, nearest, recommended, values_at
+from isthmus.distill.search.trials import FORMAT, Budget, SearchTrial, Trials, front, nearest, recommended, values_at
 from isthmus.distill.tasks.task import Material, Task
 from isthmus.distill.training.teacheroutputs import TeacherCost, complete_outputs, open_outputs
 from isthmus.features.contract.schema import sha256
@@ -42,13 +42,12 @@ PRECISION = "precision"
 
 @dataclass(frozen=True)
 class SearchReport:
-    """`search.json` as plain data (docs/search.md), in the folder of the search."""
+    """`search.json` as plain data (docs/search.md), and the folder of the search."""
 
     path: Path
     data: Mapping[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """The report with the path."""
         return {**self.data, "path": str(self.path)}
 
 
@@ -62,16 +61,17 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     trials: int | None = None,
     progress: Progress = silent,
 ) -> SearchReport:
-    """Measures students until there are as many as declared, those of earlier calls included.
+    """Measure students until the declared number is reached, counting earlier calls.
 
     Each search has a subfolder of `folder`, named by a digest of everything it depends on. `runs` is for checkpoints.
 
     Raises:
-        ConfigurationError: the declaration is wrong, has no search, or searches a shape or precision that the task
+        ConfigurationError: the declaration is invalid, has no search, or searches a shape or precision that the task
             does not have.
-        DataError: the table lacks what was declared, or the journal of the search is damaged.
-        DependencyError: the machine lacks what the profile needs, the disk is full, or another process searches here.
-        Stopped: by SIGINT or SIGTERM while a student was trained; the same call continues from there.
+        DataError: the table lacks declared columns, or the journal of the search is damaged.
+        DependencyError: the machine lacks something the profile needs, the disk is full, or another process runs this
+            search.
+        Stopped: SIGINT or SIGTERM during training; the same call continues from there.
     """
     declared, count = _declared(material, trials)
     task = create_task(material)
@@ -100,24 +100,22 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
 
 
 def require_fit(data: Mapping[str, Any]) -> None:
-    """Raises a GateFailed, with the nearest miss, if no trained student of a search fits the budget."""
     if data["recommended"] is not None:
         return
-    trials = msgspec.convert(data["tried"], list[Trial])
+    trials = msgspec.convert(data["tried"], list[SearchTrial])
     where, count = f"distillation {data['name']}: search", f"none of {len(trials)} students"
     if missed := nearest(trials):
         raise GateFailed(
             where,
-            f"{count} keeps to the budget; nearest is {missed.name}: {missed.why}",
+            f"{count} fit the budget; nearest is {missed.name}: {missed.why}",
             expected=data["budget"]["words"],
-            remedy="search among smaller students, allow more in [profiles.serving] and `most_bytes`, or measure on a "
-            "machine that does nothing else",
+            remedy="search smaller students, raise the limits in [profiles.serving] and `most_bytes`, or measure on an "
+            "idle machine",
         )
-    raise GateFailed(where, f"{count} could be trained; the first: {trials[0].why}", remedy="correct the task")
+    raise GateFailed(where, f"{count} could be trained; the first: {trials[0].why}", remedy="fix the task")
 
 
 def _declared(material: Material, trials: int | None) -> tuple[Search, int]:
-    """The search of a declaration without problems, and the number of its students."""
     declaration = material.declaration
     if problems := declaration.problems():
         raise ConfigurationError(declaration.where, problems)
@@ -131,14 +129,14 @@ def _declared(material: Material, trials: int | None) -> tuple[Search, int]:
 
 
 def _teacher_outputs(task: Task, cache: Path, progress: Progress) -> tuple[TeacherOutputs, TeacherCost]:
-    """The complete outputs, after all checks that a new student allows."""
+    """Return the complete outputs, after all checks that need only an untrained student."""
     material, teacher, report = task.material, task.teacher(), _within(progress, "teacher", 0.0, 0.2)
     rows, settings = (
         np.arange(task.material.table.num_rows),
         material.declaration.search_settings(material.profile, len(material.parts.train)),
     )
     outputs = open_outputs(task, teacher, rows, cache, report)
-    with outputs:  # keeps what the teacher has answered, whatever ends this
+    with outputs:  # saves the teacher's outputs even on an error
         rehearse(task, teacher, outputs, settings, lambda text: progress(text, 0.0))
         outputs, cost = complete_outputs(task, teacher, rows, cache, report, outputs)
     require_measured(task, outputs, cost, task.references())
@@ -146,14 +144,12 @@ def _teacher_outputs(task: Task, cache: Path, progress: Progress) -> tuple[Teach
 
 
 class _HostRecord(msgspec.Struct, frozen=True):
-    """Beside a journal: a digest of the search, and its machine."""
-
     search: str
     host: str
 
 
 def _record_host(own: Path, digest: str, machine: str, progress: Progress) -> None:
-    """Also reports searches of the same on other machines: figures of two machines are never compared."""
+    """Record this machine; report if other machines ran the same search, because their figures cannot be compared."""
     hosts = []
     for file in sorted(own.parent.glob(f"*/{HOST}")):
         with suppress(OSError, msgspec.MsgspecError):
@@ -164,14 +160,13 @@ def _record_host(own: Path, digest: str, machine: str, progress: Progress) -> No
         return
     if hosts:
         progress(
-            f"was searched on {' and on '.join(hosts)}, whose figures are not those of this host, {machine}: all "
-            "students are measured anew here, and those whose weights are cached are not trained again", 0.2
+            f"earlier figures are from {' and '.join(hosts)}, not from this host, {machine}: all students are measured "
+            "again here; cached weights are reused", 0.2
         )  # fmt: skip
     write_atomically(own / HOST, msgspec.json.encode(_HostRecord(digest, machine)))
 
 
 def _dependencies(task: Task, declared: Search, outputs: TeacherOutputs, profile: ServingProfile) -> dict[str, Any]:
-    """Everything that the results of a search depend on, except the machine."""
     material = task.material
     return {
         "format": FORMAT,
@@ -189,20 +184,17 @@ def _dependencies(task: Task, declared: Search, outputs: TeacherOutputs, profile
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    """A search: the values of its space, and its folder."""
-
     bench: Bench
     seed: int
     space: Mapping[str, Sequence[Any]]
     folder: Path
 
-    def trials(self, done: list[Trial], count: int, progress: Progress) -> Iterator[Trial]:
-        """New trials until there are `count`; each is appended to `done`."""
+    def trials(self, done: list[SearchTrial], count: int, progress: Progress) -> Iterator[SearchTrial]:
         sizes = {name: len(values) for name, values in self.space.items()}
         while len(done) < count:
             place = propose([self.known(trial) for trial in done], sizes, self.seed)
             if place is None:
-                progress(f"all {len(done)} students that there are have been measured", 1.0)
+                progress(f"all {len(done)} possible students have been measured", 1.0)
                 return
             shape = values_at(place, self.space)
             precision, share = shape.pop(PRECISION), 0.8 / count
@@ -212,27 +204,27 @@ class _Search:
             done.append(trial)
             report(f"{trial.name}: {self.summary(trial)}", 1.0)
 
-    def known(self, trial: Trial) -> Known:
+    def known(self, trial: SearchTrial) -> Known:
         values = {**trial.shape, PRECISION: trial.precision}
-        # In JSON a tuple is a list.
+        # Compare as JSON, where tuples and lists are the same.
         place = tuple(
             [json.dumps(value) for value in choices].index(json.dumps(values[name]))
             for name, choices in self.space.items()
         )
         return Known(place, self.aims(trial), trial.over)
 
-    def aims(self, trial: Trial) -> tuple[float, float, float] | None:
-        """Quality, median latency and bytes; less is better in each."""
+    def aims(self, trial: SearchTrial) -> tuple[float, float, float] | None:
+        """Return quality, median latency and bytes; lower is better in each."""
         if trial.score is None or trial.p50_us is None or trial.bytes is None:
             return None
         return (-trial.score if self.bench.task.more else trial.score), trial.p50_us, float(trial.bytes)
 
-    def summary(self, trial: Trial) -> str:
+    def summary(self, trial: SearchTrial) -> str:
         if trial.status != "trained":
             return f"{trial.status}, {trial.why}"
         return f"{self.bench.task.metric} {trial.score:.4f}, p50 {trial.p50_us:,.0f} µs, {trial.bytes:,} bytes"
 
-    def report(self, trials: Sequence[Trial]) -> dict[str, Any]:
+    def report(self, trials: Sequence[SearchTrial]) -> dict[str, Any]:
         task, budget = self.bench.task, self.bench.budget
         best = recommended(trials, more=task.more)
         fit = [trial for trial in trials if trial.status == "trained"]
@@ -255,9 +247,8 @@ class _Search:
             "lines": {} if best is None else self.lines(best),
         }
 
-    def lines(self, best: Trial) -> dict[str, str]:
-        """What to write into which file for a student."""
-        # As declared: a trial from the journal has lists for tuples.
+    def lines(self, best: SearchTrial) -> dict[str, str]:
+        # Use declared values: a trial from the journal has lists for tuples.
         values = values_at(self.known(best).place, self.space)
         lines = {"definitions.py": self.bench.task.with_shape({name: values[name] for name in best.shape}).line()}
         if self.bench.profile.precision == FASTEST:
@@ -265,8 +256,8 @@ class _Search:
         return lines
 
 
-def _previous_report(file: Path, trials: Sequence[Trial]) -> dict[str, Any] | None:
-    """The report on disk, if it is of these trials: then they have been measured side by side."""
+def _previous_report(file: Path, trials: Sequence[SearchTrial]) -> dict[str, Any] | None:
+    """Return the report on disk if it covers these trials: then they were already measured side by side."""
 
     def comparable(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         return [{**record, "p50_us": None} for record in records]

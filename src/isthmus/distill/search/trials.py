@@ -1,4 +1,4 @@
-"""The students of a search: the facts about each, the budget for all, and the journal on disk."""
+"""The students of a search: the facts about each, the budget, and the journal on disk."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from isthmus.distill.types import Array
 from isthmus.features.files import Journal
 
 FORMAT = 1
-"""Of `search.json`."""
+"""Format version of `search.json`."""
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts about a student, with the `Footprint` of its graph.
+class SearchTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts about a student, including the `Footprint` of its graph.
 
     Attributes:
-        status: "trained"; "over budget", in which case it has no score unless it was trained first; or "failed".
-        why: what it exceeds, or how it failed.
-        over: relative excess over each part of the budget that it exceeds.
-        bytes: of its file in ORT format.
-        difference: the largest from the student in torch.
-        score: the task's metric on the validation part, of the exported graph; `quality` has all measures.
+        status: "trained"; "over budget", with a score only if it was trained first; or "failed".
+        why: limits it exceeds, or the error.
+        over: relative excess by exceeded limit.
+        bytes: size of its file in ORT format.
+        difference: largest difference from the student in torch.
+        score: the task's metric on the validation part, for the exported graph; `quality` has all metrics.
     """
 
     number: int
@@ -46,18 +46,17 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Its shape and precision in words."""
         return ", ".join([*(f"{name} {value}" for name, value in self.shape.items()), self.precision])
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The limits for a student; None for any.
+    """The limits for a student; None for no limit.
 
     Attributes:
-        package_kb: the largest package, of which both model files are a part.
-        bytes: the largest file in ORT format.
-        weights: parameters of the teacher: the student must not have more.
+        package_kb: size of the package; both model files count.
+        bytes: size of the file in ORT format.
+        weights: number of parameters of the teacher, which the student must not exceed.
     """
 
     p99_ms: float
@@ -70,7 +69,7 @@ class Budget:
     def exceeded(
         self, *, p99_us: float, memory_mb: float, load_ms: float, files: tuple[int, int], weights: int
     ) -> dict[str, tuple[float, str]]:
-        """Each limit that is exceeded: by which share, and that in words. `files` are sizes, in ORT format first."""
+        """Return the relative excess and a text for each exceeded limit; `files` has the ORT size first."""
         figures = {
             "p99": (p99_us / 1000, self.p99_ms, "ms"),
             "memory": (memory_mb, self.memory_mb, "MiB"),
@@ -86,8 +85,8 @@ class Budget:
         }
 
     def __str__(self) -> str:
-        further = [(self.load_ms, "ms to load"), (self.package_kb, "kB of package"), (self.bytes, "bytes")]
-        words = "".join(f", {most:,} {unit}" for most, unit in further if most is not None)
+        optional = [(self.load_ms, "ms to load"), (self.package_kb, "kB of package"), (self.bytes, "bytes")]
+        words = "".join(f", {most:,} {unit}" for most, unit in optional if most is not None)
         return f"a p99 of at most {self.p99_ms:g} ms, {self.memory_mb:g} MiB of memory{words}"
 
 
@@ -95,47 +94,43 @@ def _shown(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-class Trials(Journal[Trial]):
-    """The journal of a search: a line for each student."""
-
+class Trials(Journal[SearchTrial]):
     def __init__(self, file: Path) -> None:
         super().__init__(
-            file, Trial,
-            busy=("another process is searching here", "wait until it is done, or stop it"),
-            remedy="remove the file to search anew; trained students are kept",
+            file, SearchTrial,
+            busy=("another process runs this search", "wait until it finishes, or stop it"),
+            remedy="remove the file to search again; trained students stay cached",
         )  # fmt: skip
 
-    def _records(self, lines: bytes) -> list[Trial]:
+    def _records(self, lines: bytes) -> list[SearchTrial]:
         trials = super()._records(lines)
         for number, trial in enumerate(trials):
             if trial.number != number:
-                raise self._broken(number, f"is student {trial.number}", f"student {number}")
+                raise self._broken(number, f"has student {trial.number}", f"student {number}")
         return trials
 
 
-def recommended(trials: Sequence[Trial], *, more: bool) -> Trial | None:
-    """The best student within the budget, the fastest of equals; None if there is none."""
+def recommended(trials: Sequence[SearchTrial], *, more: bool) -> SearchTrial | None:
+    """Return the best student within the budget, the fastest among equals; None if no student fits."""
     sign, fit = -1 if more else 1, [trial for trial in trials if trial.status == "trained"]
     return min(fit, key=lambda trial: (sign * (trial.score or 0.0), trial.p50_us or 0.0), default=None)
 
 
-def nearest(trials: Sequence[Trial]) -> Trial | None:
-    """The student over the budget whose largest excess is the smallest."""
+def nearest(trials: Sequence[SearchTrial]) -> SearchTrial | None:
     return min((trial for trial in trials if trial.over), key=lambda trial: max(trial.over.values()), default=None)
 
 
 def values_at(places: Sequence[int], space: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """The value at a place of each name."""
     return {name: values[place] for place, (name, values) in zip(places, space.items(), strict=True)}
 
 
 def front(points: Array) -> Array:
-    """Which of (n, k) points are on the Pareto front, (n,) bool: less is better in each of the k numbers.
+    """Return a mask of the points (n, k) on the Pareto front, (n,) bool; lower is better in each column.
 
-    A point is not, if another is nowhere greater and somewhere less. Equal points are on it together.
+    A point is off the front if another is nowhere greater and somewhere less. Equal points are on it together.
     """
     on = np.zeros(len(points), bool)
-    # Whatever beats a point has a smaller sum of ranks, and so comes before it.
+    # A better point has a smaller sum of ranks, so it comes first.
     ranks = sum(np.unique(column, return_inverse=True)[1] for column in points.T)
     for place in np.argsort(ranks, kind="stable"):
         rivals = points[on]

@@ -39,7 +39,7 @@ from isthmus.package.manifest import Tensor as Described
 from isthmus.transforms.preparation.fit import Preparation
 
 if TYPE_CHECKING:
-    from isthmus.distill.decoder.writer import Writer
+    from isthmus.distill.decoder.writer import TextWriter
 
 Learn = Callable[[Plan, int], Preparation]
 """Fits a plan to the rows before a time, in microseconds, whose labels were known by then."""
@@ -302,7 +302,7 @@ class Task(ABC):
         """
         return student
 
-    def writer(self, student: nn.Module) -> "Writer | None":  # noqa: ARG002 - of subclasses
+    def writer(self, student: nn.Module) -> "TextWriter | None":  # noqa: ARG002 - of subclasses
         """What continues texts with a student in eval mode, if that is what its package is for; by default None."""
         return None
 

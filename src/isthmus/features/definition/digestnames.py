@@ -57,6 +57,7 @@ _MODULES = {
     "isthmus.transforms.preparation.steps": "isthmus.transforms.steps",
 }
 _OBJECTS = {
+    "isthmus.distill.export.causal.ModelOrigin": "isthmus.distill.export.decoding.Origin",
     "isthmus.distill.settings.TrainingSettings": "isthmus.distill.settings.Settings",
     "isthmus.distill.tasks.answers.graph_answers": "isthmus.distill.task.replied_all",
     "isthmus.distill.tasks.answers.student_answers": "isthmus.distill.task.asked_all",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from isthmus.distill.export.parity import Parity, Questions
+from isthmus.distill.export.parity import Parity, ParityRows
 from isthmus.distill.types import Index
 from isthmus.features.errors import DependencyError, PackageError
 from isthmus.orchestration.runtimes.nodeclient import Answered, ask_device
@@ -106,7 +106,7 @@ def compare_runtimes(
 
 
 def _ask(
-    parity: Parity, package: Package, runtime: Runtime, questions: Sequence[Questions]
+    parity: Parity, package: Package, runtime: Runtime, questions: Sequence[ParityRows]
 ) -> dict[str, FeatureVerdict]:
     """Each file in a runtime, golden cases included; a file that the runtime refuses differs in all rows."""
     answered = {}
@@ -119,7 +119,7 @@ def _ask(
 
 
 def _by_client(
-    parity: Parity, package: Package, device: DeviceRows, client: Client, questions: Questions, places: Index
+    parity: Parity, package: Package, device: DeviceRows, client: Client, questions: ParityRows, places: Index
 ) -> tuple[dict[str, FeatureVerdict], dict[str, FeatureVerdict]]:
     """Each file in onnxruntime-web, as the reference client asks it, and each input that the client feeds."""
     inputs, answers = package.manifest.model_inputs, client.answers

@@ -1,1 +1,1 @@
-"""Core ML, which phones of Apple have."""
+"""Core ML, the runtime of Apple devices."""

@@ -1,4 +1,4 @@
-"""Converts a student to a Core ML package, as a zip: a package of Isthmus has no folders.
+"""Convert a student to a Core ML package, zipped because a package of Isthmus has no folders.
 
 `python -m isthmus.distill.runtimes.coreml.export FILE` is the process that converts.
 """
@@ -18,36 +18,35 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from isthmus.distill.onnx.runtime import Run
-from isthmus.distill.runtimes.coreml.process import LIBRARIES, MODEL, WEIGHTS, Program
+from isthmus.distill.runtimes.coreml.process import LIBRARIES, MODEL, WEIGHTS, CoreMLProgram
 from isthmus.distill.runtimes.exportedprogram import convert, serve
 from isthmus.distill.runtimes.network import Converted, Portable, in_process
 from isthmus.distill.types import Index
 
 __all__ = ["LIBRARIES", "converted", "files", "running"]
 
-_FOREVER = (1980, 1, 1, 0, 0, 0)
-"""The earliest time that a zip may say."""
+_DATE = (1980, 1, 1, 0, 0, 0)
+"""The earliest date in a zip, for reproducible bytes."""
 
 
 def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
-    """A file in fp32, with what makes it."""
     return {f"{of.part}.fp32.mlpackage.zip": partial(converted, of)}
 
 
 def converted(of: Portable) -> Converted:
-    """The package for a row at a time; the same student has the same bytes. Raises a GateFailed if there can be none.
+    """Convert a student for one row at a time; the same student gives the same bytes. Raises a GateFailed on failure.
 
-    Whole numbers of 64 bits become those of 32 at its border.
+    64-bit integers become 32-bit integers in the inputs and outputs.
     """
     return convert(of, f"{of.part}.fp32.mlpackage.zip", LIBRARIES, "isthmus.distill.runtimes.coreml.export")
 
 
 def running(program: Converted, of: Portable) -> AbstractContextManager[Run]:
-    """Interprets the saved program within the context: Core ML itself predicts on Apple's systems alone.
+    """Interpret the saved program within the context, because Core ML only runs on Apple's systems.
 
-    Raises a GateFailed if there is an operation that the interpreter does not know.
+    Raises a GateFailed if the interpreter does not support an operation.
     """
-    return in_process(Program, program, of)
+    return in_process(CoreMLProgram, program, of)
 
 
 def _convert(program: ExportedProgram, file: str) -> bytes:
@@ -61,7 +60,7 @@ def _convert(program: ExportedProgram, file: str) -> bytes:
         outputs=[coremltools.TensorType(name=name) for name in names],
     )  # fmt: skip
     spec = model.get_spec()
-    spec.description.metadata.Clear()  # has the day
+    spec.description.metadata.Clear()  # contains the date
     parts = {MODEL: spec.SerializeToString(deterministic=True)}
     weights = Path(model.weights_dir) / "weight.bin"
     if weights.is_file():
@@ -75,14 +74,14 @@ def _zipped(parts: Mapping[str, bytes], folder: str) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, data in sorted(files.items()):
-            entry = zipfile.ZipInfo(f"{folder}/{name}", _FOREVER)
+            entry = zipfile.ZipInfo(f"{folder}/{name}", _DATE)
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, data)
     return buffer.getvalue()
 
 
 def _manifest(parts: Mapping[str, bytes]) -> dict[str, Any]:
-    """What an .mlpackage says of itself; its ids need be unique within it alone."""
+    """Return the manifest of an .mlpackage. Its ids need to be unique only within the package."""
     described = {MODEL: "CoreML Model Specification", str(PurePosixPath(WEIGHTS).parent): "CoreML Model Weights"}
     if WEIGHTS not in parts:
         del described[str(PurePosixPath(WEIGHTS).parent)]

@@ -1,4 +1,4 @@
-"""What the operations of a Core ML program compute, in torch, after the reference of MIL (`ops` of coremltools)."""
+"""The operations of a Core ML program in torch, after the MIL reference (`ops` of coremltools)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,16 +8,15 @@ from torch import Tensor
 from torch.nn import functional
 
 Arguments = Mapping[str, Any]
-"""Of an operation by name: tensors, texts, and lists of tensors."""
+"""Arguments of an operation by name: tensors, texts and lists of tensors."""
 
 TYPES = {"fp16": torch.float16, "fp32": torch.float32, "int32": torch.int32, "bool": torch.bool}
 
 
-def compute(kind: str, given: Arguments) -> Tensor | tuple[Tensor, ...]:
-    """The results of an operation. Raises a NotImplementedError for a kind that is not known."""
+def compute(kind: str, inputs: Arguments) -> Tensor | tuple[Tensor, ...]:
     if kind not in OPERATIONS:
-        raise NotImplementedError(f"operation {kind} of Core ML has no interpreter")
-    return OPERATIONS[kind](given)
+        raise NotImplementedError(f"Core ML operation {kind} is not supported by the interpreter")
+    return OPERATIONS[kind](inputs)
 
 
 def _whole(value: Tensor) -> list[int]:
@@ -25,11 +24,11 @@ def _whole(value: Tensor) -> list[int]:
 
 
 def _binary(function: Callable[..., Tensor]) -> Callable[[Arguments], Tensor]:
-    return lambda given: function(given["x"], given["y"])
+    return lambda inputs: function(inputs["x"], inputs["y"])
 
 
 def _unary(function: Callable[..., Tensor]) -> Callable[[Arguments], Tensor]:
-    return lambda given: function(given["x"])
+    return lambda inputs: function(inputs["x"])
 
 
 def _divide(x: Tensor, y: Tensor) -> Tensor:
@@ -37,31 +36,31 @@ def _divide(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _reduced(function: Callable[..., Tensor]) -> Callable[[Arguments], Tensor]:
-    def reduce(given: Arguments) -> Tensor:
-        x = given["x"]
-        axes = _whole(given["axes"]) if "axes" in given else [*range(x.ndim)]
-        return function(x, axes, bool(given.get("keep_dims", False))).to(x.dtype)
+    def reduce(inputs: Arguments) -> Tensor:
+        x = inputs["x"]
+        axes = _whole(inputs["axes"]) if "axes" in inputs else [*range(x.ndim)]
+        return function(x, axes, bool(inputs.get("keep_dims", False))).to(x.dtype)
 
     return reduce
 
 
-def _cast(given: Arguments) -> Tensor:
-    if given["dtype"] not in TYPES:
-        raise NotImplementedError(f"type {given['dtype']} of Core ML has no interpreter")
-    x: Tensor = given["x"]
-    return x.to(TYPES[given["dtype"]])
+def _cast(inputs: Arguments) -> Tensor:
+    if inputs["dtype"] not in TYPES:
+        raise NotImplementedError(f"Core ML type {inputs['dtype']} is not supported by the interpreter")
+    x: Tensor = inputs["x"]
+    return x.to(TYPES[inputs["dtype"]])
 
 
-def _slice_by_index(given: Arguments) -> Tensor:
-    x: Tensor = given["x"]
-    begin, end = _whole(given["begin"]), _whole(given["end"])
-    strides = _whole(given["stride"]) if "stride" in given else [1] * x.ndim
-    masks = {name: given[name].tolist() if name in given else [False] * x.ndim
+def _slice_by_index(inputs: Arguments) -> Tensor:
+    x: Tensor = inputs["x"]
+    begin, end = _whole(inputs["begin"]), _whole(inputs["end"])
+    strides = _whole(inputs["stride"]) if "stride" in inputs else [1] * x.ndim
+    masks = {name: inputs[name].tolist() if name in inputs else [False] * x.ndim
              for name in ("begin_mask", "end_mask", "squeeze_mask")}  # fmt: skip
     places: list[int | slice] = []
     for axis, stride in enumerate(strides):
         if stride < 1:
-            raise NotImplementedError("a slice backward of Core ML has no interpreter")
+            raise NotImplementedError("a backward slice in Core ML is not supported by the interpreter")
         if masks["squeeze_mask"][axis]:
             places.append(begin[axis])
         else:
@@ -70,97 +69,104 @@ def _slice_by_index(given: Arguments) -> Tensor:
     return x[tuple(places)]
 
 
-def _gather(given: Arguments) -> Tensor:
-    if int(given.get("batch_dims", 0)):
-        raise NotImplementedError("a gather of Core ML with batches has no interpreter")
-    x, indices, axis = given["x"], given["indices"].long(), int(given.get("axis", 0)) % given["x"].ndim
+def _gather(inputs: Arguments) -> Tensor:
+    if int(inputs.get("batch_dims", 0)):
+        raise NotImplementedError("a gather with batches in Core ML is not supported by the interpreter")
+    x, indices, axis = inputs["x"], inputs["indices"].long(), int(inputs.get("axis", 0)) % inputs["x"].ndim
     indices = torch.where(indices < 0, indices + x.shape[axis], indices)
     picked: Tensor = x.index_select(axis, indices.reshape(-1))
     return picked.reshape([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]])
 
 
-def _gather_along_axis(given: Arguments) -> Tensor:
-    result: Tensor = given["x"].gather(int(given.get("axis", 0)), given["indices"].long())
+def _gather_along_axis(inputs: Arguments) -> Tensor:
+    result: Tensor = inputs["x"].gather(int(inputs.get("axis", 0)), inputs["indices"].long())
     return result
 
 
-def _gather_nd(given: Arguments) -> Tensor:
-    if int(given.get("batch_dims", 0)):
-        raise NotImplementedError("a gather of Core ML with batches has no interpreter")
-    result: Tensor = given["x"][given["indices"].long().unbind(-1)]
+def _gather_nd(inputs: Arguments) -> Tensor:
+    if int(inputs.get("batch_dims", 0)):
+        raise NotImplementedError("a gather with batches in Core ML is not supported by the interpreter")
+    result: Tensor = inputs["x"][inputs["indices"].long().unbind(-1)]
     return result
 
 
-def _reshape(given: Arguments) -> Tensor:
-    x: Tensor = given["x"]
-    sizes = [x.shape[axis] if size == 0 else size for axis, size in enumerate(_whole(given["shape"]))]
+def _reshape(inputs: Arguments) -> Tensor:
+    x: Tensor = inputs["x"]
+    sizes = [x.shape[axis] if size == 0 else size for axis, size in enumerate(_whole(inputs["shape"]))]
     return x.reshape(sizes)
 
 
-def _concat(given: Arguments) -> Tensor:
-    if bool(given.get("interleave", False)):
-        raise NotImplementedError("an interleaved concat of Core ML has no interpreter")
-    return torch.cat([value if value.ndim else value[None] for value in given["values"]], int(given["axis"]))
+def _concat(inputs: Arguments) -> Tensor:
+    if bool(inputs.get("interleave", False)):
+        raise NotImplementedError("an interleaved concat in Core ML is not supported by the interpreter")
+    return torch.cat([value if value.ndim else value[None] for value in inputs["values"]], int(inputs["axis"]))
 
 
-def _matmul(given: Arguments) -> Tensor:
-    x, y = given["x"], given["y"]
-    x = x.transpose(-1, -2) if bool(given.get("transpose_x", False)) else x
-    y = y.transpose(-1, -2) if bool(given.get("transpose_y", False)) else y
+def _matmul(inputs: Arguments) -> Tensor:
+    x, y = inputs["x"], inputs["y"]
+    x = x.transpose(-1, -2) if bool(inputs.get("transpose_x", False)) else x
+    y = y.transpose(-1, -2) if bool(inputs.get("transpose_y", False)) else y
     return torch.matmul(x, y)
 
 
-def _conv(given: Arguments) -> Tensor:
-    x, weight = given["x"], given["weight"]
+def _conv(inputs: Arguments) -> Tensor:
+    x, weight = inputs["x"], inputs["weight"]
     count = weight.ndim - 2
-    strides, dilations = (_whole(given[name]) if name in given else [1] * count for name in ("strides", "dilations"))
-    kind = given.get("pad_type", "valid")
+    strides, dilations = (_whole(inputs[name]) if name in inputs else [1] * count for name in ("strides", "dilations"))
+    kind = inputs.get("pad_type", "valid")
     if kind == "custom":
-        pad = _whole(given["pad"])
+        pad = _whole(inputs["pad"])
     elif kind == "valid":
         pad = [0] * 2 * count
     else:
-        raise NotImplementedError(f"padding {kind} of Core ML has no interpreter")
-    # torch begins with the last axis.
-    around = [edge for axis in reversed(range(count)) for edge in pad[2 * axis : 2 * axis + 2]]
+        raise NotImplementedError(f"padding {kind} in Core ML is not supported by the interpreter")
+    # torch lists the padding of the last axis first.
+    edges = [edge for axis in reversed(range(count)) for edge in pad[2 * axis : 2 * axis + 2]]
     function: Callable[..., Tensor] = (functional.conv1d, functional.conv2d, functional.conv3d)[count - 1]
-    padded = functional.pad(x, around)
-    groups = int(given.get("groups", 1))
-    return function(padded, weight, given.get("bias"), strides, dilation=dilations, groups=groups)
+    padded = functional.pad(x, edges)
+    groups = int(inputs.get("groups", 1))
+    return function(padded, weight, inputs.get("bias"), strides, dilation=dilations, groups=groups)
 
 
-def _layer_norm(given: Arguments) -> Tensor:
-    x, axes = given["x"], sorted(axis % given["x"].ndim for axis in _whole(given["axes"]))
+def _layer_norm(inputs: Arguments) -> Tensor:
+    x, axes = inputs["x"], sorted(axis % inputs["x"].ndim for axis in _whole(inputs["axes"]))
     if axes != [*range(axes[0], x.ndim)]:
-        raise NotImplementedError("a layer norm of Core ML along other axes than the last has no interpreter")
-    epsilon = float(given.get("epsilon", 1e-5))
-    return functional.layer_norm(x, x.shape[axes[0] :], given.get("gamma"), given.get("beta"), epsilon)
+        raise NotImplementedError(
+            "a layer norm in Core ML along axes other than the last is not supported by the interpreter"
+        )
+    epsilon = float(inputs.get("epsilon", 1e-5))
+    return functional.layer_norm(x, x.shape[axes[0] :], inputs.get("gamma"), inputs.get("beta"), epsilon)
 
 
-def _batch_norm(given: Arguments) -> Tensor:
-    epsilon = float(given.get("epsilon", 1e-5))
+def _batch_norm(inputs: Arguments) -> Tensor:
+    epsilon = float(inputs.get("epsilon", 1e-5))
     return functional.batch_norm(
-        given["x"], given["mean"], given["variance"], given.get("gamma"), given.get("beta"), eps=epsilon
+        inputs["x"],
+        inputs["mean"],
+        inputs["variance"],
+        inputs.get("gamma"),
+        inputs.get("beta"),
+        eps=epsilon,
     )
 
 
-def _gelu(given: Arguments) -> Tensor:
+def _gelu(inputs: Arguments) -> Tensor:
     modes = {"EXACT": "none", "TANH_APPROXIMATION": "tanh"}
-    if given.get("mode", "EXACT") not in modes:
-        raise NotImplementedError(f"GELU {given['mode']} of Core ML has no interpreter")
-    return functional.gelu(given["x"], approximate=modes[given.get("mode", "EXACT")])
+    if inputs.get("mode", "EXACT") not in modes:
+        raise NotImplementedError(f"GELU {inputs['mode']} in Core ML is not supported by the interpreter")
+    return functional.gelu(inputs["x"], approximate=modes[inputs.get("mode", "EXACT")])
 
 
-def _upsample(given: Arguments) -> Tensor:
-    factors = [float(given.get(f"scale_factor_{side}", 1)) for side in ("height", "width")]
+def _upsample(inputs: Arguments) -> Tensor:
+    factors = [float(inputs.get(f"scale_factor_{side}", 1)) for side in ("height", "width")]
     if any(factor != int(factor) for factor in factors):
-        raise NotImplementedError("an upsampling of Core ML by a fraction has no interpreter")
-    x: Tensor = given["x"]
+        raise NotImplementedError("upsampling by a fraction in Core ML is not supported by the interpreter")
+    x: Tensor = inputs["x"]
     return x.repeat_interleave(int(factors[0]), -2).repeat_interleave(int(factors[1]), -1)
 
 
-def _expand_dims(given: Arguments) -> Tensor:
-    x, axes = given["x"], _whole(given["axes"])
+def _expand_dims(inputs: Arguments) -> Tensor:
+    x, axes = inputs["x"], _whole(inputs["axes"])
     rank = x.ndim + len(axes)
     for axis in sorted(axis % rank for axis in axes):
         x = x.unsqueeze(axis)
@@ -168,16 +174,16 @@ def _expand_dims(given: Arguments) -> Tensor:
     return result
 
 
-def _squeeze(given: Arguments) -> Tensor:
-    x: Tensor = given["x"]
-    return x.squeeze(tuple(_whole(given["axes"]))) if "axes" in given else x.squeeze()
+def _squeeze(inputs: Arguments) -> Tensor:
+    x: Tensor = inputs["x"]
+    return x.squeeze(tuple(_whole(inputs["axes"]))) if "axes" in inputs else x.squeeze()
 
 
-def _split(given: Arguments) -> tuple[Tensor, ...]:
-    x, axis = given["x"], int(given["axis"])
-    if "split_sizes" in given:
-        return tuple(x.split(_whole(given["split_sizes"]), axis))
-    return tuple(x.chunk(int(given["num_splits"]), axis))
+def _split(inputs: Arguments) -> tuple[Tensor, ...]:
+    x, axis = inputs["x"], int(inputs["axis"])
+    if "split_sizes" in inputs:
+        return tuple(x.split(_whole(inputs["split_sizes"]), axis))
+    return tuple(x.chunk(int(inputs["num_splits"]), axis))
 
 
 _Function = Callable[..., Tensor]
@@ -204,33 +210,34 @@ OPERATIONS: Mapping[str, Callable[[Arguments], Tensor | tuple[Tensor, ...]]] = {
     **{name: _reduced(function) for name, function in _REDUCED.items()},
     "batch_norm": _batch_norm,
     "cast": _cast,
-    "clip": lambda given: given["x"].clamp(float(given["alpha"]), float(given["beta"])),
+    "clip": lambda inputs: inputs["x"].clamp(float(inputs["alpha"]), float(inputs["beta"])),
     "concat": _concat,
     "conv": _conv,
     "expand_dims": _expand_dims,
-    "fill_like": lambda given: torch.full_like(given["ref_tensor"], given["value"].item(), dtype=given["value"].dtype),
+    "fill_like": lambda inputs: torch.full_like(inputs["ref_tensor"], inputs["value"].item(),
+                                                dtype=inputs["value"].dtype),
     "gather": _gather,
     "gather_along_axis": _gather_along_axis,
     "gather_nd": _gather_nd,
     "gelu": _gelu,
     "layer_norm": _layer_norm,
-    "leaky_relu": lambda given: functional.leaky_relu(given["x"], float(given.get("alpha", 0.01))),
-    "linear": lambda given: functional.linear(given["x"], given["weight"], given.get("bias")),
-    "log": lambda given: torch.log(given["x"] + float(given.get("epsilon", 1e-45))),
+    "leaky_relu": lambda inputs: functional.leaky_relu(inputs["x"], float(inputs.get("alpha", 0.01))),
+    "linear": lambda inputs: functional.linear(inputs["x"], inputs["weight"], inputs.get("bias")),
+    "log": lambda inputs: torch.log(inputs["x"] + float(inputs.get("epsilon", 1e-45))),
     "matmul": _matmul,
-    "pixel_shuffle": lambda given: functional.pixel_shuffle(given["x"], int(given["upscale_factor"])),
-    "range_1d": lambda given: torch.arange(*(given[part].item() for part in ("start", "end", "step")),
-                                           dtype=given["start"].dtype),
+    "pixel_shuffle": lambda inputs: functional.pixel_shuffle(inputs["x"], int(inputs["upscale_factor"])),
+    "range_1d": lambda inputs: torch.arange(*(inputs[part].item() for part in ("start", "end", "step")),
+                                           dtype=inputs["start"].dtype),
     "reshape": _reshape,
-    "rsqrt": lambda given: torch.rsqrt(given["x"] + float(given.get("epsilon", 1e-12))),
-    "select": lambda given: torch.where(given["cond"], given["a"], given["b"]),
-    "shape": lambda given: torch.tensor(given["x"].shape, dtype=torch.int32),
+    "rsqrt": lambda inputs: torch.rsqrt(inputs["x"] + float(inputs.get("epsilon", 1e-12))),
+    "select": lambda inputs: torch.where(inputs["cond"], inputs["a"], inputs["b"]),
+    "shape": lambda inputs: torch.tensor(inputs["x"].shape, dtype=torch.int32),
     "slice_by_index": _slice_by_index,
-    "softmax": lambda given: torch.softmax(given["x"], int(given.get("axis", -1))),
+    "softmax": lambda inputs: torch.softmax(inputs["x"], int(inputs.get("axis", -1))),
     "split": _split,
     "squeeze": _squeeze,
-    "stack": lambda given: torch.stack(given["values"], int(given["axis"])),
-    "tile": lambda given: given["x"].repeat(_whole(given["reps"])),
-    "transpose": lambda given: given["x"].permute(_whole(given["perm"])),
+    "stack": lambda inputs: torch.stack(inputs["values"], int(inputs["axis"])),
+    "tile": lambda inputs: inputs["x"].repeat(_whole(inputs["reps"])),
+    "transpose": lambda inputs: inputs["x"].permute(_whole(inputs["perm"])),
     "upsample_nearest_neighbor": _upsample,
 }  # fmt: skip

@@ -1,6 +1,6 @@
-"""Interprets a saved Core ML program in a child process: graph parity, as Core ML itself runs on Apple's systems alone.
+"""Interpret a saved Core ML program in a child process: Core ML itself only runs on Apple's systems.
 
-It needs torch, and of coremltools the descriptions of its files.
+Needs torch, and the protocol buffers of coremltools.
 """
 
 import io
@@ -25,30 +25,27 @@ from isthmus.package.manifest import Tensor
 
 LIBRARIES = libraries("Core ML", "coreml")
 MODEL, WEIGHTS = "com.apple.CoreML/model.mlmodel", "com.apple.CoreML/weights/weight.bin"
-"""The files of an .mlpackage, in its folder `Data`."""
+"""Files of an .mlpackage, in its folder `Data`."""
 
 _SENTINEL = 0xDEADBEEF
 _HEADER = np.dtype([("sentinel", "<u4"), ("kind", "<u4"), ("size", "<u8"), ("offset", "<u8")])
-"""Of a tensor in the weights, after MILBlob's StorageFormat.hpp."""
+"""Header of a tensor in the weights, see MILBlob's StorageFormat.hpp."""
 
 _ELEMENTS = {"FLOAT32": "float", "INT32": "int32", "BOOL": "bool"}
 _NUMPY = {"FLOAT32": np.dtype("<f4"), "INT32": np.dtype("<i4"), "BOOL": np.dtype("?")}
 
 
-class Program(process.Program):
-    """A Core ML program, interpreted."""
-
+class CoreMLProgram(process.Program):
     libraries, package, module = LIBRARIES, "coremltools", "isthmus.distill.runtimes.coreml.process"
 
     def __init__(
         self, model: bytes, tensors: Sequence[Tensor], outputs: Sequence[Tensor], max_sizes: Mapping[str, int]
     ) -> None:
-        # Core ML has no whole numbers of 64 bits.
+        # Core ML has no 64-bit integers.
         narrow = [replace(tensor, element="int32") if tensor.element == "int64" else tensor for tensor in tensors]
         super().__init__(model, narrow, outputs, max_sizes)
 
     def ask(self, feeds: Feeds) -> dict[str, Array]:
-        """The outputs by name, of inputs by name with any number of rows. Raises a Refused if it does not answer."""
         return super().ask({
             name: array.astype(np.int32) if array.dtype == np.int64 else array for name, array in feeds.items()
         })  # fmt: skip
@@ -59,7 +56,7 @@ def _prepare(threads: int) -> Callable[[bytes], Loaded]:
 
     if (found := find_spec("coremltools")) is None or not found.submodule_search_locations:
         raise ImportError("no module named coremltools")
-    # The descriptions alone: coremltools imports in ten seconds whatever it might convert.
+    # Import only the protocol buffers: all of coremltools takes ten seconds.
     package = ModuleType("isthmus_coreml")
     package.__path__ = [f"{found.submodule_search_locations[0]}/proto"]
     sys.modules[package.__name__] = package
@@ -79,8 +76,6 @@ def _prepare(threads: int) -> Callable[[bytes], Loaded]:
 
 
 class _Graph:
-    """The operations of a program, in their order."""
-
     def __init__(self, specification: Any, values: "_Values") -> None:
         self._values = values
         self._limits = {item.name: item.type.multiArrayType for item in specification.description.input}
@@ -106,29 +101,26 @@ class _Graph:
 
         from isthmus.distill.runtimes.coreml.operations import compute
 
-        fed = zip(self._function.inputs, tensors, strict=True)
-        state = {**self._constants, **{item.name: torch.from_numpy(array.copy()) for item, array in fed}}
+        feeds = zip(self._function.inputs, tensors, strict=True)
+        state = {**self._constants, **{item.name: torch.from_numpy(array.copy()) for item, array in feeds}}
         for operation in self._operations:
-            given = {}
+            arguments = {}
             for name, bound in operation.inputs.items():
                 parts = [state[part.name] if part.name else self._values.read(part.value) for part in bound.arguments]
-                given[name] = parts if name == "values" else parts[0]
-            results = compute(operation.type, given)
+                arguments[name] = parts if name == "values" else parts[0]
+            results = compute(operation.type, arguments)
             names = [output.name for output in operation.outputs]
             state |= zip(names, results if isinstance(results, tuple) else (results,), strict=True)
         return [state[name].numpy() for name in self._block.outputs]
 
 
 def _limited(described: Description, limits: Any) -> Description:
-    """With the maximum of each size that differs from call to call."""
     ranges = [limit.upperBound for limit in limits.shapeRange.sizeRanges] or described.shape
     sizes = [most if size == -1 else size for size, most in zip(described.shape, ranges, strict=True)]
     return replace(described, shape=tuple(sizes))
 
 
 class _Values:
-    """The values that a program has in itself and in its weights."""
-
     def __init__(self, mil: ModuleType, weights: bytes) -> None:
         self._mil, self._weights = mil, weights
 
@@ -141,14 +133,13 @@ class _Values:
         return Description(_ELEMENTS.get(kind, kind), shape, name)
 
     def read(self, value: Any) -> Any:
-        """A tensor of torch; a text as it is."""
         import torch
 
         kind = self.kind(value.type.tensorType)
         if kind == "STRING":
             return value.immediateValue.tensor.strings.values[0]
         if kind not in _NUMPY:
-            raise NotImplementedError(f"values of kind {kind} have no interpreter")
+            raise NotImplementedError(f"values of kind {kind} are not supported by the interpreter")
         shape = [size.constant.size for size in value.type.tensorType.dimensions]
         if value.HasField("blobFileValue"):
             data = self._stored(value.blobFileValue.offset, prod(shape), _NUMPY[kind])
@@ -160,7 +151,7 @@ class _Values:
     def _stored(self, place: int, count: int, dtype: "np.dtype[Any]") -> Array:
         (header,) = np.frombuffer(self._weights, _HEADER, 1, place)
         if int(header["sentinel"]) != _SENTINEL or int(header["size"]) != count * dtype.itemsize:
-            raise ValueError(f"no tensor at byte {place} of the weights")
+            raise ValueError(f"byte {place} of the weights does not begin a tensor")
         return np.frombuffer(self._weights, dtype, count, int(header["offset"]))
 
 

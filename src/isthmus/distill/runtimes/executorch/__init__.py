@@ -1,1 +1,1 @@
-"""Converts students to ExecuTorch programs and runs those in a child process."""
+"""Convert students to ExecuTorch programs, and run these in a child process."""

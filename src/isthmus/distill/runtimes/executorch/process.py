@@ -1,4 +1,4 @@
-"""Runs an ExecuTorch program in a child process. It needs only torch and executorch."""
+"""Run an ExecuTorch program in a child process. Needs only torch and executorch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,27 +12,25 @@ LIBRARIES = libraries("ExecuTorch", "executorch")
 NAME = LIBRARIES.name
 
 _KINDS = {0: "uint8", 3: "int32", 4: "int64", 6: "float", 7: "double", 11: "bool"}
-"""Elements by the numbers of torch's ScalarType."""
+"""Element types by torch's ScalarType number."""
 
 
-class Program(process.Program):
-    """A program in ExecuTorch."""
-
+class ExecuTorchProgram(process.Program):
     libraries, package, module = LIBRARIES, "executorch", "isthmus.distill.runtimes.executorch.process"
 
 
 def _prepare(threads: int) -> Callable[[bytes], Loaded]:
     import torch
 
-    # The core of `executorch.runtime`, which also imports everything that exports, and takes ten times as long.
+    # The core of `executorch.runtime`, which would also import all exporters and take ten times as long.
     from executorch.extension.pybindings import _C as runtime  # noqa: N811 - a module
 
     torch.set_num_threads(threads)
     runtime._unsafe_reset_threadpool(threads)
 
-    def given(array: Array) -> Any:
+    def as_tensor(array: Array) -> Any:
         tensor = torch.from_numpy(array.copy())
-        # An empty array has strides of zero, which ExecuTorch refuses.
+        # ExecuTorch rejects the zero strides of an empty array.
         return tensor if array.size else torch.empty(array.shape, dtype=tensor.dtype)
 
     def load(model: bytes) -> Loaded:
@@ -42,9 +40,9 @@ def _prepare(threads: int) -> Callable[[bytes], Loaded]:
         method = program.load_method("forward")
         meta = method.method_meta()
 
-        # The memory of the method is that of the program.
+        # The default argument keeps the program alive: the method uses its memory.
         def run(tensors: list[Array], _program: Any = program) -> list[Array]:
-            return [tensor.numpy() for tensor in method([given(array) for array in tensors])]
+            return [tensor.numpy() for tensor in method([as_tensor(array) for array in tensors])]
 
         return Loaded(
             [_described(meta.input_tensor_meta(place)) for place in range(meta.num_inputs())],

@@ -1,1 +1,1 @@
-"""LiteRT, once called TensorFlow Lite."""
+"""LiteRT, formerly TensorFlow Lite."""

@@ -1,4 +1,4 @@
-"""Converts a student to a LiteRT model.
+"""Convert a student to a LiteRT model.
 
 `python -m isthmus.distill.runtimes.litert.export` is the process that converts.
 """
@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 
 from isthmus.distill.onnx.runtime import Run
 from isthmus.distill.runtimes.exportedprogram import convert, serve
-from isthmus.distill.runtimes.litert.process import LIBRARIES, Program
+from isthmus.distill.runtimes.litert.process import LIBRARIES, LiteRTProgram
 from isthmus.distill.runtimes.network import Converted, Portable, in_process
 from isthmus.distill.types import Index
 from isthmus.features.errors import GateFailed
@@ -22,31 +22,29 @@ __all__ = ["LIBRARIES", "converted", "files", "running"]
 
 
 def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
-    """A file in fp32, with what makes it."""
     return {f"{of.part}.fp32.tflite": partial(converted, of)}
 
 
 def converted(of: Portable) -> Converted:
-    """The model for a row at a time; the same student has the same bytes. Raises a GateFailed if there can be none.
+    """Convert a student for one row at a time; the same student gives the same bytes. Raises a GateFailed on failure.
 
-    The converter refuses dimensions of torch.export: sizes that the graph leaves open are the maximum, and filled up.
+    The converter does not support dynamic sizes of torch.export: they are fixed at the maximum, and inputs are padded.
     """
     file = f"{of.part}.fp32.tflite"
     opened = [size for size, largest in of.max_sizes(file, LIBRARIES.name).items() if largest > 1]
     if unfixed := [size for size in opened if size not in of.padded]:
         raise GateFailed(
             file,
-            f"{LIBRARIES.name} cannot convert the student: {unfixed[0]}, a size that the graph leaves open, may differ",
-            expected="tensors whose sizes but the rows are the same in each call",
-            remedy=f"name it in the task, padded = [{unfixed[0]!r}], if zeros that fill it up change no answer; or run "
-            "the files in ONNX or ORT format",
+            f"{LIBRARIES.name} cannot convert the student: size {unfixed[0]} is dynamic",
+            expected="tensors with fixed sizes, except the rows",
+            remedy=f"set padded = [{unfixed[0]!r}] in the task if padding with zeros does not change the outputs, or "
+            "use the files in ONNX or ORT format",
         )
     return convert(of, file, LIBRARIES, "isthmus.distill.runtimes.litert.export", tuple(opened))
 
 
 def running(program: Converted, of: Portable) -> AbstractContextManager[Run]:
-    """Runs a model within the context. Raises a GateFailed if LiteRT refuses it."""
-    return in_process(Program, program, of)
+    return in_process(LiteRTProgram, program, of)
 
 
 def _convert(program: ExportedProgram) -> bytes:

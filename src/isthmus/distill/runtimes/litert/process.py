@@ -1,4 +1,4 @@
-"""Runs a LiteRT model in a child process. It needs only ai-edge-litert."""
+"""Run a LiteRT model in a child process. Needs only ai-edge-litert."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 
 from isthmus.distill.runtimes import process
 from isthmus.distill.runtimes.libraries import libraries
-from isthmus.distill.runtimes.process import Description, Loaded, Refused, serve
+from isthmus.distill.runtimes.process import Description, Loaded, ProgramRejected, serve
 from isthmus.distill.types import Array
 from isthmus.package.inputs import Feeds
 
@@ -18,29 +18,29 @@ _ELEMENTS = {
 }  # fmt: skip
 
 
-class Program(process.Program):
-    """A model in LiteRT. Each of its named sizes is the maximum in every call: zeros fill up what is fed."""
+class LiteRTProgram(process.Program):
+    """A LiteRT model. Its named sizes always have their maximum: smaller inputs are padded with zeros."""
 
     libraries, package, module = LIBRARIES, "ai_edge_litert", "isthmus.distill.runtimes.litert.process"
 
     def ask(self, feeds: Feeds) -> dict[str, Array]:
-        """The outputs by name, of inputs by name with any number of rows; cut to the sizes of what is fed.
+        """Return the outputs by name for any number of rows, cut to the sizes of the inputs.
 
-        Raises a Refused if it does not answer.
+        Raises a ProgramRejected if the process does not answer.
         """
-        filled, sizes = dict(feeds), dict[str, int]()
+        padded, sizes = dict(feeds), dict[str, int]()
         for tensor in self._tensors:
             array = feeds[tensor.name]
             missing = []
             for name, size in zip(tensor.shape[1:], array.shape[1:], strict=False):
                 most = self._max_sizes.get(str(name), size)
                 if size > most:
-                    raise Refused(f"{name} is {size}, and at most {most}")
+                    raise ProgramRejected(f"{name} is {size}, at most {most} is allowed")
                 missing.append(most - size)
                 sizes[str(name)] = size
             if any(missing):
-                filled[tensor.name] = np.pad(array, [(0, 0), *((0, count) for count in missing)])
-        outputs = super().ask(filled)
+                padded[tensor.name] = np.pad(array, [(0, 0), *((0, count) for count in missing)])
+        outputs = super().ask(padded)
         return {
             tensor.name: _cut(outputs[tensor.name], [sizes.get(str(name)) for name in tensor.shape[1:]])
             for tensor in self._outputs
@@ -65,9 +65,8 @@ def _prepare(threads: int) -> Callable[[bytes], Loaded]:
 
 
 def _cut(array: Array, sizes: Sequence[int | None]) -> Array:
-    """The first of each axis but the rows'; None for all."""
     if array.ndim != 1 + len(sizes):
-        raise Refused(f"it answers {array.ndim} axes, and not {1 + len(sizes)}")
+        raise ProgramRejected(f"an output has {array.ndim} axes instead of {1 + len(sizes)}")
     return array[(slice(None), *map(slice, sizes))]
 
 
