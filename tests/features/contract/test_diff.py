@@ -255,7 +255,7 @@ def test_a_new_kind_of_declaration_needs_no_words_of_its_own() -> None:
 def test_another_project_is_another_store() -> None:
     other = replace(BASE, project="market")
     assert differences(BASE, other) == ["project shop is now market"]
-    with pytest.raises(ContractMismatch, match=r"model m: what it reads has changed .* \(project shop is now market\)"):
+    with pytest.raises(ContractMismatch, match=r"model m: its service has changed .* \(project shop is now market\)"):
         require_service("model m", BASE, other, "s")
 
 

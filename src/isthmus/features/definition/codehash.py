@@ -1,9 +1,9 @@
-"""A digest of what a function computes. Formatting, comments and the place of the code do not change it.
+"""A digest of what a function computes. Formatting, comments and the location of the code do not change it.
 
 It covers the function's syntax tree, its default arguments, and all user code it refers to: helper functions in any
 user module, classes and their instances, constants, and for library objects (a PySpark column, a compiled pattern) the
-statement that assigns them; inside of partials, containers, instances and closures, their state as for a pickle. Code
-of the standard library and of installed packages counts by its name only, wherever the packages are installed.
+statement that assigns them. Objects inside partials, containers, instances and closures count by their pickle state.
+Code of the standard library and of installed packages counts only by its name, wherever the packages are installed.
 """
 
 import ast
@@ -40,9 +40,10 @@ _CONSTANTS = (str, int, float, bool, bytes, complex, type(None), date, datetime,
 
 
 class _Seen(list[object]):
-    """The functions, classes and instances on the way to a value, which end recursion.
+    """The functions, classes and instances on the path to a value; needed to end recursion.
 
-    `state` says whether the state of library objects counts that no statement assigns.
+    Attributes:
+        state: True if the state of library objects counts that no statement assigns.
     """
 
     def __init__(self, items: Iterable[object], *, state: bool) -> None:
@@ -51,13 +52,13 @@ class _Seen(list[object]):
 
 
 def digest(function: Callable[..., Any], *, state: bool = True) -> str:
-    """SHA-256 of what a function computes.
+    """Return the SHA-256 of what a function computes, in hex.
 
     Without `state`, library objects in containers, instances and closures do not count: the caller reads them.
 
     Raises:
         OSError: the function's source, or the state of an object that it uses, cannot be read.
-        SyntaxError: the file at its place holds other code.
+        SyntaxError: the file has changed and holds other code at the function's lines.
     """
     try:
         described = _described(function, _Seen([], state=state))
@@ -69,13 +70,13 @@ def digest(function: Callable[..., Any], *, state: bool = True) -> str:
 
 
 def described(tree: ast.stmt, kind: type, seen: Iterable[object]) -> list[Any]:
-    """Describe the statement of a class, and the user code it refers to, as plain data; `seen` count by their place."""
+    """Describe a class definition and the user code it refers to as plain data; `seen` objects count by position."""
     normal = _normal(ast.Module([tree], []), decorated=True)
     return [ast.unparse(normal), _referred(normal, *_scope(kind), _Seen(seen, state=True))]
 
 
 def location(function: Callable[..., Any]) -> str:
-    """`file:line` of a function, for messages; its name if it has no Python code."""
+    """Return `file:line` of a function for messages, or its name if it has no Python code."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return getattr(function, "__name__", None) or type(function).__name__
@@ -83,9 +84,9 @@ def location(function: Callable[..., Any]) -> str:
 
 
 def of_user(value: types.FunctionType | type) -> bool:
-    """Whether a function or class is user code, so that its code counts; otherwise only its name does."""
+    """Return whether a function or class is user code, so that its code counts and not only its name."""
     file = value.__code__.co_filename if isinstance(value, types.FunctionType) else None
-    # Compiled files that were moved without their source name places of another machine.
+    # Compiled files that were moved without their source hold paths of another machine.
     return _is_users(file if file and (Path(file).exists() or not _file(value)) else _file(value))
 
 
@@ -104,9 +105,9 @@ def reduced(value: Any) -> tuple[Any, ...]:
 
 
 def _described(value: Any, seen: _Seen, within: tuple[object, ...] = ()) -> Any:
-    """A value as plain data; None for library code that stands alone.
+    """Return a value as plain data; None for a library object outside of a container.
 
-    `within` are the containers since the last of `seen`: both end recursion.
+    `within` holds the containers since the last item of `seen`. Both end recursion.
     """
     if isinstance(value, _CONSTANTS):
         return repr(value)
@@ -116,7 +117,7 @@ def _described(value: Any, seen: _Seen, within: tuple[object, ...] = ()) -> Any:
     if isinstance(value, list | tuple):
         return [type(value).__name__, *(_described(item, seen, inner) for item in value), *_methods(value, seen)]
     if isinstance(value, set | frozenset):
-        # In no order: each item is described as if it were the only one.
+        # Sets have no order: describe each item as if it were the only one.
         return [
             type(value).__name__,
             *sorted(json.dumps(_described(item, _Seen(seen, state=seen.state), inner)) for item in value),
@@ -154,7 +155,7 @@ def _state(value: Any, seen: _Seen, within: tuple[object, ...]) -> Any:
             return ["named", digest_name(getattr(value, "__module__", None) or "", name)]
         return ["method", value.__name__, _described(owner, seen, within)]
     if hasattr(value, "tolist") and hasattr(value, "shape") and not hasattr(value, "index"):
-        # An array or a tensor: its state holds places in memory, or names of modules that NumPy has moved.
+        # An array or a tensor: its pickle state holds memory addresses, or names of modules that NumPy has moved.
         return ["array", repr(value.dtype), list(value.shape), _described(value.tolist(), seen, within)]
     return ["object", *(_described(part, seen, within) for part in (type(value), *reduced(value)))]
 
@@ -199,7 +200,7 @@ def _class(value: type, seen: _Seen) -> list[Any]:
 
 
 def _scope(kind: type) -> tuple[dict[str, Any], set[str]]:
-    """Return the names that the code of a class sees, and which of them are of the function that made the class."""
+    """Return the names that the code of a class can read, and which of them come from an enclosing function."""
     cells: dict[str, Any] = {}
     for part in vars(kind).values():
         for each in (part.fget, part.fset) if isinstance(part, property) else (getattr(part, "__func__", part),):
@@ -217,10 +218,10 @@ def _cells(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _parsed(function: types.FunctionType) -> ast.Module:
-    # From the code: the source of a function that wraps another would be the other's.
+    # Read the source of the code object: `getsource` would unwrap a decorated function.
     if function.__name__ != "<lambda>":
         return ast.parse(textwrap.dedent(inspect.getsource(function.__code__)))
-    # The lines of a lambda may be no complete statement: take all lambdas of its line from the whole file.
+    # The lines of a lambda may not be a complete statement: take all lambdas on its line from the whole file.
     file, line = ast.parse("".join(inspect.findsource(function.__code__)[0])), function.__code__.co_firstlineno
     lambdas = (node for node in ast.walk(file) if isinstance(node, ast.Lambda) and node.lineno == line)
     return ast.Module([ast.Expr(node) for node in lambdas], [])
@@ -253,7 +254,7 @@ def _referred(tree: ast.AST, names: Mapping[str, Any], cells: Collection[str], s
 
 
 def _imported(tree: ast.AST, package: str | None) -> dict[str, Any]:
-    """The names that import statements inside of a tree bind to user code. Library modules are not loaded."""
+    """Return the user code that import statements inside a tree bind, by name. Does not load library modules."""
     bound: dict[str, Any] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -276,7 +277,7 @@ def _origin(statement: ast.ImportFrom, package: str | None) -> str:
 
 
 def _loaded(name: str) -> types.ModuleType | None:
-    """A user module; None for a library, and for a module that cannot be loaded: running the code will say why."""
+    """Import a user module; return None for a library and for a module that fails to load (running it will say why)."""
     top = name.partition(".")[0]
     try:
         spec = None if top in sys.modules else importlib.util.find_spec(top)
@@ -289,7 +290,7 @@ def _loaded(name: str) -> types.ModuleType | None:
 
 
 def _assigned(value: Any, names: Mapping[str, Any], reference: str, seen: _Seen) -> Any:
-    """The top-level statements of a user module that assign a value, and what they refer to."""
+    """Return the top-level statements of a user module that assign a value, and what they refer to."""
     head, *attributes = reference.split(".")
     for attribute in attributes:
         if _is_users_module(names[head]):
@@ -298,7 +299,7 @@ def _assigned(value: Any, names: Mapping[str, Any], reference: str, seen: _Seen)
     if not _is_users(names.get("__file__")) or not file.endswith(".py"):  # a compiled module has no statements
         return None
     assignments: list[Any] = []
-    # Also from an archive on the path.
+    # `linecache` also reads from an archive on the path.
     linecache.checkcache(file)
     for statement in ast.parse("".join(linecache.getlines(file, dict(names)))).body:
         if isinstance(statement, ast.ImportFrom):
@@ -342,7 +343,7 @@ def _is_users(file: str | None) -> bool:
     path = Path(file).resolve()
     if not _SITES.isdisjoint(path.parts) or any(path.is_relative_to(place) for place in (*_INSTALLED, _OWN)):
         return False
-    # As found on the path, without following links: that is what a distribution lists.
+    # Relative to the path entry, without following links: distributions list files this way.
     places = ((entry, os.path.relpath(file, entry)) for entry in map(os.path.abspath, sys.path))
     return not any(name in _listed(entry) for entry, name in places if not name.startswith(os.pardir))
 
@@ -359,7 +360,7 @@ def _listed(entry: str) -> frozenset[str]:
 
 
 def _references(tree: ast.AST) -> list[str]:
-    """Every dotted name in a tree, and each of its prefixes."""
+    """Return every dotted name in a tree, and each of its prefixes."""
     references = set()
     for node in ast.walk(tree):
         dotted: list[str] = []
@@ -373,7 +374,7 @@ def _references(tree: ast.AST) -> list[str]:
 
 
 def _normal(tree: ast.Module, *, decorated: bool) -> ast.Module:
-    # Docstrings do not count; `decorated` says whether the decorators of the outermost function do.
+    # Remove docstrings, and without `decorated` also the decorators of the outermost function.
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             value = getattr(node.body[0], "value", None)
@@ -385,5 +386,4 @@ def _normal(tree: ast.Module, *, decorated: bool) -> ast.Module:
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
-    """The names of a function's parameters, in order."""
     return list(function.__code__.co_varnames[: function.__code__.co_argcount + function.__code__.co_kwonlyargcount])

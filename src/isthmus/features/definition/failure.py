@@ -84,7 +84,6 @@ def _named(kind: Any) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a value as text for a message. A declaration is shown by its name."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_shown, value))}]"
     return f"{type(value).__name__} {value.name!r}" if is_dataclass(value) and hasattr(value, "name") else repr(value)
@@ -126,7 +125,7 @@ def _misfit(text: str, known: Mapping[str, inspect.Parameter]) -> tuple[str, str
 
 
 def reason(error: BaseException) -> tuple[str, str]:
-    """What was found, and what was expected if that is known."""
+    """Explain an error in user code: the problem, and the expected value or an empty text."""
     text = str(error).rstrip(".")
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     names = frames[-1].f_globals if frames else {}
@@ -144,9 +143,9 @@ def reason(error: BaseException) -> tuple[str, str]:
 
 
 def _parameters(name: str, names: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of a function by its qualified name, as the code knows it that called it; empty if it does not."""
+    """Return the parameters of a function by its qualified name as its caller knows it, or nothing."""
     first, *rest = name.split(".")
-    # `vars`, not `getattr`: some modules import what they are asked for.
+    # `vars`, not `getattr`: some modules import their attributes on access.
     for known in (names, *(vars(module) for module in names.values() if isinstance(module, ModuleType))):
         function = known.get(first)
         for part in rest:
