@@ -150,7 +150,7 @@ class Generations:
         return replace(contract, views={name: place(view) for name, view in contract.views.items()})
 
     def prepare(self, contract: Contract, at: int) -> "Generations":
-        """With a placed contract as the next one. What was the next one before is retired: it may have rows."""
+        """Return the generations with a placed contract as the next one. The previous next one is retired."""
         replaced = [self.next] if self.next is not None and self.next.hash != contract.hash else []
         upcoming = None if self.current is not None and self.current.hash == contract.hash else contract
         # A contract that was current before also stays retired: models run under it until it is current again.

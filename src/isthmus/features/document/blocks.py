@@ -1,4 +1,4 @@
-"""The parts of a document. All text in them is plain: the writers escape it."""
+"""The parts of a document. All text in them is plain; the HTML and Markdown writers escape it."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -7,14 +7,13 @@ from functools import partial
 from typing import Literal
 
 ABSENT = "-"
-"""Stands for a missing value."""
 _TINY, _HUGE = 1e-7, 1e15
 Style = Literal["good", "bad", "strong", "code", "absent", "aside"]
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Styled text: `absent` replaces a missing value, `aside` follows a number as its interval does."""
+    """Styled text. `absent` replaces a missing value; `aside` follows a number, for example its interval."""
 
     text: str
     style: Style
@@ -22,10 +21,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """An SVG drawing, alone or in a table cell. Markdown and the terminal skip it.
+    """An SVG drawing, as a block or in a table cell. Markdown and the terminal omit it.
 
-    The content is what is inside `<svg>`, the label is for screen readers, the caption stands below a figure that is
-    alone; width and height are those of its view box.
+    Attributes:
+        content: SVG inside `<svg>`.
+        label: text for screen readers.
+        caption: text below a figure that is a block.
+        width: width of the view box.
+        height: height of the view box.
     """
 
     content: str
@@ -62,8 +65,6 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Bullets:
-    """A bulleted list."""
-
     items: Sequence[Text]
 
 
@@ -84,7 +85,7 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class Legend:
-    """What the colors of figures mean: color class, name and explanation."""
+    """The meaning of colors in figures: color class, name and explanation."""
 
     entries: Sequence[tuple[str, str, str]]
 
@@ -94,11 +95,11 @@ class Table:
     """A table.
 
     Attributes:
-        columns: their names; a column may have none.
-        rows: a cell per column.
+        columns: column names; a name may be empty.
+        rows: one cell per column.
         numbers: columns to align right.
         code: columns to set in monospace.
-        layout: CSS class of a table that phones lay out in another way than every table.
+        layout: CSS class for a special layout on phones.
     """
 
     columns: Sequence[str]
@@ -110,7 +111,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Blocks that belong together: side by side, in a card, or folded behind the title as `details`."""
+    """Blocks that belong together: side by side, in a card, or collapsed under a title (`details`)."""
 
     layout: Literal["card", "details", "halves", "plots"]
     blocks: "Sequence[Block]"
@@ -121,7 +122,7 @@ Block = Heading | Paragraph | Bullets | Code | Fields | Legend | Table | Figure 
 
 
 def plain(text: Text) -> str:
-    """The text without styles and figures."""
+    """Return the text without styles and figures."""
     match text:
         case str():
             return text
@@ -133,7 +134,7 @@ def plain(text: Text) -> str:
 
 
 def cell(value: object) -> str:
-    """A value of a report as the text of a table cell."""
+    """Format a value of a report for a table cell."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: ABSENT}[value]
     if isinstance(value, int):
@@ -152,7 +153,7 @@ def decimal(value: float, digits: int = 4, sign: str = "") -> str:
 
 
 def bars(values: Iterable[float], width: int, height: int, margin: int = 0) -> str:
-    """The SVG bars of a histogram, as wide and high as the figure less its margin."""
+    """Return the SVG bars of a histogram that fills the figure inside its margin."""
     heights = list(values)
     step, room = (width - 2 * margin) / max(len(heights), 1), height - 2 * margin
     tallest = max(heights, default=0) or 1

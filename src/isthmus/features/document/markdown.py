@@ -1,4 +1,4 @@
-"""A document in Markdown: CommonMark with GitHub's tables. Its texts may hold anything."""
+"""Write a document in Markdown: CommonMark with GitHub's tables. All special characters are escaped."""
 
 import re
 from collections.abc import Iterable
@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from isthmus.features.document import blocks
 from isthmus.features.document.blocks import Block, Figure, Span, Table, Text
 
-# An underscore inside a word is no markup: `late_arrival` stays readable.
+# An underscore inside a word is not markup: `late_arrival` stays readable.
 _MARKUP = re.compile(r"""[\\`*\[\]<>|#&~!$]|_(?![^\W_])""")
 _SPACE = re.compile(r"\s+")
 _LIST = re.compile(r"^([-+=]+|\d+[.)])(?=\s|$)")
 
 
 def to_markdown(blocks: Iterable[Block]) -> str:
-    """The Markdown of a document, without its figures."""
+    """Return a document as Markdown, without its figures."""
     return "\n\n".join(filter(None, map(_block, blocks))) + "\n"
 
 
@@ -45,7 +45,7 @@ def _table(table: Table) -> str:
 
 
 def _paragraph(text: Text) -> str:
-    """The text at the start of a line, where a dash or number would begin a list."""
+    """Write a text that starts a line; escape a dash or number that would begin a list."""
     return _LIST.sub(lambda match: match[0][:-1] + "\\" + match[0][-1], _inline(text))
 
 
