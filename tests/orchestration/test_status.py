@@ -32,7 +32,7 @@ def test_a_project_that_nobody_has_touched_says_what_is_to_be_done(
     )
     show(found.screen())
     screen = capsys.readouterr().out
-    assert "not in force, run `isthmus apply`" in screen
+    assert "not applied, run `isthmus apply`" in screen
     assert screen.count("to be built") == len(VIEWS)
 
 

@@ -172,7 +172,7 @@ def test_a_view_says_what_is_to_be_done() -> None:
     assert list(msgspec.structs.replace(fresh, current=False).wrong(applied=True)) == ["to be built again"]
     assert list(msgspec.structs.replace(fresh, current=False).wrong(applied=False)) == []
     everything = msgspec.structs.replace(fresh, served=False, expired=True, broken=("x",), drifted=("y",))
-    told = ["to be materialized", "expired", "breaks its promises", "has drifted"]
+    told = ["to be materialized", "expired", "breaks expectations", "has drifted"]
     assert list(everything.wrong(applied=True)) == told
     answer = StatusAnswer("p", "c", NOW, {}, [], None, {}, 5.0, [], FOUND, [])
     assert "to be materialized" in status_page(answer)

@@ -18,10 +18,9 @@ SETTING = "stores.online in isthmus.toml"
 
 
 def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
-    """Return a client for the Redis or Redis Cluster at a URL (see `Address`); each wait is limited to `timeout`
-    seconds.
+    """Return a client for the Redis or Redis Cluster at a URL (see `Address`).
 
-    `setting` names the setting with the URL, for the remedy of an error.
+    Each wait is limited to `timeout` seconds. `setting` names the setting with the URL, for the remedy of an error.
 
     Raises:
         DependencyError: the URL is not valid, or Redis does not answer or returns an error.

@@ -26,7 +26,7 @@ _ROUND = 1000
 """Calls per batch to a cluster."""
 
 _BLOCK_KEYS, _BLOCK_BYTES = 1 << 16, 1 << 24
-"""How much is gathered for a cluster before it is sorted by slots: with 4 keys a slot, a quarter of the calls."""
+"""Keys and bytes to collect for a cluster before sorting by slot: 4 keys per slot take a quarter of the calls."""
 
 
 class Script:
