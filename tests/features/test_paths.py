@@ -47,7 +47,7 @@ def test_a_delta_table_is_refused_where_deltalake_fails(name: str, tmp_path: Pat
 def test_a_link_to_such_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a[1]").mkdir()
     (tmp_path / "plain").symlink_to("a[1]")
-    with pytest.raises(ConfigurationError, match="because of the '\\['"):
+    with pytest.raises(ConfigurationError, match="because it contains '\\['"):
         require_delta("table", str(tmp_path / "plain" / "t"), "rename it")
 
 

@@ -2,13 +2,12 @@
 
     batch_engine: isthmus.features.feast.IsthmusComputeEngine
 
-Rows go from the offline store to our Redis as Arrow columns. Any other online store gets them the way Feast writes
+Rows go from the offline store to our Redis as Arrow columns. Other online stores get the rows the way Feast writes
 them, and views with a Feast transformation go to Feast's local engine.
 
-Feast marks a view MATERIALIZING before it calls the engine, and refuses to read it until the mark is gone: a killed
-process would leave the view unreadable. Our rows are replaced one at a time, so a view that was readable stays
-readable, and the engine removes the mark before it does anything else. `serve_features_while_materializing` in the
-section `registry` covers the moment between the two.
+Feast marks a view MATERIALIZING before it calls the engine, and does not read it until the mark is removed, so a killed
+process would leave the view unreadable. Our rows are replaced one at a time and stay readable, so the engine removes
+the mark first. `serve_features_while_materializing` in the section `registry` covers the moment before that.
 """
 
 from typing import Any, Literal
@@ -41,7 +40,7 @@ class IsthmusComputeEngineConfig(FeastConfigBaseModel):
 
 
 class IsthmusComputeEngine(LocalComputeEngine):
-    """Writes the newest row of each key of a view to the online store."""
+    """Feast compute engine that writes the newest row of each key of a view to the online store."""
 
     def _materialize_one(
         self, registry: BaseRegistry, task: MaterializationTask, **kwargs: Any
@@ -53,7 +52,7 @@ class IsthmusComputeEngine(LocalComputeEngine):
         job = f"{task.feature_view.name}-{task.start_time}-{task.end_time}"
         try:
             self._write(registry, task, source)
-        except Exception as error:  # noqa: BLE001 - Feast wants the error in the job, and raises it
+        except Exception as error:  # noqa: BLE001 - Feast raises the error of the job
             return LocalMaterializationJob(job, MaterializationJobStatus.ERROR, error)
         return LocalMaterializationJob(job, MaterializationJobStatus.SUCCEEDED)
 
@@ -94,7 +93,7 @@ class IsthmusComputeEngine(LocalComputeEngine):
 
 
 def _plain_source(task: MaterializationTask) -> DataSource | None:
-    """The source, if the task is to write its newest rows as they are, with nothing computed or validated."""
+    """Return the source if the task only copies its newest rows, without computing or validating; else None."""
     view = task.feature_view
     computed = ("aggregations", "feature_transformation", "source_views", "enable_validation", "offline")
     if not isinstance(view, FeatureView) or any(getattr(view, part, None) for part in computed):
@@ -103,7 +102,7 @@ def _plain_source(task: MaterializationTask) -> DataSource | None:
 
 
 def _keep_readable(registry: BaseRegistry, task: MaterializationTask) -> None:
-    """Removes Feast's mark from a view that was materialized before."""
+    """Remove Feast's MATERIALIZING mark from a view that was materialized before."""
     view = task.feature_view
     if view.state == FeatureViewState.MATERIALIZING and view.materialization_intervals:
         view.state = FeatureViewState.AVAILABLE_ONLINE

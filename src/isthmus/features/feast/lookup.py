@@ -1,4 +1,4 @@
-"""Feast's lookups: several views and their entity keys in one round trip, answered with Feast's protos."""
+"""Feast lookups: read several views and their entity keys in one round trip, and return Feast's protos."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -31,15 +31,15 @@ _STATUSES = np.array(
 )
 """Feast's code for each code of `Status`."""
 
-Rows = list[tuple[datetime | None, dict[str, Value] | None]]
-"""Event time and values of each key: (None, None) without a row, (event time, None) if it has expired."""
+FeastRows = list[tuple[datetime | None, dict[str, Value] | None]]
+"""Event time and values of each key: (None, None) without a row, (event time, None) if the row has expired."""
 
 
 class ViewLookup:
-    """The features and entity keys that a lookup wants of one view.
+    """The features and entity keys that a lookup reads from one view.
 
     Raises:
-        RequestError: the view has no such feature, or an entity key is not the view's.
+        RequestError: the view has no such feature, or an entity key has other join keys than the view.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class ViewLookup:
         self.keys = self.layout.keys(entity_keys)
         self.count = len(entity_keys)
 
-    def rows(self, answer: ViewAnswer) -> Rows:
-        """The answer in Feast's form."""
+    def rows(self, answer: ViewAnswer) -> FeastRows:
+        """Convert the values of the view to Feast's form."""
         forms = self.layout.forms
         columns = [feast_values.protos(answer.columns[name], forms[name]) for name in self.features]
-        rows: Rows = []
+        rows: FeastRows = []
         for status, event, values in zip(
             answer.status.tolist(), answer.event.tolist(), zip(*columns, strict=True), strict=True
         ):
@@ -69,7 +69,7 @@ class ViewLookup:
 
 
 class Lookup:
-    """Lookups of several views in one round trip: views with the same keys share their commands."""
+    """Lookups of several views in one round trip; views with the same keys share their commands."""
 
     def __init__(self, config: RepoConfig, views: Sequence[ViewLookup]) -> None:
         self.config = config
@@ -84,16 +84,16 @@ class Lookup:
         ]
 
     def queue(self, pipeline: Any) -> Any:
-        """Adds the commands to a pipeline, blocking or asyncio, and returns it."""
+        """Add the commands to a pipeline, blocking or asyncio, and return it."""
         for plan, group in self._groups:
             records = record.query(plan.contract.project, plan.views)
             for name, *rest in [records, *plan.commands(group[0].keys)]:
-                # A cluster's pipeline looks the command up by its name as text.
+                # A cluster's pipeline needs the name of the command as text.
                 pipeline.execute_command(name.decode(), *rest)
         return pipeline
 
     def answers(self, replies: Sequence[Any]) -> list[ViewAnswer]:
-        """The answer of each view as of now.
+        """Decode the replies to the values of each view, at the current time.
 
         Raises:
             ContractMismatch: a row was written under another schema of the view.
@@ -108,16 +108,16 @@ class Lookup:
                 start += 1 + count
                 by_view.update({id(view): answers[view.layout.view.name] for view in group})
         except IsthmusError as error:
-            # The remedies that a Feast user has.
+            # Feast users have other remedies.
             remedy = "write the view's rows again, with `feast materialize` or `isthmus materialize --full`"
             raise type(error)(error.where, error.found, expected=error.expected, remedy=remedy) from None
         return [by_view[id(view)] for view in self._views]
 
 
 class Request:
-    """One request of `get_online_features`, and which rows of the answer each looked-up key fills.
+    """A `get_online_features` request, and the response rows that each key fills.
 
-    The arguments are those of Feast's own `_read_features_per_fv`, in its order.
+    The arguments are those of Feast's `_read_features_per_fv`, in the same order.
     """
 
     def __init__(  # noqa: PLR0913 - the signature is Feast's
@@ -139,9 +139,9 @@ class Request:
         self.lookup = Lookup(config, [view for view, *_ in self._parts])
 
     def answer(self, replies: Sequence[Any]) -> None:
-        """Appends all features to Feast's response, with our statuses.
+        """Append all features to Feast's response, with our statuses.
 
-        Feast would report PRESENT for a null and NOT_FOUND for an expired row.
+        Feast's own code would report PRESENT for a null and NOT_FOUND for an expired row.
         """
         answers = self.lookup.answers(replies)
         for (view, table, places, length), answer in zip(self._parts, answers, strict=True):
