@@ -206,11 +206,10 @@ class Source:
                             expected="Parquet, or Delta if its file_format is Delta") from error  # fmt: skip
 
     def within(self, first: int | None, last: int | None, column: str = "") -> pc.Expression | None:
-        """Return a filter for rows whose time in `column`, by default the event time, is between `first` and `last`,
-        inclusive.
+        """Return a filter for rows whose time in `column` is between `first` and `last` (microseconds, inclusive).
 
-        Both are in microseconds. The filter only saves reading: if Arrow cannot compare exactly, it lets more rows
-        pass. None means no filter.
+        The default column is the event time. The filter only saves reading: if Arrow cannot compare exactly, it lets
+        more rows pass. None means no filter.
         """
         schema, name = self.data.schema, column or self.event
         if name not in schema.names or not pa.types.is_timestamp(schema.field(name).type):
