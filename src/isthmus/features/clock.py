@@ -44,13 +44,7 @@ class Row:
 
 
 def as_of(rows: Iterable[Row], at: int, ttl: int | None) -> tuple[Row | None, Status]:
-    """Return the row of a key at time `at`, and its status; no row if EXPIRED or NOT_FOUND.
-
-    Args:
-        rows: history of the key, in any order.
-        at: time in microseconds.
-        ttl: maximum age in microseconds, or None.
-    """
+    """Return the row of a key at time `at` and its status; no row if EXPIRED or NOT_FOUND. Times in microseconds."""
     visible = [row for row in rows if row.event <= at and row.known <= at]
     if not visible:
         return None, Status.NOT_FOUND

@@ -27,11 +27,7 @@ class Days:
 
     @classmethod
     def parse(cls, first: str, end: str) -> "Days":
-        """Create a range from days, or from ISO times at the start of a day. The end is not part of the range.
-
-        Raises:
-            RequestError: `first` or `end` is not a day, or the range is empty.
-        """
+        """Parse a range from days or ISO times at the start of a day; raise RequestError if it is empty or invalid."""
         days = cls(_day("from", first), _day("to", end))
         if days.first >= days.end:
             raise RequestError(
@@ -49,12 +45,10 @@ class Days:
         return self.first <= day < self.end
 
     def steps(self, length: int) -> Iterator["Days"]:
-        """Split the range into parts of at most `length` days, in order."""
         for first in range(self.first, self.end, length):
             yield Days(first, min(first + length, self.end))
 
     def without(self, done: Iterable["Days"]) -> list["Days"]:
-        """Return the parts of the range that are not in `done`, in order."""
         remaining, first = [], self.first
         for days in sorted(done):
             if days.end <= first or days.first >= self.end:

@@ -42,7 +42,6 @@ class IsthmusError(Exception):
         return _sentence(self)
 
     def as_dict(self) -> dict[str, object]:
-        """Return the error as plain data, for `--json` and for API responses."""
         parts = {name: getattr(self, name) for name in ("where", "found", "expected", "remedy")}
         return {"error": type(self).__name__, **parts}
 
@@ -70,11 +69,7 @@ class Problem:
 
 
 class ConfigurationError(IsthmusError):
-    """Errors in a configuration or in definitions, reported together.
-
-    Attributes:
-        problems: every problem, in order.
-    """
+    """A configuration or definitions are wrong. `problems` lists everything that is wrong."""
 
     exit_code = 2
 
@@ -93,7 +88,6 @@ class ConfigurationError(IsthmusError):
         return super().__str__()
 
     def as_dict(self) -> dict[str, object]:
-        """Return the error as plain data with one entry per problem."""
         return {**super().as_dict(), "problems": [asdict(problem) for problem in self.problems]}
 
 
@@ -132,25 +126,19 @@ def _shown(text: str) -> str:
 
 
 class RequestError(IsthmusError):
-    """A lookup or prediction asks for something that does not exist or has the wrong type.
-
-    Attributes:
-        example: body of a valid request, or None.
-    """
+    """A lookup or prediction asks for something that does not exist or has the wrong type."""
 
     exit_code = 2
-    example: Mapping[str, object] | None = None
+    example: Mapping[str, object] | None = None  # body of a valid request
 
     def as_dict(self) -> dict[str, object]:
-        """Return the error as plain data, with the example if there is one."""
         return {**super().as_dict(), **({} if self.example is None else {"example": self.example})}
 
 
 class DependencyError(IsthmusError):
     """Something outside this process is not available: Redis, Java, an engine, an optional library.
 
-    Attributes:
-        passes: True if waiting may help; False if only the remedy does.
+    `passes` is True if waiting may help; otherwise only the remedy does.
     """
 
     exit_code = 3
@@ -204,7 +192,6 @@ def nearest(name: object, known: Iterable[object]) -> str:
 
 
 def one_of(names: Iterable[str]) -> str:
-    """List the accepted names, for a message."""
     known = sorted(names)
     if len(known) > 1:
         return f"one of {', '.join(known)}"
@@ -213,11 +200,7 @@ def one_of(names: Iterable[str]) -> str:
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Wrap the imports of libraries that an extra of Isthmus installs.
-
-    Raises:
-        DependencyError: an import failed; the remedy is to install the extra.
-    """
+    """Convert an ImportError of an extra's library to a DependencyError that says how to install the extra."""
     try:
         yield
     except ImportError as error:

@@ -32,11 +32,7 @@ def is_url(place: object) -> bool:
 
 
 def require_local(where: str, place: Path | str) -> Path:
-    """Return a local path.
-
-    Raises:
-        RequestError: `place` is a URL. (`Path` would turn it into a local folder named `s3:`.)
-    """
+    """Return a local path; raise RequestError for a URL, which `Path` would turn into a folder named `s3:`."""
     if is_url(place):
         raise RequestError(where, f"{place} is a URL", expected="a local path",
                            remedy="use a local folder, and copy it with the storage's own tool")  # fmt: skip
@@ -100,12 +96,7 @@ def move_atomically(partial: Path, path: Path) -> None:
 
 
 def read_pointer(file: Path) -> Path:
-    """Return the folder whose name is the content of `file`; it is next to the file.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: the content is not the name of a folder there.
-    """
+    """Return the folder next to `file` whose name is its content; raise ValueError if there is no such folder."""
     name = file.read_text()
     if not name or Path(name).name != name or not (file.parent / name).is_dir():
         raise ValueError(f"{file.name} names {name[:40]!r}, which is not a folder next to it")
@@ -193,8 +184,6 @@ class Journal(Generic[T]):
     """A file of records as JSON lines.
 
     Args:
-        file: path of the file.
-        record: type of a line.
         busy: error and remedy if another process holds the lock.
         remedy: remedy for a line that is not a record.
     """
@@ -204,12 +193,7 @@ class Journal(Generic[T]):
 
     @contextmanager
     def locked(self) -> Iterator[list[T]]:
-        """Lock the file and return its records; no other process can add any within the block.
-
-        Raises:
-            DependencyError: another process holds the lock.
-            DataError: a line is not a record.
-        """
+        """Lock the file and return its records; raise DependencyError if another process holds the lock."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         # The system releases the lock even if the process is killed.
         with self._file.open("ab") as lock:
@@ -224,11 +208,7 @@ class Journal(Generic[T]):
             yield self._records(complete)
 
     def read(self) -> list[T]:
-        """Return all records, without a lock.
-
-        Raises:
-            DataError: the file cannot be read, or a line is not a record.
-        """
+        """Return all records, without a lock; raise DataError for a damaged line."""
         try:
             return self._records(self._complete_lines())
         except FileNotFoundError:
@@ -237,11 +217,7 @@ class Journal(Generic[T]):
             raise DataError(str(self._file), f"cannot be read ({error.strerror})") from error
 
     def add(self, record: T) -> None:
-        """Append a record and sync it to disk.
-
-        Raises:
-            DependencyError: the file cannot be written, for example because the disk is full.
-        """
+        """Append a record and sync it to disk; raise DependencyError if the disk is full."""
         import msgspec  # see `_records`
 
         try:

@@ -30,7 +30,6 @@ class LatencySample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of a server process's file.
 
     Attributes:
-        machine: identifier of the machine.
         at: seconds of the machine's monotonic clock, which all its processes share.
         objective_ms: upper limit for the p99.
         bounds: upper bounds of durations in seconds, ascending; the objective is among them.
@@ -49,8 +48,6 @@ class Latency(NamedTuple):
 
     Attributes:
         p99_ms: p99 in milliseconds, interpolated between bounds as Prometheus does; at most the last bound.
-        objective_ms: lowest objective of any server.
-        answered: number of requests answered.
         slow: exact number of requests that took longer than their server's objective.
     """
 
@@ -61,7 +58,6 @@ class Latency(NamedTuple):
 
     @property
     def strained(self) -> bool:
-        """True if the p99 is above the objective."""
         return self.slow >= _FEWEST_SLOW and self.slow * 100 > self.answered
 
     def __str__(self) -> str:

@@ -54,7 +54,6 @@ class SliceQuality(Quality, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The unique name of the slice, for tables without a separate column."""
         return f"{self.column} is null" if self.value is None else f"{self.column}: {self.value}"
 
 
@@ -81,8 +80,6 @@ class QualityLoss(msgspec.Struct, frozen=True, kw_only=True):
     """The loss of quality against the previous package, over predictions since the deployment.
 
     Attributes:
-        measure: name of the metric.
-        at_most: allowed loss of the metric.
         former: digest of the previous package, which got the same requests; empty if a rollback is not possible.
         rows: number of rows with a label and a prediction of both packages.
         value: loss, positive if the new package is worse; None for too few rows.
@@ -106,10 +103,6 @@ class PackageQuality(Quality, frozen=True, kw_only=True):
     """The quality of all predictions of a package in one precision.
 
     Attributes:
-        package: digest of the package.
-        first: time of the first prediction, in microseconds since 1970 UTC.
-        last: time of the last prediction, in microseconds since 1970 UTC.
-        drift: drift of the inputs and scores since `drift_since`.
         lost: losses against the previous package, if this one is deployed and a loss is bounded.
         unknown: sentences about missing results, for example because the package is gone.
     """
@@ -133,8 +126,6 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
         measure: name of the metric; the prefix "slices." applies the bound to each slice.
         found: measured value, or None. It covers all predictions, or the newest week with labels if that breaks the
             bound; for slices, the worst slice.
-        week: name of that week, or None.
-        slice: name of that slice, or None.
         broken: True if the whole interval is beyond the bound, so that chance alone does not break it.
     """
 
@@ -152,10 +143,8 @@ class Production(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         metric: main metric of the task: "auc", "log_loss", "rmse" or "mae".
-        higher_is_better: direction of the main metric.
         at: time by which labels had to be known, in microseconds since 1970 UTC.
         left_out: reason to the number of predictions that no metric covers.
-        bounds: bounds of the distillation, for the first package.
         packages: the deployed package first, then by the latest prediction.
         undone: sentence that the deployment was rolled back because of a loss, or why not; empty without a loss.
     """
@@ -180,11 +169,7 @@ class Production(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def loads(cls, text: bytes, where: str = "production.json") -> "Production":
-        """Parse the result of `dumps`.
-
-        Raises:
-            DataError: the text is damaged, or has another format.
-        """
+        """Parse the result of `dumps`; raise DataError if it is damaged or has another format."""
         remedy = "run `isthmus monitor`"
         try:
             if (version := msgspec.json.decode(text, type=_Versioned).format) != FORMAT:
@@ -199,5 +184,4 @@ class _Versioned(msgspec.Struct):
 
 
 def production_file(state: Path, model: str) -> Path:
-    """Return the path of a model's file in the state folder."""
     return state / FOLDER / model / "production.json"

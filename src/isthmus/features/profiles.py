@@ -57,12 +57,10 @@ class TrainingProfile:
 
     @property
     def processes(self) -> int:
-        """The number of processes on all nodes."""
         return self.nodes * self.per_node
 
     @property
     def passes(self) -> int:
-        """The number of epochs, or the default."""
         return self.epochs or EPOCHS
 
     def identity(self) -> dict[str, Any]:

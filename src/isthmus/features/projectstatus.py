@@ -19,7 +19,6 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a view.
 
     Attributes:
-        rows: rows of its table; None without a table.
         last_day: last day with rows, up to the project's present.
         age_days: full days from the last day to the present.
         expired: True if all rows are older than the ttl.
@@ -29,10 +28,7 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
         served: True if Redis has the table's current rows.
         waiting: pushed rows that are not in the table yet; None if Redis does not run.
         waiting_since: time when Redis got the first of them, in microseconds since 1970 UTC, by its own clock.
-        broken: expectations that are broken.
-        drifted: features that have drifted from the rows a model was trained on.
         lost: reason why Redis may have lost rows of the view; empty if it has them all, or does not run.
-        problem: reason why the view cannot be read; empty if it can.
     """
 
     rows: int | None = None
@@ -52,11 +48,9 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def timeless(self) -> bool:
-        """True if the rows have no event times, so that all are dated 1970-01-01."""
         return self.last_day == day_name(0)
 
     def wrong(self, *, applied: bool) -> Sequence[str]:
-        """Return the view's problems, in words. `applied` is True if today's definitions are applied."""
         if self.problem:
             return ["cannot be read"]
         if self.rows is None:
@@ -76,15 +70,11 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a distillation.
 
     Attributes:
-        training_set: identity of the training set; None without one.
-        student: identity of the student; None without one.
-        package: digest of the last package.
         stale: one sentence for each of these whose definitions have changed since.
         verdict: result of the last verdict; None without a verdict on this package.
         compared: number of values in the verdict.
         verified_at: time of the verdict, in microseconds since 1970 UTC, by the project's clock.
         deployed: digest of the package behind the API.
-        contract: hash of the deployed package's contract.
         deployed_at: time of the deployment, in microseconds since 1970 UTC.
         undone: deployment that a server rolled back to this one, and why; None without a rollback.
     """
@@ -127,14 +117,10 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a project.
 
     Attributes:
-        contract: hash of the contract of today's definitions.
         applied: True if that contract is the last applied one.
         current: hash of the contract that servers use; None without one.
         online: reason why Redis may evict rows; empty if it does not, or does not run.
         spool: recorded predictions that are not collected yet; None if servers record nothing.
-        now: the project's present, in microseconds since 1970 UTC.
-        runs: recent runs, latest first.
-        measured: True if expectations and drift were measured.
         found_at: time when `isthmus status` ran, in microseconds since 1970 UTC, by the system clock.
     """
 
@@ -165,7 +151,6 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
         return plain
 
     def write(self, folder: Path) -> None:
-        """Store the status for the server, next to the deployment file."""
         write_atomically(folder / FILE, msgspec.json.encode(self) + b"\n")
 
     @classmethod
@@ -180,7 +165,6 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
             raise DataError(str(file), f"cannot be read: {error}", remedy="run `isthmus status`") from error
 
     def screen(self) -> Iterator[Block]:
-        """Yield the blocks of the terminal screen: a headline, then `blocks`."""
         state: Text = "applied" if self.applied else bad("not applied, run `isthmus apply`")
         if self.waiting:
             state = f"not served yet: servers use {short(self.current)} until `isthmus materialize` is done"
@@ -189,7 +173,6 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
         yield from self.blocks()
 
     def blocks(self) -> Iterator[Block]:
-        """Yield tables of views, models and runs, each followed by its problems."""
         yield Table(
             ["view", "rows", "last day", "built", "online since", "state"],
             [
@@ -243,7 +226,6 @@ def short(identity: str | None) -> str:
 
 
 def minute(at: int | None) -> str:
-    """Format microseconds since 1970 UTC, to the minute."""
     return "-" if at is None else f"{clock.moment(at):%Y-%m-%d %H:%M}"
 
 

@@ -23,7 +23,6 @@ class DataType:
     # Properties, not fields: the fingerprint of a teacher with a DataType covers its fields.
     @property
     def spark(self) -> str:
-        """The type's name in Spark SQL."""
         return f"array<{self.element.spark}>" if self.element else _SPARK[self.name]
 
     @property

@@ -13,9 +13,9 @@ from isthmus.features.contract.diff import (
     consequences,
     differences,
     duration,
-    named,
     require_service,
     service_differences,
+    summary,
 )
 from isthmus.features.contract.schema import (
     RESERVED,
@@ -267,8 +267,8 @@ def test_a_service_that_neither_has_is_asked_for_in_vain() -> None:
 
 
 def test_a_message_names_the_first_differences() -> None:
-    assert named(["a", "b"]) == "a; b"
-    assert named(list("abcdefg")) == "a; b; c; d; e; and 2 more"
+    assert summary(["a", "b"]) == "a; b"
+    assert summary(list("abcdefg")) == "a; b; c; d; e; and 2 more"
 
 
 @given(st.integers(0, 10**17), st.integers(0, 10**17))

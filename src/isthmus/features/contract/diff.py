@@ -42,7 +42,6 @@ class ContractChange:
     Attributes:
         kind: "view", "source", "service", …, or "project".
         outcome: "new", "gone", "changed", or "renamed" for the project.
-        parts: one or more changes, in words.
     """
 
     kind: str
@@ -60,7 +59,6 @@ class ServiceChange:
 
     Attributes:
         outcome: "same" if existing models keep running, "changed" if they do not; "new" or "gone".
-        because: changes of the service, its views and their sources.
     """
 
     service: str
@@ -94,7 +92,6 @@ def differences(old: Contract, new: Contract) -> list[str]:
 
 
 def changed_parts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return the parts that differ between two canonical forms of a declaration."""
     return [part for part in dict.fromkeys((*after, *before)) if before.get(part) != after.get(part)]
 
 
@@ -128,12 +125,10 @@ def service_differences(old: Contract, new: Contract, service: str) -> list[str]
 
 
 def view_differences(old: ViewContract, new: ViewContract) -> str:
-    """Describe what changed between two definitions of a view; empty if nothing did."""
     return "; ".join(_parts(old.as_dict(), new.as_dict(), set()))
 
 
 def consequences(old: Contract, new: Contract) -> list[ServiceChange]:
-    """Return the effect of a contract change on each service."""
     result = []
     for name in sorted({*old.services, *new.services}):
         because = tuple(service_differences(old, new, name))
@@ -151,13 +146,13 @@ def require_service(where: str, old: Contract, new: Contract, service: str) -> N
     """
     if because := service_differences(old, new, service):
         raise ContractMismatch(
-            where, f"its service has changed since the package was exported ({named(because)})",
+            where, f"its service has changed since the package was exported ({summary(because)})",
             expected=f"service {service} as in contract {old.hash[:12]}",
             remedy="make the model again, from `isthmus training-set` to `isthmus deploy`, or undo the change",
         )  # fmt: skip
 
 
-def named(lines: Sequence[str]) -> str:
+def summary(lines: Sequence[str]) -> str:
     """Join differences for a message: the first few, and the number of further ones."""
     more = len(lines) - _MOST
     return "; ".join(lines[:_MOST]) + (f"; and {more} more" if more > 0 else "")

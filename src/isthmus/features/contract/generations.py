@@ -28,37 +28,24 @@ NEXT, RETIRED, FORGOTTEN = "contract.next.json", "contract.retired.json", "contr
 
 @dataclass(frozen=True)
 class Retired:
-    """A contract that a later one has replaced.
-
-    Attributes:
-        at: time of the replacement, in microseconds since 1970 UTC.
-    """
+    """A contract that a later one has replaced."""
 
     contract: Contract
-    at: int
+    at: int  # microseconds since 1970 UTC
 
 
 @dataclass(frozen=True)
 class Generations:
-    """The contracts of a project.
-
-    Attributes:
-        retired: earlier contracts that are still served, latest first.
-        forgotten: contracts that are no longer served, but may still have rows in the online store.
-    """
+    """The contracts of a project. Forgotten contracts are not served, but may still have rows in the online store."""
 
     current: Contract | None = None
     next: Contract | None = None
-    retired: tuple[Retired, ...] = ()
+    retired: tuple[Retired, ...] = ()  # latest first
     forgotten: tuple[Contract, ...] = ()
 
     @classmethod
     def read(cls, current: Path) -> "Generations":
-        """Read the contracts from the files next to the current one.
-
-        Raises:
-            ContractMismatch: a file is damaged.
-        """
+        """Read the files next to the current contract; raise ContractMismatch if one is damaged."""
         # In the reverse order of `write`: a contract that has just stopped being the next one is then read as current.
         upcoming = _read(current.with_name(NEXT), Contract.loads)
         contract = _read(current, Contract.loads)
@@ -88,7 +75,6 @@ class Generations:
             current.with_name(NEXT).unlink(missing_ok=True)
 
     def newest(self) -> Contract | None:
-        """Return the contract that tables are built for."""
         return self.next or self.current
 
     def served(self) -> tuple[Contract, ...]:
@@ -112,11 +98,7 @@ class Generations:
         return None
 
     def require_model(self, where: str, exported: Contract, service: str) -> Contract:
-        """Return the contract that a model, named by `where`, runs under.
-
-        Raises:
-            ContractMismatch: no served contract has the model's service as it was at export, or no contract is applied.
-        """
+        """Return the contract that a model, named by `where`, runs under; raise ContractMismatch without one."""
         contract = self.of_model(exported, service)
         if contract is not None:
             return contract
@@ -131,7 +113,6 @@ class Generations:
         raise AssertionError("the service has not changed")
 
     def places(self, view: str) -> list[ViewContract]:
-        """Return the definitions of a view, one for each slot."""
         return list({item.slot: item for c in self.every() if (item := c.views.get(view)) is not None}.values())
 
     def placed(self, contract: Contract) -> Contract:
@@ -158,7 +139,6 @@ class Generations:
         return replace(self, next=upcoming, retired=retired)
 
     def switch(self, contract: Contract, at: int) -> "Generations":
-        """Return the generations with a placed contract as the current one."""
         replaced = [item for item in (self.current, self.next) if item is not None and item.hash != contract.hash]
         # If the contract was retired, it stays in that file, which is written before `contract.json`.
         return replace(self, current=contract, next=None, retired=_retire(self.retired, replaced, at, []))
@@ -188,11 +168,7 @@ def _read(file: Path, loads: Callable[[bytes, str], T]) -> T | None:
 
 
 def loads_retired(text: bytes, where: str) -> tuple[Retired, ...]:
-    """Read the retired contracts from the content of their file.
-
-    Raises:
-        ContractMismatch: the content is damaged.
-    """
+    """Parse the file of retired contracts; raise ContractMismatch if it is damaged."""
     try:
         items = json.loads(text)
         return tuple(

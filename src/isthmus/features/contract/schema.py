@@ -35,7 +35,6 @@ class _Canonical:
 
     @cached_property
     def hash(self) -> str:
-        """The SHA-256 of the canonical form, in hex."""
         return sha256(self.as_dict())
 
     def full_name(self, feature: str) -> str:
@@ -67,13 +66,10 @@ class ViewContract(_Canonical):
     """Everything a reader needs to know about a view.
 
     Attributes:
-        keys: join keys of all entities, in order.
-        fields: features, in order.
         ttl: microseconds, or None for no limit.
         delay: microseconds from event time to known time, if the transform returns no `known_at`.
         code: digest of the transform and of how its sources are read.
         lookback: microseconds before a row's event time that the transform reads; None for everything.
-        version: number of the view's table.
         slot: suffix that separates the online rows of this definition from other definitions of the view; see
             `generations`. Not part of the declaration or the hash.
     """
@@ -92,7 +88,6 @@ class ViewContract(_Canonical):
 
     @property
     def online_name(self) -> str:
-        """The name of the view's rows in the online store."""
         return self.name + self.slot
 
     @property
@@ -163,10 +158,7 @@ class TransformContract(_Canonical):
 
     Attributes:
         stored: stored input features, as (view, feature).
-        request: request fields.
-        fields: outputs, in order.
         graph: compiled ONNX model; see `request.layout` for its tensors.
-        rules: rules of the request fields, by field name.
     """
 
     name: str
@@ -178,7 +170,6 @@ class TransformContract(_Canonical):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the input columns in a training set."""
         return (*(SEPARATOR.join(pair) for pair in self.stored), *(column.name for column in self.request))
 
     def as_dict(self) -> dict[str, Any]:
@@ -215,13 +206,9 @@ def request_column(name: str, dtype: DataType, size: int | None = None) -> Colum
 
 @dataclass(frozen=True, slots=True)
 class ServiceContract:
-    """The features of a model, in order.
+    """The features of a model, in order: stored features, request fields, and computed fields of request transforms.
 
-    Attributes:
-        features: stored features, as (view, feature).
-        request: request fields.
-        computed: fields of request transforms, as (transform, field).
-        hash: SHA-256 over all of them, the hashes of the transforms, and the hashes of all views that are read.
+    The hash covers all of them, the transforms, and every view that is read.
     """
 
     name: str
@@ -240,7 +227,6 @@ class ServiceContract:
         computed: tuple[tuple[str, str], ...] = (),
         transforms: Mapping[str, TransformContract] | None = None,
     ) -> "ServiceContract":
-        """Create a service with its hash from these views and request transforms."""
         used = {transform: (transforms or {})[transform] for transform, _ in computed}
         read = [*features, *(pair for transform in used.values() for pair in transform.stored)]
         service = cls(name, features, request, "", computed)
@@ -272,7 +258,6 @@ class Contract:
 
     @cached_property
     def hash(self) -> str:
-        """The SHA-256 of the whole contract, in hex."""
         return sha256(self.as_dict())
 
     def view(self, name: str) -> ViewContract:
@@ -301,7 +286,6 @@ class Contract:
         return (*map(self.stored, self.read(service)), *dict.fromkeys(request))
 
     def used(self, service: str) -> list[TransformContract]:
-        """Return the request transforms of a service, without duplicates."""
         return [self.transforms[name] for name in dict.fromkeys(name for name, _ in self.service(service).computed)]
 
     def read(self, service: str) -> list[tuple[str, str]]:
@@ -310,15 +294,12 @@ class Contract:
         return list(dict.fromkeys((*self.service(service).features, *transformed)))
 
     def stored(self, pair: tuple[str, str]) -> Column:
-        """Return the column of a stored feature (view, feature), with its full name."""
         return _full(self.views[pair[0]], pair[1])
 
     def computed(self, pair: tuple[str, str]) -> Column:
-        """Return the column of a computed feature (transform, field), with its full name."""
         return _full(self.transforms[pair[0]], pair[1])
 
     def transform_inputs(self, transform: TransformContract) -> list[Column]:
-        """Return the input columns of a request transform, named as in a training set."""
         return [*map(self.stored, transform.stored), *transform.request]
 
     def as_dict(self) -> dict[str, Any]:
@@ -342,11 +323,7 @@ class Contract:
 
     @classmethod
     def loads(cls, text: bytes, where: str = "contract.json") -> "Contract":
-        """Parse the result of `dumps`.
-
-        Raises:
-            ContractMismatch: the text is damaged, has another format, or its content does not match its hash.
-        """
+        """Parse the result of `dumps`; raise ContractMismatch if it is damaged or does not match its hash."""
         remedy = "run `isthmus apply` to write it again"
         try:
             data = json.loads(text)

@@ -92,7 +92,6 @@ class Declarations:
         return True
 
     def check(self) -> None:
-        """Collect every problem of the declarations added so far."""
         for entity in self.entities.values():
             if not entity.join_keys:
                 self._wrong(f"entity {entity.name}", "has no join key", "at least one")

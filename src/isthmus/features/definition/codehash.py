@@ -40,11 +40,7 @@ _CONSTANTS = (str, int, float, bool, bytes, complex, type(None), date, datetime,
 
 
 class _Seen(list[object]):
-    """The functions, classes and instances on the path to a value; needed to end recursion.
-
-    Attributes:
-        state: True if the state of library objects counts that no statement assigns.
-    """
+    """The objects on the path to a value, to end recursion. With `state`, unassigned library objects count."""
 
     def __init__(self, items: Iterable[object], *, state: bool) -> None:
         super().__init__(items)
@@ -91,11 +87,7 @@ def of_user(value: types.FunctionType | type) -> bool:
 
 
 def reduced(value: Any) -> tuple[Any, ...]:
-    """Return an object's pickle state without writing a pickle: its constructor, the arguments, and its parts.
-
-    Raises:
-        OSError: the state of the object cannot be read.
-    """
+    """Return an object's pickle state: constructor, arguments and parts. Raise OSError if it cannot be read."""
     try:
         registered = copyreg.dispatch_table.get(type(value))
         state = registered(value) if registered else value.__reduce_ex__(2)
@@ -360,7 +352,6 @@ def _listed(entry: str) -> frozenset[str]:
 
 
 def _references(tree: ast.AST) -> list[str]:
-    """Return every dotted name in a tree, and each of its prefixes."""
     references = set()
     for node in ast.walk(tree):
         dotted: list[str] = []

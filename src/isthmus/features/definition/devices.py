@@ -22,7 +22,6 @@ _BITS = {"Int32": 31, "Int64": 63}
 
 
 def snapshot_problems(where: str, service: FeatureService) -> Iterator[Problem]:
-    """Report what is wrong with a service's `device`; nothing if it has none."""
     device = service.device
     if device is None:
         return

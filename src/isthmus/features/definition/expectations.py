@@ -73,7 +73,6 @@ class OneOf(Expectation):
     values: Sequence[Any]
 
     def __post_init__(self) -> None:
-        """Convert a list to a tuple, so that the expectation is immutable and hashable."""
         if isinstance(self.values, Iterable) and not isinstance(self.values, str):
             object.__setattr__(self, "values", tuple(self.values))
 
@@ -145,7 +144,6 @@ _NAMES = {kind: name for name, kind in vars(Expect).items() if isinstance(kind, 
 
 
 def problems(owner: str, fields: dict[str, DataType], expectations: Sequence[Expectation]) -> Iterator[Problem]:
-    """Return what is wrong with the expectations of `owner`, a view or request source with these fields."""
     for expectation in expectations:
         where = f"{owner}, Expect.{_NAMES[type(expectation)]}"
         dtype = None
@@ -163,7 +161,6 @@ def problems(owner: str, fields: dict[str, DataType], expectations: Sequence[Exp
 def request_problems(
     owner: str, fields: dict[str, DataType], expectations: Sequence[Expectation], defaults: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    """Return what is wrong with the expectations and defaults of a request source with these fields."""
     invalid = list(problems(owner, fields, expectations))
     yield from invalid
     for expectation in [] if invalid else expectations:

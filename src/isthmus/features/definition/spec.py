@@ -40,7 +40,6 @@ class Field:
         dtype: type from `isthmus.features.types`.
         available: "device" if a device can have the value when it predicts (from a small synced table or a sensor);
             "server" if only the API has it.
-        description: text for readers; not part of the contract.
         tolerance: allowed absolute difference between engine and graph, for a number that a request transform computes.
             Only verification reads it; not part of the contract.
         size: number of elements in every array, checked on input; None allows any number. Arrays that a request
@@ -50,7 +49,7 @@ class Field:
     name: str
     dtype: DataType
     available: Available = "server"
-    description: str = ""
+    description: str = ""  # not part of the contract
     tolerance: float = 0.0
     size: int | None = None
 
@@ -62,12 +61,11 @@ class Entity:
     Attributes:
         name: unique name within the project.
         join_keys: column name to type, in the order of the key.
-        description: text for readers; not part of the contract.
     """
 
     name: str
     join_keys: Mapping[str, DataType]
-    description: str = ""
+    description: str = ""  # not part of the contract
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,6 @@ class FeatureView:
         ttl: maximum age of a value that is served; None, which must be written out, for no limit.
         delay: time from a row's event until it becomes known, unless the transform returns `known_at`.
         function: PySpark transform with one DataFrame parameter per source, named like the source.
-        description: text for readers; not part of the contract.
         expectations: rules that a build must meet to be written; not part of the contract.
         lookback: time before and after a row's event that the transform reads from its sources; None reads all of them.
             With a lookback, a build of a few days reads only that part of each source with a `timestamp`.
@@ -157,7 +154,7 @@ class FeatureView:
     ttl: timedelta | None
     delay: timedelta = timedelta(0)
     function: Callable[..., Any] | None = field(default=None, repr=False)
-    description: str = ""
+    description: str = ""  # not part of the contract
     expectations: Sequence[Expectation] = ()
     lookback: timedelta | None = None
     lateness: timedelta = timedelta(0)
@@ -178,7 +175,6 @@ class RequestSource:
 
     Attributes:
         name: unique name within the project.
-        description: text for readers; not part of the contract.
         expectations: `present`, `between`, `one_of` and `length` of `Expect`. A row that breaks a rule is rejected,
             unless the field has a default.
         defaults: field to the value that replaces a null or a value that breaks a rule. Such a field is optional.
@@ -186,7 +182,7 @@ class RequestSource:
 
     name: str
     schema: Sequence[Field]
-    description: str = ""
+    description: str = ""  # not part of the contract
     expectations: Sequence[Present | Between | OneOf | Length] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
@@ -207,14 +203,13 @@ class RequestTransform:
         schema: computed fields. They are available wherever all parameters of the function are.
         function: PySpark function from Columns to a dict of field name to Column. Its parameters are named like the
             columns of a training set: `view__feature`, and request fields by their own name.
-        description: text for readers; not part of the contract.
     """
 
     name: str
     inputs: Sequence["FeatureView | FeatureProjection | RequestSource"]
     schema: Sequence[Field]
     function: Callable[..., Any] | None = field(default=None, repr=False)
-    description: str = ""
+    description: str = ""  # not part of the contract
 
     def __getitem__(self, features: Sequence[str]) -> "FeatureProjection":
         """Select some fields for a feature service; a string selects one field."""
@@ -227,8 +222,6 @@ AtRequest = RequestTransform | RequestSource
 
 @dataclass(frozen=True)
 class FeatureProjection:
-    """A selection of the features of a view or a request transform."""
-
     view: FeatureView | RequestTransform
     features: tuple[str, ...]
 
@@ -284,7 +277,7 @@ class FeatureService:
 
     name: str
     features: Sequence[FeatureView | FeatureProjection | RequestSource | RequestTransform]
-    description: str = ""
+    description: str = ""  # not part of the contract
     device: Snapshot | None = None
 
 
@@ -299,10 +292,8 @@ class Spine:
         name: unique name within the project.
         entities: entities whose join keys are columns of the rows.
         label: value to predict; Int64 with values 0 and 1 for a binary label. See `Tabular` for the other labels.
-        sources: parameters of the function.
         request: request source whose fields are columns of the rows.
         function: PySpark function with one DataFrame parameter per source, named like the source.
-        description: text for readers; not part of the contract.
     """
 
     name: str
@@ -311,4 +302,4 @@ class Spine:
     sources: Sequence[Source]
     request: RequestSource | None = None
     function: Callable[..., Any] | None = field(default=None, repr=False)
-    description: str = ""
+    description: str = ""  # not part of the contract

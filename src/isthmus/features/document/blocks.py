@@ -21,15 +21,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """An SVG drawing, as a block or in a table cell. Markdown and the terminal omit it.
-
-    Attributes:
-        content: SVG inside `<svg>`.
-        label: text for screen readers.
-        caption: text below a figure that is a block.
-        width: width of the view box.
-        height: height of the view box.
-    """
+    """An SVG drawing, as a block or in a table cell: SVG content, label for screen readers, caption, view box size."""
 
     content: str
     label: str
@@ -95,8 +87,6 @@ class Table:
     """A table.
 
     Attributes:
-        columns: column names; a name may be empty.
-        rows: one cell per column.
         numbers: columns to align right.
         code: columns to set in monospace.
         layout: CSS class for a special layout on phones.
@@ -122,7 +112,6 @@ Block = Heading | Paragraph | Bullets | Code | Fields | Legend | Table | Figure 
 
 
 def plain(text: Text) -> str:
-    """Return the text without styles and figures."""
     match text:
         case str():
             return text

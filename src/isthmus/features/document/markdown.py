@@ -13,7 +13,6 @@ _LIST = re.compile(r"^([-+=]+|\d+[.)])(?=\s|$)")
 
 
 def to_markdown(blocks: Iterable[Block]) -> str:
-    """Return a document as Markdown, without its figures."""
     return "\n\n".join(filter(None, map(_block, blocks))) + "\n"
 
 

@@ -23,11 +23,7 @@ OFFLINE = "isthmus.offline"
 
 
 def file_source(source: DataSource | None, where: str) -> FileSource:
-    """Return the source if it is a file source.
-
-    Raises:
-        ConfigurationError: the source is missing or of another kind.
-    """
+    """Return the source if it is a file source; else raise ConfigurationError."""
     if not isinstance(source, FileSource):
         problem = "has no data source" if source is None else f"has a {type(source).__name__}"
         raise ConfigurationError("feature views", [Problem(where, problem, "a FileSource, Parquet or Delta")])
@@ -53,7 +49,6 @@ def own_source(config: RepoConfig, view: FeatureView) -> FileSource:
 
 
 def path_of(source: FileSource, repository: Path | str | None) -> str:
-    """Return the absolute path or the URL of a source."""
     path = str(FileSource.get_uri_for_file_path(repository, source.path)).removeprefix("file://")
     delta = isinstance(source.file_format, DeltaFormat)
     return require_delta(f"file source {source.name}", path, "rename the folder") if delta else path
@@ -74,7 +69,6 @@ def endpoint(options: Mapping[str, str] | None) -> str | None:
 
 
 def storage_options(source: FileSource) -> dict[str, str]:
-    """Return deltalake's options for a source, from the environment and Feast's credentials."""
     known = {**os.environ, **(source.resolve_credentials() or {})} if "://" in source.path else {}
     options = {name: str(value) for name, value in known.items() if name.startswith("AWS_")}
     if source.s3_endpoint_override:

@@ -29,18 +29,13 @@ _STATUSES = np.array(
     ],
     np.uint8,
 )
-"""Feast's code for each code of `Status`."""
 
 FeastRows = list[tuple[datetime | None, dict[str, Value] | None]]
 """Event time and values of each key: (None, None) without a row, (event time, None) if the row has expired."""
 
 
 class ViewLookup:
-    """The features and entity keys that a lookup reads from one view.
-
-    Raises:
-        RequestError: the view has no such feature, or an entity key has other join keys than the view.
-    """
+    """The features and keys that a lookup reads from one view; raises RequestError if the view lacks one."""
 
     def __init__(
         self, config: RepoConfig, table: FeatureView, entity_keys: Sequence[EntityKey], features: Sequence[str] | None
@@ -55,7 +50,6 @@ class ViewLookup:
         self.count = len(entity_keys)
 
     def rows(self, answer: ViewAnswer) -> FeastRows:
-        """Convert the values of the view to Feast's form."""
         forms = self.layout.forms
         columns = [feast_values.protos(answer.columns[name], forms[name]) for name in self.features]
         rows: FeastRows = []
@@ -84,7 +78,6 @@ class Lookup:
         ]
 
     def queue(self, pipeline: Any) -> Any:
-        """Add the commands to a pipeline, blocking or asyncio, and return it."""
         for plan, group in self._groups:
             records = record.query(plan.contract.project, plan.views)
             for name, *rest in [records, *plan.commands(group[0].keys)]:
@@ -93,11 +86,7 @@ class Lookup:
         return pipeline
 
     def answers(self, replies: Sequence[Any]) -> list[ViewAnswer]:
-        """Decode the replies to the values of each view, at the current time.
-
-        Raises:
-            ContractMismatch: a row was written under another schema of the view.
-        """
+        """Decode the replies at the current time; raise ContractMismatch for rows of another schema of the view."""
         at, start = clock.now(), 0
         by_view: dict[int, ViewAnswer] = {}
         try:

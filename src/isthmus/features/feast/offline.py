@@ -285,7 +285,6 @@ def _bounds(start: datetime | None, end: datetime | None) -> tuple[int, int]:
 
 
 def with_entity(table: pa.Table, keys: Sequence[object]) -> pa.Table:
-    """Return the table with Feast's dummy key if the view has no entity."""
     if keys:
         return table
     return table.append_column(DUMMY_ENTITY_ID, pa.array([DUMMY_ENTITY_VAL] * len(table), pa.string()))

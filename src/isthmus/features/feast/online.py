@@ -192,7 +192,6 @@ class IsthmusOnlineStore(FeastOnlineStore):
         entity_keys: list[EntityKey],
         requested_features: list[str] | None = None,
     ) -> FeastRows:
-        """Run `online_read` on the event loop."""
         view = ViewLookup(config, table, entity_keys, requested_features)
         lookup = Lookup(config, [view])
         return view.rows(lookup.answers(await self._replies_async(lookup))[0])
@@ -248,7 +247,6 @@ class IsthmusOnlineStore(FeastOnlineStore):
             await self._connected_async(config).execute_command("PING")  # type: ignore[no-untyped-call]  # so in redis-py
 
     async def close(self) -> None:
-        """Close this event loop's asyncio connections and the blocking connection."""
         client = self._clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.aclose()

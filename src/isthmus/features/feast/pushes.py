@@ -39,7 +39,6 @@ _EVENT, _KNOWN = "event_timestamp", "known_at"
 
 
 def columns_of(view: ViewContract) -> list[tuple[str, str]]:
-    """Return the columns of a view's pushed rows, each with its Arrow type."""
     return [(field.name, str(field.type)) for field in declared_schema(view)]
 
 
@@ -67,7 +66,6 @@ def push(config: RepoConfig, table: FeatureView, rows: pa.Table) -> None:
 
 
 def _columns(view: ViewContract, rows: pa.Table) -> dict[str, pa.ChunkedArray]:
-    """Return each column in its declared type."""
     required = [name for name, _ in columns_of(view)]
     if missing := [name for name in required if name not in rows.column_names]:
         raise RequestError(f"view {view.name}", f"the rows lack {', '.join(missing)}", expected=", ".join(required))

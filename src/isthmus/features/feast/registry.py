@@ -48,18 +48,8 @@ def register(
     """Write `feature_store.yaml`, and replace the content of the registry next to it with the project's declarations.
 
     Feast loads the class of `offline_store` when it opens the file, so that file needs Isthmus. The second file,
-    `client/feature_store.yaml`, is for lookups by a client that has only Feast.
-
-    Args:
-        contract: compiled declarations.
-        views: feature views by name.
-        services: feature services by name.
-        folder: folder of the registry and of both files.
-        offline: store of the views' tables.
-        server: URL of the online lookup API.
-
-    Returns:
-        The registered objects, each as its kind and name.
+    `client/feature_store.yaml`, is for lookups by a client that has only Feast. `server` is the URL of the online
+    lookup API. Returns the registered objects, each as its kind and name.
 
     Raises:
         DependencyError: the registry is damaged.

@@ -37,9 +37,6 @@ class IsthmusRetrievalJob(RetrievalJob):
     """A table that is computed when it is read.
 
     Attributes:
-        compute: function that returns the table.
-        repository: folder that relative paths start from.
-        full_feature_names: True if columns are named `view__feature`.
         on_demand: views that Feast computes from the table.
         metadata: metadata of the retrieval; None if the job only reads a source.
     """
@@ -52,7 +49,6 @@ class IsthmusRetrievalJob(RetrievalJob):
 
     @property
     def on_demand_feature_views(self) -> list[OnDemandFeatureView]:
-        """Feast's name for `on_demand`."""
         return list(self.on_demand)
 
     def _to_arrow_internal(self, timeout: int | None = None) -> pa.Table:  # noqa: ARG002 - Feast's interface
@@ -82,11 +78,8 @@ class ViewJoin:
 
     Attributes:
         name: name of the view, or its alias.
-        source: source of its rows.
         keys: columns of the spine with its join keys.
         columns: feature name to the name of its column in the result.
-        known_at: timestamp from which a row is visible.
-        types: types of the values.
     """
 
     name: str
@@ -115,7 +108,6 @@ class ViewJoin:
         return cls(name, source, keys, columns, known_at, types)
 
     def joined(self, spine: pa.Table, at: pa.ChunkedArray) -> pa.Table:
-        """Return the spine with the columns of this view."""
         keys = [
             feast_values.typed(spine[name], self.source.key_type(key), f"entity_df, join key {name}")
             for name, key in zip(self.keys, self.source.keys, strict=True)

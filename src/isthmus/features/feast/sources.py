@@ -56,13 +56,7 @@ _NANOSECONDS = 2**63 // 1000 - 1
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
-    """A column of a source.
-
-    Attributes:
-        name: name in Feast.
-        column: name in the source.
-        dtype: declared type; None keeps the type of the source.
-    """
+    """A column: its names in Feast and in the source, and its declared type. None keeps the source's type."""
 
     name: str
     column: str
@@ -76,13 +70,9 @@ class Source:
     Reading raises a DataError if the source is missing or damaged, or if a column is missing or has another type.
 
     Attributes:
-        files: Feast's declaration.
-        repository: folder that relative paths start from.
         keys: join keys, in the view's order; empty if the view has no entity.
-        features: all features of the view.
         event: column of the event timestamps.
         created: column of the created timestamps, or empty.
-        ttl: microseconds, or None.
         contract: contract of a view that `isthmus apply` has registered, or None.
     """
 
@@ -97,12 +87,7 @@ class Source:
 
     @classmethod
     def of(cls, config: RepoConfig, view: FeatureView, untyped: Sequence[str] = ()) -> "Source":
-        """Return the source of a view; `untyped` are its join keys without a field.
-
-        Raises:
-            ConfigurationError: the source is not a file, or a join key has a type that keys cannot have.
-            ContractMismatch: Isthmus has registered the view, but its tags lack its contract.
-        """
+        """Return the source of a view, whose `untyped` keys have no field; raise ConfigurationError without a file."""
         source = feast_files.own_source(config, view)
         columns = {name: column for column, name in source.field_mapping.items()}
         key_fields = [field for field in view.entity_columns if field.name != DUMMY_ENTITY_ID]
@@ -126,12 +111,7 @@ class Source:
         cls, config: RepoConfig, source: DataSource, keys: Sequence[str], features: Sequence[str], event: str,
         created: str | None,
     ) -> "Source":  # fmt: skip
-        """Return the source of a Feast query, which uses the column names of the source.
-
-        Raises:
-            ConfigurationError: the source is not a file.
-            FeastJoinKeysDuringMaterialization: the source lacks a join key.
-        """
+        """Return the source of a Feast query, which uses column names of the source; it must have all join keys."""
         files = feast_files.file_source(source, "the data source")
         key_columns, feature_columns = (tuple(SourceColumn(name, name) for name in names) for names in (keys, features))
         queried = cls(files, config.repo_path, key_columns, feature_columns, event, created or "")
@@ -146,26 +126,19 @@ class Source:
 
     @property
     def where(self) -> str:
-        """The source's name in messages."""
         return f"source {self.files.name or self.files.path}"
 
     @property
     def path(self) -> str:
-        """The absolute path or the URL."""
         return feast_files.path_of(self.files, self.repository)
 
     def names(self, features: Iterable[SourceColumn]) -> list[str]:
-        """Return the source's column names of the keys, these features and the timestamps."""
         times = [self.event, self.created] if self.created else [self.event]
         return list(dict.fromkeys([*(column.column for column in (*self.keys, *features)), *times]))
 
     @cached_property
     def data(self) -> ds.Dataset:
-        """The source as of the first access.
-
-        Raises:
-            ContractMismatch: the table was built under another contract than the view is registered with.
-        """
+        """The source as of the first access; raises ContractMismatch if the table belongs to another contract."""
         if self.contract is not None:
             root, options = self.path.rstrip("/").rpartition("/")[0], feast_files.storage_options(self.files)
             history = OfflineStore(root, options).history(self.contract)
@@ -183,7 +156,6 @@ class Source:
             )  # fmt: skip
 
     def columns(self, names: Sequence[str], condition: pc.Expression | None = None) -> pa.Table:
-        """Read the named columns of the source."""
         missing = sorted({*names} - {*self.data.schema.names})
         if missing:
             raise DataError(
@@ -196,7 +168,6 @@ class Source:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Convert the errors of a missing or damaged file to DataError."""
         try:
             yield
         except (FileNotFoundError, TableNotFoundError) as error:
@@ -322,7 +293,6 @@ class Rows:
     """Rows of a source.
 
     Attributes:
-        source: source of the rows.
         history: keys (`key_0` and so on), times and positions.
         created: created times, or event times without a created timestamp; shape (n,), microseconds since 1970 UTC.
         table: columns that were read, by the source's names.
@@ -334,7 +304,6 @@ class Rows:
     table: pa.Table
 
     def values(self, feature: str, types: ValueTypes) -> pa.ChunkedArray:
-        """Return a feature, by Feast's name."""
         return self.source.values(self.table, feature, types)
 
     def answer(self, at: pa.ChunkedArray, keys: Sequence[pa.ChunkedArray], threads: int) -> pa.ChunkedArray:
@@ -360,7 +329,6 @@ def untyped_keys(registry: BaseRegistry, project: str, view: FeatureView) -> lis
 
 
 def micros(time: datetime) -> int:
-    """Return microseconds since 1970 UTC of a time."""
     return int(feast_values.micros([time], "time")[0])
 
 

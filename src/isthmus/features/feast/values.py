@@ -36,13 +36,7 @@ _NULL = Value()
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The encoding of a Feast type in rows and protos.
-
-    Attributes:
-        dtype: type in our rows.
-        kind: field of `Value` with the value.
-        serialized: True if the row stores the proto itself as bytes, because none of our types fits.
-    """
+    """The encoding of a Feast type: our type, the field of `Value`, and whether rows store the serialized proto."""
 
     dtype: DataType
     kind: str
@@ -154,7 +148,6 @@ def protos(values: Values, form: Form) -> list[Value]:
 
 
 def key_columns(keys: Sequence[EntityKey], columns: Sequence[Column], where: str) -> dict[str, list[KeyValue]]:
-    """Return the values of each join key in n entity keys."""
     names = {column.name for column in columns}
     rows = [dict(zip(key.join_keys, key.entity_values, strict=True)) for key in keys]
     for row in rows:
@@ -181,7 +174,6 @@ def key_type(value: Value) -> str:
 
 
 def inferred_key_type(kind: pa.DataType, where: str) -> str:
-    """Return the `key_type` of a column's values from its Arrow type."""
     return _wide(arrow_key_type(kind, where).name)
 
 
@@ -191,7 +183,6 @@ def _wide(key: str) -> str:
 
 
 def arrow_key_type(kind: pa.DataType, where: str) -> DataType:
-    """Return the type of a join key from the Arrow type of its column."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     for fits, dtype in (
@@ -267,7 +258,6 @@ def is_time(time: datetime | None) -> bool:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Return whether a column holds text, plain or dictionary-encoded."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind))

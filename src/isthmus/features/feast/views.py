@@ -33,7 +33,6 @@ class Layout:
     forms: Mapping[str, Form]
 
     def keys(self, keys: Sequence[EntityKey]) -> dict[str, list[KeyValue]]:
-        """Return the values of each join key in n entity keys."""
         return feast_values.key_columns(keys, self.view.keys, f"view {self.view.name}")
 
 
@@ -43,7 +42,6 @@ class _FeastView(ViewContract):
 
     @cached_property
     def hash(self) -> str:
-        """The SHA-256 of the canonical form without the ttl, in hex."""
         return sha256({**self.as_dict(), "ttl": None})
 
 
@@ -53,12 +51,10 @@ def project_of(config: RepoConfig) -> str:
 
 
 def contract_of(project: str, views: Iterable[ViewContract]) -> Contract:
-    """Return a contract with only these views."""
     return Contract(project, {view.name: view for view in views}, {}, {}, {})
 
 
 def is_registered(tags: Mapping[str, str]) -> bool:
-    """Return whether `isthmus apply` has registered the view with these tags."""
     return "isthmus.contract" in tags
 
 
@@ -97,7 +93,6 @@ def online_name(config: RepoConfig, table: FeatureView) -> str:
 
 
 def key_problems(view: str, keys: _Types) -> list[Problem]:
-    """Return a problem for each join key with a type that keys cannot have."""
     allowed = [dtype.name for dtype in KEY_TYPES]
     wrong = [(key, dtype) for key, dtype in keys if dtype not in allowed]
     return [Problem(f"{view}.{key}", f"is a join key of type {dtype}", one_of(allowed)) for key, dtype in wrong]

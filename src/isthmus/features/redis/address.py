@@ -28,11 +28,7 @@ class Address:
 
     @classmethod
     def of(cls, url: str) -> "Address":
-        """Parse a URL.
-
-        Raises:
-            ValueError: the URL is not valid. The message may contain the password.
-        """
+        """Parse a URL. A ValueError may quote it, including the password."""
         # Imported late: with an embedded Redis there is no URL, and many commands need no Redis.
         from redis.connection import parse_url
 
@@ -52,7 +48,6 @@ class Address:
         return cls(True, urls)
 
     def nodes(self) -> "list[ClusterNode]":
-        """Return the nodes of the address for redis-py."""
         from redis.cluster import ClusterNode
         from redis.connection import parse_url
 
@@ -60,7 +55,6 @@ class Address:
         return [ClusterNode(node["host"], node.get("port", 6379)) for node in nodes]  # type: ignore[no-untyped-call]
 
     def node(self, host: str, port: int) -> str:
-        """Return the URL of any node of the cluster, with the user, password and options of the first URL."""
         scheme, _, tail = self.urls[0].partition("://")
         end = min((tail.index(mark) for mark in "/?#" if mark in tail), default=len(tail))
         credentials, at, _ = tail[:end].rpartition("@")
@@ -68,7 +62,6 @@ class Address:
 
 
 def without_credentials(url: str) -> str:
-    """Return the URL without user, password and options, for messages."""
     head, separator, tail = url.partition("://")
     scheme, location = (head, tail) if separator else ("", url)
     place, *options = re.split(r"[?#]", location)

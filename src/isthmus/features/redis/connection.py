@@ -14,16 +14,12 @@ from isthmus.features.redis.pipeline import Client
 from isthmus.features.redis.refusal import Refusal, only_writes, refusal, words
 
 SETTING = "stores.online in isthmus.toml"
-"""The setting with the URL of Redis, unless Feast's online store has its own."""
 
 
 def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
-    """Return a client for the Redis or Redis Cluster at a URL (see `Address`).
+    """Connect to the Redis or Redis Cluster at a URL (see `Address`); raise DependencyError if that fails.
 
     Each wait is limited to `timeout` seconds. `setting` names the setting with the URL, for the remedy of an error.
-
-    Raises:
-        DependencyError: the URL is not valid, or Redis does not answer or returns an error.
     """
     options: dict[str, Any] = {"protocol": 2, "socket_timeout": timeout, "socket_connect_timeout": timeout}
     with answering(url, setting):

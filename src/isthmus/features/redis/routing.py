@@ -73,14 +73,12 @@ class Script:
 
 
 def total(counts: Sequence[Sequence[int]]) -> list[int]:
-    """Add up the counts of a script's calls."""
     return [sum(column) for column in zip(*counts, strict=True)]
 
 
 def by_node(
     commands: Sequence[Command], key: int, owner: Callable[[int], str], places: Iterable[int] | None = None
 ) -> dict[str, list[int]]:
-    """Map each node to the positions of its commands."""
     nodes: dict[str, list[int]] = {}
     for place in range(len(commands)) if places is None else places:
         nodes.setdefault(owner(key_slot(commands[place][key])), []).append(place)

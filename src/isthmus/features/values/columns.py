@@ -30,7 +30,6 @@ class Values:
     valid: Mask
 
     def take(self, rows: np.ndarray[Any, Any] | slice) -> "Values":
-        """Select rows by index, mask or slice."""
         return Values(self.data[rows], self.valid[rows])
 
     def tolist(self, dtype: DataType) -> list[Any]:
@@ -51,11 +50,7 @@ def objects(items: Iterable[Any], count: int) -> np.ndarray[Any, Any]:
 
 
 def from_python(values: Sequence[Any], dtype: DataType) -> Values:
-    """Convert Python values; None is null, and UnixTimestamp is in microseconds.
-
-    Raises:
-        DataError: an array holds a null.
-    """
+    """Convert Python values (UnixTimestamp in microseconds); raise DataError if an array holds a null."""
     valid = np.fromiter((value is not None for value in values), bool, len(values))
     if dtype.element is not None:
         element = dtype.element
@@ -68,11 +63,7 @@ def from_python(values: Sequence[Any], dtype: DataType) -> Values:
 
 
 def array_of(value: Any, element: DataType, where: str = "") -> Any:
-    """Convert a list or NumPy array to the form of an array in `Values`; `where` names it in errors.
-
-    Raises:
-        DataError: the array holds a null, or has several dimensions.
-    """
+    """Convert a list or array to its form in `Values`; raise DataError for nulls and several dimensions."""
     where = where or f"an array of {element}"
     if isinstance(value, np.ndarray) and element.numpy is not None and value.dtype.kind in "biuf":
         array = value.astype(element.numpy, copy=False)

@@ -36,11 +36,7 @@ _FORMS = {
 
 
 class CsvFile:
-    """A CSV file, plain or compressed (`.gz`, `.bz2`, `.zst`, or alone in a `.zip`).
-
-    Attributes:
-        schema: names and types of the columns.
-    """
+    """A CSV file, plain or compressed (`.gz`, `.bz2`, `.zst`, or alone in a `.zip`). `schema` has the column types."""
 
     def __init__(
         self,
@@ -52,7 +48,7 @@ class CsvFile:
         name: str = "",
         remedy: Callable[[str], str] = str,
     ) -> None:
-        """Read the header.
+        """Read the header; raise DataError if the file is empty or damaged, or two columns have the same name.
 
         Args:
             path: CSV file.
@@ -61,9 +57,6 @@ class CsvFile:
             nulls: texts of cells that are null, quoted or not.
             name: name of the file in errors, if `where` does not contain it.
             remedy: function that returns the remedy for a column with a cell of the wrong type.
-
-        Raises:
-            DataError: the file is empty or damaged, or two columns have the same name.
         """
         self._path, self._where, self._name, self._remedy = path, where, name and f"{name} ", remedy
         self._nulls = pa.array(nulls, pa.string())

@@ -30,7 +30,6 @@ def key_prefix(project: str, keys: Iterable[Column]) -> bytes:
 
 
 def _encode(values: Sequence[Any], column: Column, before: bytes = b"") -> list[bytes]:
-    """Encode the values of one join key, each after the bytes `before`."""
     head = before + _TAGS[column.dtype.name]
     if column.dtype.numpy is not None:
         pack = struct.Struct("<?" if column.dtype.name == "Bool" else "<q").pack
@@ -52,7 +51,6 @@ def decode_key(project: str, columns: Sequence[Column], name: bytes) -> tuple[Ke
 
 
 def decode_values(data: bytes) -> tuple[KeyValue, ...]:
-    """Decode a key without its prefix."""
     values: list[KeyValue] = []
     while data:
         tag, end = data[:1], _size(data, 0)
@@ -67,11 +65,7 @@ def decode_values(data: bytes) -> tuple[KeyValue, ...]:
 
 
 def key_size(columns: Sequence[Column], data: bytes, place: int) -> int:
-    """Return the number of bytes of a key with these join keys, without its prefix, that starts at `place`.
-
-    Raises:
-        ValueError: there is no such key at that place.
-    """
+    """Return the size in bytes of a key, without its prefix, at `place`; raise ValueError if there is none."""
     start = place
     for column in sorted(columns, key=lambda column: column.name):
         if data[place : place + 1] != _TAGS[column.dtype.name]:
@@ -92,7 +86,6 @@ def key_part(columns: Sequence[Column], name: str, key: bytes) -> bytes:
 
 
 def _size(data: bytes, place: int) -> int:
-    """Return the number of bytes of a value with its tag."""
     match data[place : place + 1]:
         case b"b":
             return 2
@@ -102,14 +95,12 @@ def _size(data: bytes, place: int) -> int:
 
 
 def entity_keys(project: str, columns: Sequence[Column], values: Mapping[str, Sequence[KeyValue]]) -> list[bytes]:
-    """Return `entity_key` for n rows of key columns."""
     return encode_keys(columns, values, key_prefix(project, columns))
 
 
 def encode_keys(
     columns: Sequence[Column], values: Mapping[str, Sequence[KeyValue]], prefix: bytes = b""
 ) -> list[bytes]:
-    """Encode the keys of n rows of key columns, each after a prefix."""
     ordered = sorted(columns, key=lambda column: column.name)
     parts = [_encode(values[column.name], column, b"" if n else prefix) for n, column in enumerate(ordered)]
     return [b"".join(row) for row in zip(*parts, strict=True)] if len(parts) > 1 else parts[0]

@@ -143,12 +143,10 @@ class RowCodec:
     """Encoder and decoder of one view's rows.
 
     Args:
-        view: view of the rows.
         earlier: earlier definitions of the view. Errors about rows of these say what has changed since.
 
     Attributes:
         width: bytes of the fixed part.
-        single: feature name to its own selection.
         every: null bits of a row without values.
         nothing: fixed part of a missing row: times of 0 and nulls.
     """
@@ -202,11 +200,7 @@ class RowCodec:
         return Selection(tuple(names), dtype, part, picks, bits // 8, masks[:, None])
 
     def encode(self, event: Ints, known: Ints, columns: Mapping[str, Values]) -> list[bytes]:
-        """Pack rows of n keys from their times and the values of every feature of the view.
-
-        Raises:
-            DataError: a text cannot be encoded in UTF-8, or an array has a wrong size or holds a null.
-        """
+        """Pack rows of n keys from their times and values; raise DataError for values that cannot be packed."""
         packed, tails = self._pack(columns, len(event))
         packed["version"] = VERSION
         packed["prefix"] = self._prefix
@@ -218,7 +212,6 @@ class RowCodec:
         return [row + tail for row, tail in zip(rows, tails, strict=True)] if tails else rows
 
     def content(self, columns: Mapping[str, Values], rows: int) -> Ints:
-        """Return the content hash of each packed row, shape (n,) int64."""
         return self._hash(*self._pack(columns, rows)).astype(np.int64)
 
     def intact(self, rows: Sequence[bytes | None], block: Block) -> Mask:
@@ -332,7 +325,6 @@ class RowCodec:
         return state >> np.uint64(1)
 
     def refuse(self, rows: Sequence[bytes | None]) -> NoReturn:
-        """Raise an error that describes the first bad row."""
         where = f"online rows of view {self.view.name}"
         remedy = "run `isthmus materialize --full` to write them again"
         for row in rows:

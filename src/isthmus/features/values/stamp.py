@@ -7,18 +7,13 @@ from isthmus.features.values.columns import Ints, Mask
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """New event and known times for all rows that became known early enough, in microseconds since 1970 UTC.
-
-    Attributes:
-        until: latest known time of a row that gets the stamp's times.
-    """
+    """New times for rows of a view that were known by `until`; all in microseconds since 1970 UTC."""
 
     until: int
     event: int
     known: int
 
     def apply(self, event: Ints, known: Ints) -> tuple[Ints, Ints]:
-        """Return the event and known times of rows under the stamp, shape (n,) each."""
         stamped = known <= self.until
         return np.where(stamped, self.event, event), np.where(stamped, self.known, known)
 

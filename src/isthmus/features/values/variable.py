@@ -18,11 +18,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def pack(values: Iterable[Any], dtype: DataType, where: str) -> list[bytes]:
-    """Encode n values of `Values`; nulls become empty bytes. `where` names the feature in errors.
-
-    Raises:
-        DataError: a text cannot be encoded in UTF-8, or an array holds a null.
-    """
+    """Encode n values of `Values`, null as empty bytes; raise DataError for text that UTF-8 cannot encode."""
     try:
         if dtype.element is None:
             return [b"" if value is None else _blob(value) for value in values]
@@ -32,11 +28,7 @@ def pack(values: Iterable[Any], dtype: DataType, where: str) -> list[bytes]:
 
 
 def unpack(packed: Sequence[bytes | None], dtype: DataType) -> np.ndarray[Any, Any]:
-    """Decode the result of `pack` to values, shape (n,); None stays None.
-
-    Raises:
-        ValueError: the bytes are not a value of the type.
-    """
+    """Decode the result of `pack`, shape (n,); raise ValueError if bytes are not a value of the type."""
     element = dtype.element
     if dtype.name == "String":
         return objects([None if text is None else text.decode() for text in packed], len(packed))
