@@ -30,7 +30,7 @@ from isthmus.features.document.blocks import (
     Figure,
     Heading,
     Paragraph,
-    Table,
+    TableBlock,
     Text,
     aside,
     bad,
@@ -152,7 +152,7 @@ def introduction(runs: int, *, quick: bool) -> list[Block]:
         Paragraph(f"Medians of {runs} runs, {how}. Under a ratio stand the least and the most. A ratio above "
                   "1 means that Isthmus needs less, or does more."),
         Code(f"make benchmark{' QUICK=1' if quick else ''}", f"To make it again, in a clone at {commit}"),
-        Table(["program", "version"], versions),
+        TableBlock(["program", "version"], versions),
     ]  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def said(*command: str) -> str:
 
 def section(rows: Sequence[dict[str, Any]]) -> list[Block]:
     """The table of one benchmark, with a figure of its ratios."""
-    table = Table(
+    table = TableBlock(
         ["case", "unit", "Isthmus", "peer", "beside", "ratio", "bar", ""],
         list(map(_cells, rows)),
         numbers=("Isthmus", "peer", "ratio", "bar"),

@@ -8,7 +8,7 @@ import msgspec
 
 from isthmus.features import clock
 from isthmus.features.days import day_name
-from isthmus.features.document.blocks import Block, Paragraph, Span, Table, Text, bad, good
+from isthmus.features.document.blocks import Block, Paragraph, StyledText, TableBlock, Text, bad, good
 from isthmus.features.errors import DataError
 from isthmus.features.files import write_atomically
 
@@ -173,7 +173,7 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
         yield from self.blocks()
 
     def blocks(self) -> Iterator[Block]:
-        yield Table(
+        yield TableBlock(
             ["view", "rows", "last day", "built", "online since", "state"],
             [
                 [
@@ -196,7 +196,7 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
             text = f"Recorded answers wait since {minute(self.spool.since)}, {self.spool.bytes / 1e6:,.1f} MB"
             yield Paragraph(f"{text}. Run `isthmus recorded` to collect them")
         if self.models:
-            yield Table(
+            yield TableBlock(
                 ["model", "training set", "student", "package", "verdict", "deployed"],
                 [
                     [
@@ -211,7 +211,7 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
                 yield from _problems(name, filter(None, (*model.stale, model.undone)))
         if self.runs:
             colors = {"success": good, "failure": bad}
-            yield Table(
+            yield TableBlock(
                 ["run", "began", "state", "made"],
                 [
                     [run.id[:8], minute(run.at), colors.get(run.status, self._unfinished)(run.status), run.made]
@@ -240,7 +240,7 @@ def _last_day(view: ViewStatus) -> str:
     return f"{view.last_day}, {days}"
 
 
-def _state(problems: Sequence[str]) -> Span:
+def _state(problems: Sequence[str]) -> StyledText:
     return bad(", ".join(problems)) if problems else good("up to date")
 
 

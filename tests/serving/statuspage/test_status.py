@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.features import projectstatus
 from isthmus.features.online.record import NEVER, Published, records
-from isthmus.features.projectstatus import ModelStatus, RunStatus, Status, ViewStatus
+from isthmus.features.projectstatus import ModelStatus, ProjectStatus, RunStatus, ViewStatus
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.serving.metrics.counters import Tally
@@ -18,7 +18,7 @@ from tests.serving.support import CONTRACT, HOUR, NOW, PUNCTUALITY, Server, fill
 
 PAGE = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 NASTY = "<script>alert(1)</script>"
-FOUND = Status(
+FOUND = ProjectStatus(
     project="flights", contract=CONTRACT.hash, applied=False, now=NOW, measured=False, found_at=NOW,
     views={"punctuality": ViewStatus(rows=7, last_day="2027-01-15", broken=(f"{NASTY} is above 1",)),
            NASTY: ViewStatus(problem=NASTY)},

@@ -12,7 +12,7 @@ Style = Literal["good", "bad", "strong", "code", "absent", "aside"]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class StyledText:
     """Styled text. `absent` replaces a missing value; `aside` follows a number, for example its interval."""
 
     text: str
@@ -30,14 +30,14 @@ class Figure:
     height: int = 200
 
 
-Text = str | Span | Figure | tuple["Text", ...]
+Text = str | StyledText | Figure | tuple["Text", ...]
 
-good = partial(Span, style="good")
-bad = partial(Span, style="bad")
-strong = partial(Span, style="strong")
-code = partial(Span, style="code")
-absent = partial(Span, style="absent")
-aside = partial(Span, style="aside")
+good = partial(StyledText, style="good")
+bad = partial(StyledText, style="bad")
+strong = partial(StyledText, style="strong")
+code = partial(StyledText, style="code")
+absent = partial(StyledText, style="absent")
+aside = partial(StyledText, style="aside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Legend:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableBlock:
     """A table.
 
     Attributes:
@@ -100,7 +100,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class BlockGroup:
     """Blocks that belong together: side by side, in a card, or collapsed under a title (`details`)."""
 
     layout: Literal["card", "details", "halves", "plots"]
@@ -108,14 +108,14 @@ class Group:
     title: Text = ""
 
 
-Block = Heading | Paragraph | Bullets | Code | Fields | Legend | Table | Figure | Group
+Block = Heading | Paragraph | Bullets | Code | Fields | Legend | TableBlock | Figure | BlockGroup
 
 
 def plain(text: Text) -> str:
     match text:
         case str():
             return text
-        case Span():
+        case StyledText():
             return text.text
         case Figure():
             return ""

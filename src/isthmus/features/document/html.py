@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from isthmus.features.document import blocks
-from isthmus.features.document.blocks import Block, Figure, Heading, Span, Table, Text, plain
+from isthmus.features.document.blocks import Block, Figure, Heading, StyledText, TableBlock, Text, plain
 
 _COLORS = """\
 :root { color-scheme: light dark; --ink: #1d2430; --soft: #5b6675; --line: #d9dee5; --paper: #fff; --card: #f6f8fa;
@@ -125,7 +125,7 @@ def _block(block: Block) -> str:
         case blocks.Code(text, file):
             return f"<p>{escape(file)}</p><pre>{escape(text)}</pre>"
         case blocks.Fields(rows):
-            return _table(Table(["", ""], rows))
+            return _table(TableBlock(["", ""], rows))
         case blocks.Legend(entries):
             return "\n".join(
                 f'<p class="{color}"><i class="dot"></i> <b>{escape(name)}</b> {_sentence(about)}</p>'
@@ -133,12 +133,12 @@ def _block(block: Block) -> str:
             )
         case Figure():
             return f"<figure>{_svg(block)}<figcaption>{escape(block.caption)}</figcaption></figure>"
-        case Table():
+        case TableBlock():
             return _table(block)
     return _group(block)
 
 
-def _group(group: blocks.Group) -> str:
+def _group(group: blocks.BlockGroup) -> str:
     title, body = _inline(group.title), "".join(map(_block, group.blocks))
     if group.layout == "details":
         return f"<details><summary>{title}</summary>{body}</details>"
@@ -147,7 +147,7 @@ def _group(group: blocks.Group) -> str:
     return f'<div class="{group.layout}">{body}</div>'
 
 
-def _table(table: Table) -> str:
+def _table(table: TableBlock) -> str:
     """Write a table that scrolls on its own if the page is too narrow."""
     names = list(map(escape, table.columns))
     kinds = [
@@ -170,7 +170,7 @@ def _inline(text: Text) -> str:
     match text:
         case str():
             return escape(text)
-        case Span(words, style):
+        case StyledText(words, style):
             shown = escape(words)
             return _SPANS[style].format(
                 re.sub("`([^`]+)`", r"<code>\1</code>", shown) if style in _SENTENCES else shown

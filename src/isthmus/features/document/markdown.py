@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from isthmus.features.document import blocks
-from isthmus.features.document.blocks import Block, Figure, Span, Table, Text
+from isthmus.features.document.blocks import Block, Figure, StyledText, TableBlock, Text
 
 # An underscore inside a word is not markup: `late_arrival` stays readable.
 _MARKUP = re.compile(r"""[\\`*\[\]<>|#&~!$]|_(?![^\W_])""")
@@ -27,17 +27,17 @@ def _block(block: Block) -> str:
         case blocks.Code(text, file):
             return f"{_paragraph(file)}\n\n```\n{text}\n```"
         case blocks.Fields(rows):
-            return _table(Table(["", " "], rows, numbers=[" "]))
+            return _table(TableBlock(["", " "], rows, numbers=[" "]))
         case blocks.Legend(entries):
             return "\n".join(f"* {_paragraph(f'{name}: {about}')}" for _, name, about in entries)
-        case Table():
+        case TableBlock():
             return _table(block)
-        case blocks.Group(_, parts, title):
+        case blocks.BlockGroup(_, parts, title):
             return "\n\n".join(filter(None, (_paragraph(title), *map(_block, parts))))
     return ""
 
 
-def _table(table: Table) -> str:
+def _table(table: TableBlock) -> str:
     rules = ["---:" if name in table.numbers else "---" for name in table.columns]
     lines = [[*map(_inline, table.columns)], rules, *([*map(_inline, row)] for row in table.rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -56,13 +56,13 @@ def _styled(text: Text) -> str:
     match text:
         case str():
             return _MARKUP.sub(r"\\\g<0>", _SPACE.sub(" ", text))
-        case Span(words, "aside"):
+        case StyledText(words, "aside"):
             return f" ({_inline(words)})"
-        case Span(words, "absent"):
+        case StyledText(words, "absent"):
             return f"*{_inline(words)}*"
-        case Span(words, "strong"):
+        case StyledText(words, "strong"):
             return f"**{_inline(words)}**"
-        case Span(words):
+        case StyledText(words):
             return _inline(words)
         case Figure():
             return ""

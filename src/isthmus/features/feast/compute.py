@@ -25,7 +25,7 @@ from feast.utils import _convert_arrow_to_proto, _get_column_names, _validate_ve
 
 from isthmus.features.feast.offline import IsthmusOfflineStore, newest, with_entity
 from isthmus.features.feast.online import IsthmusOnlineStore
-from isthmus.features.feast.sources import Source, untyped_keys
+from isthmus.features.feast.sources import FeastSource, untyped_keys
 
 PIECE = 100_000
 """Rows that are converted and written at a time."""
@@ -78,7 +78,7 @@ class IsthmusComputeEngine(LocalComputeEngine):
     def _rows(self, registry: BaseRegistry, task: MaterializationTask, source: DataSource) -> pa.Table:
         view = task.feature_view
         if isinstance(self.offline_store, IsthmusOfflineStore):
-            view_source = Source.of(self.repo_config, view, untyped_keys(registry, task.project, view))
+            view_source = FeastSource.of(self.repo_config, view, untyped_keys(registry, task.project, view))
             view_source.require_keys()
             known_at = self.repo_config.offline_store.known_at
             source_rows, places = newest(view_source, known_at, task.start_time, task.end_time)

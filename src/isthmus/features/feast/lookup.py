@@ -15,7 +15,7 @@ from feast.repo_config import RepoConfig
 from isthmus.features import clock
 from isthmus.features.errors import IsthmusError, RequestError, one_of
 from isthmus.features.feast import values as feast_values
-from isthmus.features.feast.views import Layout, contract_of, is_registered, layout_of, project_of
+from isthmus.features.feast.views import ViewLayout, contract_of, is_registered, layout_of, project_of
 from isthmus.features.online import record
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 
@@ -62,7 +62,7 @@ class ViewLookup:
         return rows
 
 
-class Lookup:
+class FeastLookup:
     """Lookups of several views in one round trip; views with the same keys share their commands."""
 
     def __init__(self, config: RepoConfig, views: Sequence[ViewLookup]) -> None:
@@ -103,7 +103,7 @@ class Lookup:
         return [by_view[id(view)] for view in self._views]
 
 
-class Request:
+class OnlineRequest:
     """A `get_online_features` request, and the response rows that each key fills.
 
     The arguments are those of Feast's `_read_features_per_fv`, in the same order.
@@ -125,7 +125,7 @@ class Request:
             unique, places, length = utils._get_unique_entities(table, join_key_values, join_keys)
             view = ViewLookup(config, table, utils._get_entity_key_protos(unique), features)
             self._parts.append((view, table, places, length))
-        self.lookup = Lookup(config, [view for view, *_ in self._parts])
+        self.lookup = FeastLookup(config, [view for view, *_ in self._parts])
 
     def answer(self, replies: Sequence[Any]) -> None:
         """Append all features to Feast's response, with our statuses.
@@ -148,6 +148,6 @@ class Request:
 
 
 @lru_cache(maxsize=256)
-def _plan(project: str, layouts: tuple[Layout, ...], ahead: bool) -> LookupPlan:
+def _plan(project: str, layouts: tuple[ViewLayout, ...], ahead: bool) -> LookupPlan:
     contract = contract_of(project, [layout.view for layout in layouts])
     return LookupPlan(contract, contract.views, ahead=ahead)

@@ -39,7 +39,16 @@ from isthmus.features.errors import DataError, RequestError
 from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import pushes, retrieval
 from isthmus.features.feast.retrieval import IsthmusRetrievalJob, WithoutEntities
-from isthmus.features.feast.sources import FIRST, LAST, KnownAt, Rows, Source, ValueTypes, micros, untyped_keys
+from isthmus.features.feast.sources import (
+    FIRST,
+    LAST,
+    FeastSource,
+    KnownAt,
+    SourceRows,
+    ValueTypes,
+    micros,
+    untyped_keys,
+)
 from isthmus.features.feast.values import TIME, moments
 from isthmus.features.feast.views import is_registered
 from isthmus.features.files import write_atomically
@@ -108,7 +117,7 @@ class IsthmusOfflineStore(OfflineStore):
         requested_views, _ = utils._get_requested_feature_views_to_features_dict(feature_refs, feature_views, on_demand)
         parts = []
         for view, features in requested_views.items():
-            source = Source.of(config, view, untyped_keys(registry, project, view))
+            source = FeastSource.of(config, view, untyped_keys(registry, project, view))
             types = config.offline_store.types
             parts.append(retrieval.ViewJoin.of(source, view, features, full_feature_names, known_at, types))
         if entity_df is None:
@@ -161,7 +170,7 @@ class IsthmusOfflineStore(OfflineStore):
         Raises:
             FeastJoinKeysDuringMaterialization: the source lacks a join key.
         """
-        source = Source.queried(
+        source = FeastSource.queried(
             config, data_source, join_key_columns, feature_name_columns, timestamp_field, created_timestamp_column
         )
 
@@ -187,7 +196,7 @@ class IsthmusOfflineStore(OfflineStore):
         Raises:
             FeastJoinKeysDuringMaterialization: the source lacks a join key.
         """
-        source = Source.queried(
+        source = FeastSource.queried(
             config, data_source, join_key_columns, feature_name_columns, timestamp_field, created_timestamp_column
         )
 
@@ -227,7 +236,7 @@ class IsthmusOfflineStore(OfflineStore):
             if progress:
                 progress(len(table))
             return
-        _append(Source.of(config, feature_view), table)
+        _append(FeastSource.of(config, feature_view), table)
         if progress:
             progress(len(table))
 
@@ -259,7 +268,9 @@ class IsthmusOfflineStore(OfflineStore):
         )
 
 
-def newest(source: Source, known_at: KnownAt, start: datetime | None, end: datetime | None) -> tuple[Rows, Ints]:
+def newest(
+    source: FeastSource, known_at: KnownAt, start: datetime | None, end: datetime | None
+) -> tuple[SourceRows, Ints]:
     """Return the rows of a source, and the positions of the newest row of each key in an interval, to materialize.
 
     A row belongs to the interval of its event time. It also belongs to the interval of its created time, if its event
@@ -290,7 +301,7 @@ def with_entity(table: pa.Table, keys: Sequence[object]) -> pa.Table:
     return table.append_column(DUMMY_ENTITY_ID, pa.array([DUMMY_ENTITY_VAL] * len(table), pa.string()))
 
 
-def _append(source: Source, table: pa.Table) -> None:
+def _append(source: FeastSource, table: pa.Table) -> None:
     with _locked(source):
         schema = source.data.schema
         # pandas adds its index as columns.
@@ -318,7 +329,7 @@ def _append(source: Source, table: pa.Table) -> None:
             pq.write_table(rows, f"{path}/{uuid.uuid4().hex}.parquet", filesystem=filesystem)
 
 
-def _cast(table: pa.Table, schema: pa.Schema, source: Source) -> pa.Table:
+def _cast(table: pa.Table, schema: pa.Schema, source: FeastSource) -> pa.Table:
     columns = []
     for field in schema:
         column, where = table[field.name], f"{source.where}, column {field.name}"
@@ -332,7 +343,7 @@ def _cast(table: pa.Table, schema: pa.Schema, source: Source) -> pa.Table:
 
 
 @contextmanager
-def _locked(source: Source) -> Iterator[None]:
+def _locked(source: FeastSource) -> Iterator[None]:
     """Let only one process at a time append to a local file, because appending rewrites the file."""
     path = Path(source.path)
     if "://" in source.path or not path.is_file():

@@ -33,7 +33,7 @@ from pydantic import Field, PositiveInt, StrictStr
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import ConfigurationError, DataError, Problem, RequestError
 from isthmus.features.feast import values as feast_values
-from isthmus.features.feast.lookup import FeastRows, Lookup, Request, ViewLookup
+from isthmus.features.feast.lookup import FeastLookup, FeastRows, OnlineRequest, ViewLookup
 from isthmus.features.feast.views import contract_of, layout_of, online_name, project_of
 from isthmus.features.online import record
 from isthmus.features.online.scripts import locked, suspects
@@ -182,7 +182,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
             ContractMismatch: a row was written under another schema of the view.
         """
         view = ViewLookup(config, table, entity_keys, requested_features)
-        lookup = Lookup(config, [view])
+        lookup = FeastLookup(config, [view])
         return view.rows(lookup.answers(self._replies(lookup))[0])
 
     async def online_read_async(
@@ -193,16 +193,16 @@ class IsthmusOnlineStore(FeastOnlineStore):
         requested_features: list[str] | None = None,
     ) -> FeastRows:
         view = ViewLookup(config, table, entity_keys, requested_features)
-        lookup = Lookup(config, [view])
+        lookup = FeastLookup(config, [view])
         return view.rows(lookup.answers(await self._replies_async(lookup))[0])
 
     def _read_features_per_fv(self, *args: Any, **kwargs: Any) -> None:
         """Feast's hook for stores that read all views of a request at once."""
-        request = Request(*args, **kwargs)
+        request = OnlineRequest(*args, **kwargs)
         request.answer(self._replies(request.lookup))
 
     async def _read_features_per_fv_async(self, *args: Any, **kwargs: Any) -> None:
-        request = Request(*args, **kwargs)
+        request = OnlineRequest(*args, **kwargs)
         request.answer(await self._replies_async(request.lookup))
 
     def update(
@@ -271,12 +271,12 @@ class IsthmusOnlineStore(FeastOnlineStore):
             )
         return self._clients[loop]
 
-    def _replies(self, lookup: Lookup) -> list[Any]:
+    def _replies(self, lookup: FeastLookup) -> list[Any]:
         with answering(lookup.config.online_store.url, SETTING):
             pipeline = self._connected(lookup.config).pipeline(transaction=False)
             return list(lookup.queue(pipeline).execute())
 
-    async def _replies_async(self, lookup: Lookup) -> list[Any]:
+    async def _replies_async(self, lookup: FeastLookup) -> list[Any]:
         with answering(lookup.config.online_store.url, SETTING):
             pipeline = self._connected_async(lookup.config).pipeline(transaction=False)
             return list(await lookup.queue(pipeline).execute())

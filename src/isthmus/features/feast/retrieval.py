@@ -23,7 +23,7 @@ from isthmus.features import clock
 from isthmus.features.errors import DataError, RequestError, one_of
 from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import values as feast_values
-from isthmus.features.feast.sources import FIRST, KnownAt, Rows, Source, ValueTypes, micros
+from isthmus.features.feast.sources import FIRST, FeastSource, KnownAt, SourceRows, ValueTypes, micros
 from isthmus.features.offline.history import connection
 from isthmus.features.values import arrow
 
@@ -83,7 +83,7 @@ class ViewJoin:
     """
 
     name: str
-    source: Source
+    source: FeastSource
     keys: tuple[str, ...]
     columns: Mapping[str, str]
     known_at: KnownAt
@@ -91,7 +91,7 @@ class ViewJoin:
 
     @classmethod
     def of(
-        cls, source: Source, view: FeatureView, features: Sequence[str], full_names: bool, known_at: KnownAt,
+        cls, source: FeastSource, view: FeatureView, features: Sequence[str], full_names: bool, known_at: KnownAt,
         types: ValueTypes,
     ) -> "ViewJoin":  # fmt: skip
         """Create the join of a view's features with its source; raise RequestError if a feature is missing."""
@@ -126,7 +126,7 @@ class ViewJoin:
             spine = spine.append_column(column, rows.values(feature, self.types).take(places))
         return spine
 
-    def _warn_of_hidden(self, rows: Rows, last: int) -> None:
+    def _warn_of_hidden(self, rows: SourceRows, last: int) -> None:
         """Warn about rows that were created after `last` (microseconds since 1970 UTC), which no result can include."""
         event, known = (arrow.micros(rows.history.table()[name]) for name in (TIMESTAMP, "known_at"))
         if hidden := np.count_nonzero((event <= last) & (known > last)):

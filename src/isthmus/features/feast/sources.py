@@ -64,7 +64,7 @@ class SourceColumn:
 
 
 @dataclass(frozen=True)
-class Source:
+class FeastSource:
     """The columns of a file source that a view or a query reads.
 
     Reading raises a DataError if the source is missing or damaged, or if a column is missing or has another type.
@@ -86,7 +86,7 @@ class Source:
     contract: ViewContract | None = None
 
     @classmethod
-    def of(cls, config: RepoConfig, view: FeatureView, untyped: Sequence[str] = ()) -> "Source":
+    def of(cls, config: RepoConfig, view: FeatureView, untyped: Sequence[str] = ()) -> "FeastSource":
         """Return the source of a view, whose `untyped` keys have no field; raise ConfigurationError without a file."""
         source = feast_files.own_source(config, view)
         columns = {name: column for column, name in source.field_mapping.items()}
@@ -110,7 +110,7 @@ class Source:
     def queried(
         cls, config: RepoConfig, source: DataSource, keys: Sequence[str], features: Sequence[str], event: str,
         created: str | None,
-    ) -> "Source":  # fmt: skip
+    ) -> "FeastSource":  # fmt: skip
         """Return the source of a Feast query, which uses column names of the source; it must have all join keys."""
         files = feast_files.file_source(source, "the data source")
         key_columns, feature_columns = (tuple(SourceColumn(name, name) for name in names) for names in (keys, features))
@@ -195,7 +195,7 @@ class Source:
         high = None if last is None else field <= _as(min(last, LAST - 1) + 1, kind)
         return high if low is None else low if high is None else low & high
 
-    def rows(self, names: Sequence[str], known_at: KnownAt, condition: pc.Expression | None = None) -> "Rows":
+    def rows(self, names: Sequence[str], known_at: KnownAt, condition: pc.Expression | None = None) -> "SourceRows":
         """Read the rows that have an event timestamp and a complete key.
 
         Args:
@@ -223,7 +223,7 @@ class Source:
         names = [f"key_{n}" for n in range(max(len(self.keys), 1))]
         keys = tuple(Column(name, feast_values.arrow_key_type(history.schema.field(name).type, name)) for name in names)
         view = ViewContract("source", (), keys, (Column("place", Int64),), self.ttl, 0, (), "feast")
-        return Rows(self, ViewHistory(view, history, 0), created, table)
+        return SourceRows(self, ViewHistory(view, history, 0), created, table)
 
     def values(self, table: pa.Table, name: str, types: ValueTypes) -> pa.ChunkedArray:
         """Return a feature, by Feast's name, from rows with the columns of the source."""
@@ -289,7 +289,7 @@ class Source:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class SourceRows:
     """Rows of a source.
 
     Attributes:
@@ -298,7 +298,7 @@ class Rows:
         table: columns that were read, by the source's names.
     """
 
-    source: Source
+    source: FeastSource
     history: ViewHistory
     created: Ints
     table: pa.Table

@@ -35,7 +35,7 @@ _NULL = Value()
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ValueForm:
     """The encoding of a Feast type: our type, the field of `Value`, and whether rows store the serialized proto."""
 
     dtype: DataType
@@ -65,27 +65,27 @@ _ALIASES = {  # Feast types that are text or bytes under another name.
 _NUMBERS = ("int32_val", "int64_val", "float_val", "double_val")
 _LISTS = ("int32_list_val", "int64_list_val", "float_list_val", "double_list_val")
 
-FORMS: Mapping[str, Form] = {
-    **{name: Form(TYPES[name], f"{kind}_val") for name, kind in _KINDS.items()},
-    **{name: Form(TYPES[ours], f"{kind}_val") for name, (ours, kind) in _ALIASES.items()},
-    **{f"Array({name})": Form(TYPES[f"Array({name})"], f"{kind}_list_val") for name, kind in _KINDS.items()},
+FORMS: Mapping[str, ValueForm] = {
+    **{name: ValueForm(TYPES[name], f"{kind}_val") for name, kind in _KINDS.items()},
+    **{name: ValueForm(TYPES[ours], f"{kind}_val") for name, (ours, kind) in _ALIASES.items()},
+    **{f"Array({name})": ValueForm(TYPES[f"Array({name})"], f"{kind}_list_val") for name, kind in _KINDS.items()},
 }
 """The Feast types that match one of our types, by Feast's names."""
 
 
-def form_of(dtype: FeastType, *, written: bool = False) -> Form | None:
+def form_of(dtype: FeastType, *, written: bool = False) -> ValueForm | None:
     """Return the encoding of a type, or None for a type without values. Maps, sets and structs are serialized protos.
 
     With `written`, numbers are serialized protos too, which keep the width that was written.
     """
     if str(dtype) in FORMS:
         form = FORMS[str(dtype)]
-        return Form(Bytes, form.kind, serialized=True) if written and form.kind in (*_NUMBERS, *_LISTS) else form
+        return ValueForm(Bytes, form.kind, serialized=True) if written and form.kind in (*_NUMBERS, *_LISTS) else form
     kind = f"{dtype.to_value_type().name.removeprefix('VALUE_').lower()}_val"
-    return Form(Bytes, kind, serialized=True) if kind in Value.DESCRIPTOR.fields_by_name else None
+    return ValueForm(Bytes, kind, serialized=True) if kind in Value.DESCRIPTOR.fields_by_name else None
 
 
-def column(protos: Sequence[Value], form: Form, where: str) -> Values:
+def column(protos: Sequence[Value], form: ValueForm, where: str) -> Values:
     """Convert n protos to a NumPy column; an empty proto is null.
 
     Numbers of another width are converted to ours, unless the row stores the proto itself.
@@ -119,7 +119,7 @@ def column(protos: Sequence[Value], form: Form, where: str) -> Values:
     return Values(np.array(items, form.dtype.numpy), valid)
 
 
-def arrow_column(values: pa.ChunkedArray, dtype: FeastType, form: Form, where: str) -> Values:
+def arrow_column(values: pa.ChunkedArray, dtype: FeastType, form: ValueForm, where: str) -> Values:
     """Convert n values of a declared type to a NumPy column; Feast converts values that rows store as protos."""
     if not form.serialized:
         return from_arrow(typed(values, form.dtype, where), form.dtype)
@@ -132,7 +132,7 @@ def arrow_column(values: pa.ChunkedArray, dtype: FeastType, form: Form, where: s
     return column(protos, form, where)
 
 
-def protos(values: Values, form: Form) -> list[Value]:
+def protos(values: Values, form: ValueForm) -> list[Value]:
     """Return a proto per value, an empty proto for null. Timestamps are cut to whole seconds, as in Feast."""
     if form.serialized:
         return [_NULL if item is None else Value.FromString(item) for item in values.data]
@@ -281,7 +281,7 @@ def _compatible(actual: pa.DataType, target: pa.DataType) -> bool:
     return bool((texts and pa.types.is_string(target)) or (blobs and pa.types.is_binary(target)) or actual == target)
 
 
-def _converted(protos: Sequence[Value], kinds: Sequence[str], form: Form, where: str) -> Values:
+def _converted(protos: Sequence[Value], kinds: Sequence[str], form: ValueForm, where: str) -> Values:
     """Convert numbers of several widths to a feature's type: whole numbers exactly, others to the nearest."""
     items: list[Any] = [
         None if kind in ("null_val", "") else getattr(proto, kind) for proto, kind in zip(protos, kinds, strict=True)

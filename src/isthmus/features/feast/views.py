@@ -15,7 +15,7 @@ from isthmus.features import clock
 from isthmus.features.contract.schema import Column, Contract, ViewContract, sha256
 from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, one_of
 from isthmus.features.feast import values as feast_values
-from isthmus.features.feast.values import FORMS, Form, form_of
+from isthmus.features.feast.values import FORMS, ValueForm, form_of
 from isthmus.features.types import KEY_TYPES
 from isthmus.features.values.entitykey import KeyValue
 
@@ -26,11 +26,11 @@ _REGISTER = "run `isthmus apply` to register it again"
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class ViewLayout:
     """The contract of a view, and the encoding of each feature in rows and protos."""
 
     view: ViewContract
-    forms: Mapping[str, Form]
+    forms: Mapping[str, ValueForm]
 
     def keys(self, keys: Sequence[EntityKey]) -> dict[str, list[KeyValue]]:
         return feast_values.key_columns(keys, self.view.keys, f"view {self.view.name}")
@@ -100,7 +100,7 @@ def key_problems(view: str, keys: _Types) -> list[Problem]:
 
 def layout_of(
     config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] = (), inferred: Iterable[tuple[str, str]] = ()
-) -> Layout:
+) -> ViewLayout:
     """Return the layout of a view. Undeclared join keys get their type from `inferred` or from the values in `keys`.
 
     Raises:
@@ -124,8 +124,8 @@ def layout_of(
 @lru_cache(maxsize=1024)
 def _derived(
     name: str, keys: _Types, fields: tuple[tuple[str, FeastType], ...], ttl: int | None, written: bool
-) -> Layout:
-    forms: dict[str, Form] = {}
+) -> ViewLayout:
+    forms: dict[str, ValueForm] = {}
     problems: list[Problem] = []
     # Sorted by name: Feast ignores the order of fields.
     for field, dtype in sorted(fields, key=itemgetter(0)):
@@ -140,11 +140,11 @@ def _derived(
     key_columns = tuple(Column(key, FORMS[dtype].dtype) for key, dtype in sorted(keys))
     # Serialized protos all have type Bytes, so the contract also records the kind of the proto.
     code = " ".join(["feast", *(f"{field}:{form.kind}" for field, form in forms.items() if form.serialized)])
-    return Layout(_FeastView(name, (), key_columns, columns, ttl, 0, (), code), forms)
+    return ViewLayout(_FeastView(name, (), key_columns, columns, ttl, 0, (), code), forms)
 
 
 @lru_cache(maxsize=1024)
-def _registered(project: str, name: str, keys: _Types, fields: _Types, tags: tuple[tuple[str, str], ...]) -> Layout:
+def _registered(project: str, name: str, keys: _Types, fields: _Types, tags: tuple[tuple[str, str], ...]) -> ViewLayout:
     where, view, owner = _registration(name), registered(name, dict(tags)), dict(tags).get("isthmus.project", "")
     if owner != project:
         raise ContractMismatch(
@@ -155,7 +155,7 @@ def _registered(project: str, name: str, keys: _Types, fields: _Types, tags: tup
     key_types = [(column.name, column.dtype.name) for column in view.keys]
     if sorted(fields) != sorted(field_types) or sorted(keys) != sorted(key_types):
         raise ContractMismatch(where, "has different fields than its contract", remedy=_REGISTER)
-    return Layout(view, {field: FORMS[dtype] for field, dtype in field_types})
+    return ViewLayout(view, {field: FORMS[dtype] for field, dtype in field_types})
 
 
 def _registration(name: str) -> str:
