@@ -57,7 +57,7 @@ def digest(function: Callable[..., Any], *, state: bool = True) -> str:
         SyntaxError: the file has changed and holds other code at the function's lines.
     """
     try:
-        described = _described(function, _Seen([], state=state))
+        described = _describe(function, _Seen([], state=state))
     except RecursionError:
         raise OSError(f"{location(function)} uses objects that are nested too deeply") from None
     if described is None:
@@ -68,7 +68,7 @@ def digest(function: Callable[..., Any], *, state: bool = True) -> str:
 def described(tree: ast.stmt, kind: type, seen: Iterable[object]) -> list[Any]:
     """Describe a class definition and the user code it refers to as plain data; `seen` objects count by position."""
     normal = _normal(ast.Module([tree], []), decorated=True)
-    return [ast.unparse(normal), _referred(normal, *_scope(kind), _Seen(seen, state=True))]
+    return [ast.unparse(normal), _references_in(normal, *_scope(kind), _Seen(seen, state=True))]
 
 
 def location(function: Callable[..., Any]) -> str:
@@ -79,14 +79,14 @@ def location(function: Callable[..., Any]) -> str:
     return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
-def of_user(value: types.FunctionType | type) -> bool:
+def is_user_code(value: types.FunctionType | type) -> bool:
     """Return whether a function or class is user code, so that its code counts and not only its name."""
     file = value.__code__.co_filename if isinstance(value, types.FunctionType) else None
     # Compiled files that were moved without their source hold paths of another machine.
     return _is_users(file if file and (Path(file).exists() or not _file(value)) else _file(value))
 
 
-def reduced(value: Any) -> tuple[Any, ...]:
+def pickle_state(value: Any) -> tuple[Any, ...]:
     """Return an object's pickle state: constructor, arguments and parts. Raise OSError if it cannot be read."""
     try:
         registered = copyreg.dispatch_table.get(type(value))
@@ -96,7 +96,7 @@ def reduced(value: Any) -> tuple[Any, ...]:
     return (state,) if isinstance(state, str) else state
 
 
-def _described(value: Any, seen: _Seen, within: tuple[object, ...] = ()) -> Any:
+def _describe(value: Any, seen: _Seen, within: tuple[object, ...] = ()) -> Any:
     """Return a value as plain data; None for a library object outside of a container.
 
     `within` holds the containers since the last item of `seen`. Both end recursion.
@@ -107,31 +107,31 @@ def _described(value: Any, seen: _Seen, within: tuple[object, ...] = ()) -> Any:
         return ["within", next(depth for depth, earlier in enumerate(reversed(within)) if value is earlier)]
     inner = (*within, value)
     if isinstance(value, list | tuple):
-        return [type(value).__name__, *(_described(item, seen, inner) for item in value), *_methods(value, seen)]
+        return [type(value).__name__, *(_describe(item, seen, inner) for item in value), *_methods(value, seen)]
     if isinstance(value, set | frozenset):
         # Sets have no order: describe each item as if it were the only one.
         return [
             type(value).__name__,
-            *sorted(json.dumps(_described(item, _Seen(seen, state=seen.state), inner)) for item in value),
+            *sorted(json.dumps(_describe(item, _Seen(seen, state=seen.state), inner)) for item in value),
         ]
     if isinstance(value, dict):
-        pairs = ([_described(key, seen, inner), _described(item, seen, inner)] for key, item in value.items())
-        default = [_described(value.default_factory, seen, inner)] if isinstance(value, defaultdict) else []
+        pairs = ([_describe(key, seen, inner), _describe(item, seen, inner)] for key, item in value.items())
+        default = [_describe(value.default_factory, seen, inner)] if isinstance(value, defaultdict) else []
         return ["dict", *pairs, *default, *_methods(value, seen)]
     if isinstance(value, functools.partial):
         keywords = dict(sorted(value.keywords.items()))
-        return ["partial", *(_described(part, seen, inner) for part in (value.func, value.args, keywords))]
+        return ["partial", *(_describe(part, seen, inner) for part in (value.func, value.args, keywords))]
     if callable(value) and not _wraps(value, outermost=not seen):
         value = inspect.unwrap(value)
     for position, earlier in enumerate(seen):
         if value is earlier:
             return position
-    if isinstance(value, types.FunctionType | type) and of_user(value):
+    if isinstance(value, types.FunctionType | type) and is_user_code(value):
         seen.append(value)
         return _class(value, seen) if isinstance(value, type) else _function(value, seen)
     if hasattr(value, "__dict__") and _is_users(_file(type(value))):
         seen.append(value)
-        return [_described(type(value), seen), _described(vars(value), seen)]
+        return [_describe(type(value), seen), _describe(vars(value), seen)]
     return _state(value, seen, inner) if within else None
 
 
@@ -140,16 +140,16 @@ def _state(value: Any, seen: _Seen, within: tuple[object, ...]) -> Any:
     if not seen.state or type(value).__module__ == "isthmus.features.definition.spec":
         return None  # a declaration is in the contract
     if isinstance(value, types.MethodType):
-        return ["method", value.__name__, _described(value.__self__, seen, within)]
+        return ["method", value.__name__, _describe(value.__self__, seen, within)]
     if isinstance(value, _NAMED):
         if (owner := getattr(value, "__self__", None)) is None or isinstance(owner, types.ModuleType | type):
             name = getattr(value, "__qualname__", value.__name__)
             return ["named", digest_name(getattr(value, "__module__", None) or "", name)]
-        return ["method", value.__name__, _described(owner, seen, within)]
+        return ["method", value.__name__, _describe(owner, seen, within)]
     if hasattr(value, "tolist") and hasattr(value, "shape") and not hasattr(value, "index"):
         # An array or a tensor: its pickle state holds memory addresses, or names of modules that NumPy has moved.
-        return ["array", repr(value.dtype), list(value.shape), _described(value.tolist(), seen, within)]
-    return ["object", *(_described(part, seen, within) for part in (type(value), *reduced(value)))]
+        return ["array", repr(value.dtype), list(value.shape), _describe(value.tolist(), seen, within)]
+    return ["object", *(_describe(part, seen, within) for part in (type(value), *pickle_state(value)))]
 
 
 def _methods(value: Any, seen: _Seen) -> list[Any]:
@@ -158,28 +158,28 @@ def _methods(value: Any, seen: _Seen) -> list[Any]:
     own = [part for part in vars(kind).values() if isinstance(part, types.FunctionType | property | classmethod)]
     files = [getattr(getattr(part, "fget", getattr(part, "__func__", part)), "__code__", None) for part in own]
     if kind.__module__ != "builtins" and any(code and Path(code.co_filename).exists() for code in files):
-        return [described] if (described := _described(kind, seen)) is not None else []
+        return [described] if (described := _describe(kind, seen)) is not None else []
     return []
 
 
 def _wraps(value: Any, *, outermost: bool) -> bool:
     """Return whether a user's function wraps another without appearing as a decorator in its source."""
     inner = inspect.unwrap(value)
-    if inner is value or not (isinstance(value, types.FunctionType) and of_user(value)):
+    if inner is value or not (isinstance(value, types.FunctionType) and is_user_code(value)):
         return False
     return outermost or not (isinstance(inner, types.FunctionType) and _decorators(inner))
 
 
 def _decorators(function: types.FunctionType) -> bool:
-    return of_user(function) and any(getattr(node, "decorator_list", ()) for node in _parsed(function).body)
+    return is_user_code(function) and any(getattr(node, "decorator_list", ()) for node in _parse(function).body)
 
 
 def _function(function: types.FunctionType, seen: _Seen) -> list[Any]:
     # The decorator of the feature function (entities, schema, ttl) is already in the contract.
-    tree = _normal(_parsed(function), decorated=inspect.unwrap(seen[0]) is not function)  # type: ignore[arg-type]
+    tree = _normal(_parse(function), decorated=inspect.unwrap(seen[0]) is not function)  # type: ignore[arg-type]
     cells = dict(_cells(function))
-    defaults = _described([list(function.__defaults__ or ()), function.__kwdefaults__ or {}], seen)
-    return [ast.unparse(tree), defaults, _referred(tree, {**function.__globals__, **cells}, cells, seen)]
+    defaults = _describe([list(function.__defaults__ or ()), function.__kwdefaults__ or {}], seen)
+    return [ast.unparse(tree), defaults, _references_in(tree, {**function.__globals__, **cells}, cells, seen)]
 
 
 def _class(value: type, seen: _Seen) -> list[Any]:
@@ -188,7 +188,7 @@ def _class(value: type, seen: _Seen) -> list[Any]:
     except OSError:
         # A named tuple, created by a call: only its fields count.
         return [value.__qualname__, list(getattr(value, "_fields", ()))]
-    return [ast.unparse(tree), _referred(tree, *_scope(value), seen)]
+    return [ast.unparse(tree), _references_in(tree, *_scope(value), seen)]
 
 
 def _scope(kind: type) -> tuple[dict[str, Any], set[str]]:
@@ -209,7 +209,7 @@ def _cells(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
 
 
-def _parsed(function: types.FunctionType) -> ast.Module:
+def _parse(function: types.FunctionType) -> ast.Module:
     # Read the source of the code object: `getsource` would unwrap a decorated function.
     if function.__name__ != "<lambda>":
         return ast.parse(textwrap.dedent(inspect.getsource(function.__code__)))
@@ -219,10 +219,12 @@ def _parsed(function: types.FunctionType) -> ast.Module:
     return ast.Module([ast.Expr(node) for node in lambdas], [])
 
 
-def _referred(tree: ast.AST, names: Mapping[str, Any], cells: Collection[str], seen: _Seen) -> list[tuple[str, Any]]:
+def _references_in(
+    tree: ast.AST, names: Mapping[str, Any], cells: Collection[str], seen: _Seen
+) -> list[tuple[str, Any]]:
     """Return the names of user code that a tree reads, with their values. `cells` are the names of a closure."""
     references = []
-    names = {**names, **_imported(tree, names.get("__package__"))}
+    names = {**names, **_imports(tree, names.get("__package__"))}
     for reference in _references(tree):
         head, *attributes = reference.split(".")
         if head not in names:
@@ -230,36 +232,36 @@ def _referred(tree: ast.AST, names: Mapping[str, Any], cells: Collection[str], s
         value = _resolve(names[head], attributes)
         known = len(seen)
         try:
-            described = _described(value, seen, (cells,) if head in cells else ())
+            described = _describe(value, seen, (cells,) if head in cells else ())
         except OSError as error:
             del seen[known:]
             if isinstance(value, types.FunctionType | type) or not (
-                described := _assigned(value, names, reference, seen)
+                described := _assignments(value, names, reference, seen)
             ):
                 raise OSError(f"{reference}: {error}; make it inside the function that uses it") from error
         own = type(value).__module__.startswith("isthmus.")
         if described is None and not isinstance(value, _NAMED) and not own and head not in cells:
-            described = _assigned(value, names, reference, seen)
+            described = _assignments(value, names, reference, seen)
         if described is not None:
             references.append((reference, described))
     return references
 
 
-def _imported(tree: ast.AST, package: str | None) -> dict[str, Any]:
+def _imports(tree: ast.AST, package: str | None) -> dict[str, Any]:
     """Return the user code that import statements inside a tree bind, by name. Does not load library modules."""
     bound: dict[str, Any] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 name = alias.name if alias.asname else alias.name.partition(".")[0]
-                if _loaded(alias.name) is not None:
+                if _load(alias.name) is not None:
                     bound[alias.asname or name] = sys.modules[name]
         elif isinstance(node, ast.ImportFrom) and (package or not node.level):
             origin = _origin(node, package)
-            module = _loaded(origin)
+            module = _load(origin)
             for alias in node.names if module is not None else ():
                 value = getattr(module, alias.name, None)
-                bound[alias.asname or alias.name] = _loaded(f"{origin}.{alias.name}") if value is None else value
+                bound[alias.asname or alias.name] = _load(f"{origin}.{alias.name}") if value is None else value
     return bound
 
 
@@ -268,7 +270,7 @@ def _origin(statement: ast.ImportFrom, package: str | None) -> str:
     return importlib.util.resolve_name("." * statement.level + module, package) if statement.level else module
 
 
-def _loaded(name: str) -> types.ModuleType | None:
+def _load(name: str) -> types.ModuleType | None:
     """Import a user module; return None for a library and for a module that fails to load (running it will say why)."""
     top = name.partition(".")[0]
     try:
@@ -281,7 +283,7 @@ def _loaded(name: str) -> types.ModuleType | None:
     return None
 
 
-def _assigned(value: Any, names: Mapping[str, Any], reference: str, seen: _Seen) -> Any:
+def _assignments(value: Any, names: Mapping[str, Any], reference: str, seen: _Seen) -> Any:
     """Return the top-level statements of a user module that assign a value, and what they refer to."""
     head, *attributes = reference.split(".")
     for attribute in attributes:
@@ -298,14 +300,14 @@ def _assigned(value: Any, names: Mapping[str, Any], reference: str, seen: _Seen)
             module = sys.modules.get(_origin(statement, names.get("__package__")))
             for alias in statement.names:
                 if (alias.asname or alias.name) == head and module is not None:
-                    return _assigned(value, vars(module), alias.name, seen)
+                    return _assignments(value, vars(module), alias.name, seen)
         stored = (
             node for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         )
         definition = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         if not definition and any(node.id == head for node in stored):
             seen.append(value)
-            assignments.append([ast.unparse(statement), _referred(statement, names, (), seen)])
+            assignments.append([ast.unparse(statement), _references_in(statement, names, (), seen)])
     return assignments or None
 
 
@@ -337,11 +339,11 @@ def _is_users(file: str | None) -> bool:
         return False
     # Relative to the path entry, without following links: distributions list files this way.
     places = ((entry, os.path.relpath(file, entry)) for entry in map(os.path.abspath, sys.path))
-    return not any(name in _listed(entry) for entry, name in places if not name.startswith(os.pardir))
+    return not any(name in _listed_files(entry) for entry, name in places if not name.startswith(os.pardir))
 
 
 @functools.cache
-def _listed(entry: str) -> frozenset[str]:
+def _listed_files(entry: str) -> frozenset[str]:
     """Return the modules that distributions list in a folder or archive. Editable installs list no code."""
     names = set()
     for distribution in metadata.distributions(path=[entry]):

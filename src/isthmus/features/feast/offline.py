@@ -139,7 +139,7 @@ class IsthmusOfflineStore(OfflineStore):
             spine = retrieval.known_moments(parts, *interval, kind) if entity_df is None else entity_rows
             at = moments(spine[time], f"entity_df, {time}")
             for part in parts:
-                spine = part.joined(spine, at)
+                spine = part.join(spine, at)
             return spine
 
         metadata = RetrievalMetadata(
@@ -170,7 +170,7 @@ class IsthmusOfflineStore(OfflineStore):
         Raises:
             FeastJoinKeysDuringMaterialization: the source lacks a join key.
         """
-        source = FeastSource.queried(
+        source = FeastSource.for_query(
             config, data_source, join_key_columns, feature_name_columns, timestamp_field, created_timestamp_column
         )
 
@@ -196,14 +196,14 @@ class IsthmusOfflineStore(OfflineStore):
         Raises:
             FeastJoinKeysDuringMaterialization: the source lacks a join key.
         """
-        source = FeastSource.queried(
+        source = FeastSource.for_query(
             config, data_source, join_key_columns, feature_name_columns, timestamp_field, created_timestamp_column
         )
 
         def compute() -> pa.Table:
             first, last = _bounds(start_date, end_date)
             columns = source.names(source.features) if source.features else source.data.schema.names
-            table = source.columns(columns, source.within(first, last))
+            table = source.columns(columns, source.time_filter(first, last))
             event = moments(table[timestamp_field], f"{source.where}, column {timestamp_field}").cast(pa.int64())
             inside = pc.and_(pc.greater_equal(event, first), pc.less_equal(event, last))
             return with_entity(table.filter(inside), join_key_columns)
@@ -278,9 +278,9 @@ def newest(
     created time in the future waits for a later run. None means no bound.
     """
     first, last = _bounds(start, end)
-    condition = source.within(first, last)
+    condition = source.time_filter(first, last)
     if source.created and condition is not None:
-        created_within = source.within(first, last, source.created)
+        created_within = source.time_filter(first, last, source.created)
         condition = None if created_within is None else condition | created_within
     rows = source.rows([feature.name for feature in source.features], known_at, condition)
     event = arrow.micros(rows.history.table()["event_timestamp"])

@@ -20,7 +20,7 @@ from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, RequestError
 from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.online import SETTING, TIMEOUT_SECONDS, IsthmusOnlineStoreConfig
-from isthmus.features.feast.views import contract_of, layout_of, project_of, registered
+from isthmus.features.feast.views import contract_of, layout_of, project_of, tagged_contract
 from isthmus.features.offline.canonical import declared_schema
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.redis.connection import answering, connect
@@ -51,7 +51,7 @@ def push(config: RepoConfig, table: FeatureView, rows: pa.Table) -> None:
         DependencyError: Redis or the server does not answer, or too many rows wait.
         RequestError: a column is missing, or the server rejects the rows.
     """
-    view = registered(table.name, table.tags)
+    view = tagged_contract(table.name, table.tags)
     columns = _columns(view, rows)
     if isinstance(config.online_store, IsthmusOnlineStoreConfig):
         layout_of(config, table)  # checks that the view belongs to this project
@@ -82,7 +82,7 @@ def _columns(view: ViewContract, rows: pa.Table) -> dict[str, pa.ChunkedArray]:
             raise DataError(where, problem, expected="a time no later than now")
     for column in (*view.keys, *view.fields):
         where = f"view {view.name}, column {column.name}"
-        columns[column.name] = feast_values.typed(rows[column.name], column.dtype, where)
+        columns[column.name] = feast_values.cast_to(rows[column.name], column.dtype, where)
     return columns
 
 

@@ -107,9 +107,9 @@ class ViewJoin:
             known_at = "created"
         return cls(name, source, keys, columns, known_at, types)
 
-    def joined(self, spine: pa.Table, at: pa.ChunkedArray) -> pa.Table:
+    def join(self, spine: pa.Table, at: pa.ChunkedArray) -> pa.Table:
         keys = [
-            feast_values.typed(spine[name], self.source.key_type(key), f"entity_df, join key {name}")
+            feast_values.cast_to(spine[name], self.source.key_type(key), f"entity_df, join key {name}")
             for name, key in zip(self.keys, self.source.keys, strict=True)
         ]
         # Events after the last time of the spine, or expired before its first time, cannot match.
@@ -117,7 +117,7 @@ class ViewJoin:
         if len(at):
             first, last = (int(bound.value) for bound in pc.min_max(at).values())
             ttl = self.source.ttl
-            condition = self.source.within(None if ttl is None else max(first - ttl, FIRST), last)
+            condition = self.source.time_filter(None if ttl is None else max(first - ttl, FIRST), last)
         rows = self.source.rows(list(self.columns), self.known_at, condition)
         if len(at) and self.source.contract is None:
             self._warn_of_hidden(rows, last)
@@ -211,7 +211,7 @@ def known_moments(views: Sequence[ViewJoin], start: datetime, end: datetime, kin
     for view in views:
         if {*view.keys} != {*names}:
             continue
-        history = view.source.rows([], view.known_at, view.source.within(None, last)).history.table()
+        history = view.source.rows([], view.known_at, view.source.time_filter(None, last)).history.table()
         event = arrow.micros(history["event_timestamp"])
         since = np.maximum(event, arrow.micros(history["known_at"]))
         inside = since <= last

@@ -31,7 +31,7 @@ from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.errors import ConfigurationError, DataError, first_line, one_of
 from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import values as feast_values
-from isthmus.features.feast.views import is_registered, key_problems, registered
+from isthmus.features.feast.views import is_registered, key_problems, tagged_contract
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.latest import LatestRows
 from isthmus.features.offline.partitions import files_of
@@ -103,11 +103,11 @@ class FeastSource:
         return cls(
             source, config.repo_path, keys, features, columns.get(event, event),
             columns.get(created, created), view.ttl // clock.MICROSECOND if view.ttl else None,
-            registered(view.name, view.tags) if is_registered(view.tags) else None,
+            tagged_contract(view.name, view.tags) if is_registered(view.tags) else None,
         )  # fmt: skip
 
     @classmethod
-    def queried(
+    def for_query(
         cls, config: RepoConfig, source: DataSource, keys: Sequence[str], features: Sequence[str], event: str,
         created: str | None,
     ) -> "FeastSource":  # fmt: skip
@@ -176,7 +176,7 @@ class FeastSource:
             raise DataError(self.where, f"{self.path} cannot be read ({first_line(error)})",
                             expected="Parquet, or Delta if its file_format is Delta") from error  # fmt: skip
 
-    def within(self, first: int | None, last: int | None, column: str = "") -> pc.Expression | None:
+    def time_filter(self, first: int | None, last: int | None, column: str = "") -> pc.Expression | None:
         """Return a filter for rows whose time in `column` is between `first` and `last` (microseconds, inclusive).
 
         The default column is the event time. The filter only saves reading: if Arrow cannot compare exactly, it lets
@@ -219,7 +219,7 @@ class FeastSource:
             )
         created = arrow.micros(history["content_hash" if known_at == "event" else "known_at"])
         if tied:
-            history = _decided(history, self._content(table))
+            history = _break_ties(history, self._content(table))
         names = [f"key_{n}" for n in range(max(len(self.keys), 1))]
         keys = tuple(Column(name, feast_values.arrow_key_type(history.schema.field(name).type, name)) for name in names)
         view = ViewContract("source", (), keys, (Column("place", Int64),), self.ttl, 0, (), "feast")
@@ -231,7 +231,7 @@ class FeastSource:
         column = table[feature.column]
         if types == "source":
             return column
-        return feast_values.typed(column, feature.dtype, f"{self.where}, column {feature.column}")
+        return feast_values.cast_to(column, feature.dtype, f"{self.where}, column {feature.column}")
 
     def key_type(self, key: SourceColumn) -> DataType:
         """Return the type of a join key. Feast reports String for a key without a type: then use the source's type."""
@@ -274,7 +274,7 @@ class FeastSource:
         keys = {}
         for n, key in enumerate(self.keys):
             column, where = table[key.column], f"{self.where}, join key {key.column}"
-            keys[f"key_{n}"] = feast_values.typed(column, self.key_type(key), where)
+            keys[f"key_{n}"] = feast_values.cast_to(column, self.key_type(key), where)
         if not keys:
             keys["key_0"] = pa.array(np.zeros(len(table), np.int64))
         by_event = known_at == "event"
@@ -336,7 +336,7 @@ def _as(at: int, kind: pa.DataType) -> pa.Scalar:
     return pa.scalar(at, pa.int64()).cast(pa.timestamp("us")).cast(kind, safe=False)
 
 
-def _decided(history: pa.Table, content: Ints) -> pa.Table:
+def _break_ties(history: pa.Table, content: Ints) -> pa.Table:
     """Return the rows with a `content_hash` that breaks ties: the content hash, or the rank by (created, content)."""
     created = history["content_hash"].to_numpy()
     if created.any():

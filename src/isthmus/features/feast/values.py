@@ -95,7 +95,7 @@ def column(protos: Sequence[Value], form: ValueForm, where: str) -> Values:
     if unexpected := {*kinds} - {*numbers, "null_val", ""}:
         raise DataError(where, f"a value is a {min(unexpected)}", expected=f"{form.kind}, or null")
     if not form.serialized and {*kinds} - {form.kind, "null_val", ""}:
-        return _converted(protos, kinds, form, where)
+        return _convert_numbers(protos, kinds, form, where)
     valid = np.array([kind not in ("null_val", "") for kind in kinds], bool)
     if form.dtype.element is not None:
         lists = [list(getattr(proto, form.kind).val) if kind == form.kind else None
@@ -122,7 +122,7 @@ def column(protos: Sequence[Value], form: ValueForm, where: str) -> Values:
 def arrow_column(values: pa.ChunkedArray, dtype: FeastType, form: ValueForm, where: str) -> Values:
     """Convert n values of a declared type to a NumPy column; Feast converts values that rows store as protos."""
     if not form.serialized:
-        return from_arrow(typed(values, form.dtype, where), form.dtype)
+        return from_arrow(cast_to(values, form.dtype, where), form.dtype)
     if _without_nan(values).null_count == len(values) and form.kind not in (*_NUMBERS, *_LISTS):
         return column([_NULL] * len(values), form, where)
     try:
@@ -160,7 +160,7 @@ def plain_keys(values: pa.ChunkedArray, column: Column, where: str) -> list[KeyV
     """Return the values of a join key in the form of `key_columns`; numbers become text in a String key."""
     if column.dtype == String and pa.types.is_integer(values.type):
         values = values.cast(pa.string())
-    keys = typed(values, column.dtype, f"{where}, join key {column.name}")
+    keys = cast_to(values, column.dtype, f"{where}, join key {column.name}")
     if keys.null_count:
         raise DataError(f"{where}, join key {column.name}", f"{keys.null_count} nulls", expected="no null")
     plain: list[KeyValue] = (keys.cast(pa.int64()) if column.dtype.name == "UnixTimestamp" else keys).to_pylist()
@@ -223,7 +223,7 @@ def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
         raise DataError(where, f"has a time that does not fit ({error})", expected="microseconds") from None
 
 
-def typed(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.ChunkedArray:
+def cast_to(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.ChunkedArray:
     """Cast a column to its declared type without loss; None keeps its type."""
     if dtype is None:
         return column
@@ -281,7 +281,7 @@ def _compatible(actual: pa.DataType, target: pa.DataType) -> bool:
     return bool((texts and pa.types.is_string(target)) or (blobs and pa.types.is_binary(target)) or actual == target)
 
 
-def _converted(protos: Sequence[Value], kinds: Sequence[str], form: ValueForm, where: str) -> Values:
+def _convert_numbers(protos: Sequence[Value], kinds: Sequence[str], form: ValueForm, where: str) -> Values:
     """Convert numbers of several widths to a feature's type: whole numbers exactly, others to the nearest."""
     items: list[Any] = [
         None if kind in ("null_val", "") else getattr(proto, kind) for proto, kind in zip(protos, kinds, strict=True)

@@ -58,7 +58,7 @@ def is_registered(tags: Mapping[str, str]) -> bool:
     return "isthmus.contract" in tags
 
 
-def registered(name: str, tags: Mapping[str, str]) -> ViewContract:
+def tagged_contract(name: str, tags: Mapping[str, str]) -> ViewContract:
     """Return the contract in the tags of a view that `isthmus apply` has registered.
 
     Raises:
@@ -118,11 +118,11 @@ def layout_of(
     ttl = None if config.online_store.serve_expired else getattr(table, "ttl", None)
     fields = tuple((field.name, field.dtype) for field in table.features)
     written = config.online_store.types == "written"
-    return _derived(online_name(config, table), key_types, fields, ttl // clock.MICROSECOND if ttl else None, written)
+    return _derive(online_name(config, table), key_types, fields, ttl // clock.MICROSECOND if ttl else None, written)
 
 
 @lru_cache(maxsize=1024)
-def _derived(
+def _derive(
     name: str, keys: _Types, fields: tuple[tuple[str, FeastType], ...], ttl: int | None, written: bool
 ) -> ViewLayout:
     forms: dict[str, ValueForm] = {}
@@ -145,7 +145,11 @@ def _derived(
 
 @lru_cache(maxsize=1024)
 def _registered(project: str, name: str, keys: _Types, fields: _Types, tags: tuple[tuple[str, str], ...]) -> ViewLayout:
-    where, view, owner = _registration(name), registered(name, dict(tags)), dict(tags).get("isthmus.project", "")
+    where, view, owner = (
+        _registration(name),
+        tagged_contract(name, dict(tags)),
+        dict(tags).get("isthmus.project", ""),
+    )
     if owner != project:
         raise ContractMismatch(
             where, f"belongs to project {owner}, but the online store reads project {project}",

@@ -11,7 +11,7 @@ from redis.exceptions import RedisClusterException
 from isthmus.features.errors import DependencyError
 from isthmus.features.redis.address import SCHEMES, Address, without_credentials
 from isthmus.features.redis.pipeline import Client
-from isthmus.features.redis.refusal import Refusal, only_writes, refusal, words
+from isthmus.features.redis.refusal import Refusal, refusal, rejects_only_writes, words
 
 SETTING = "stores.online in isthmus.toml"
 
@@ -37,7 +37,7 @@ def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
                 remedy=f"correct {setting}" + _embedded(setting), passes=False,
             ) from None  # fmt: skip
         except redis.ResponseError as error:
-            if not only_writes(error):
+            if not rejects_only_writes(error):
                 raise
     return client
 

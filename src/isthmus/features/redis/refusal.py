@@ -90,15 +90,15 @@ def refusal(error: BaseException) -> Refusal | None:
     return None
 
 
-def of_a_replica(reply: object) -> bool:
+def is_replica_error(reply: object) -> bool:
     return isinstance(reply, redis.ResponseError) and _code(reply) == "READONLY"
 
 
-def of_another_type(error: redis.ResponseError) -> bool:
+def is_type_error(error: redis.ResponseError) -> bool:
     return _code(error) == "WRONGTYPE"
 
 
-def only_writes(error: BaseException) -> bool:
+def rejects_only_writes(error: BaseException) -> bool:
     """Return whether a failed PING rejects only writes: a Redis that cannot save still answers lookups."""
     return _code(error) == "MISCONF"
 

@@ -351,6 +351,6 @@ def mix(state: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype
     return state ^ (state >> np.uint64(31))
 
 
-def known_of(rows: Sequence[bytes]) -> Ints:
+def known_times(rows: Sequence[bytes]) -> Ints:
     """Return when packed rows became known, shape (n,) int64 microseconds."""
     return np.fromiter((HEADER.unpack_from(row)[3] for row in rows), np.int64, len(rows))
