@@ -376,6 +376,6 @@ def test_a_server_that_cannot_start_says_why_and_leaves_no_lock(
 def test_a_socket_folder_open_to_others_is_refused(tmp_path: Path) -> None:
     private = Path(EmbeddedRedis(tmp_path).url.removeprefix("unix://")).parent
     private.chmod(0o777)
-    with pytest.raises(DependencyError, match="open to others"):
+    with pytest.raises(DependencyError, match="accessible to others"):
         EmbeddedRedis(tmp_path)
     private.rmdir()

@@ -8,7 +8,7 @@ from itertools import chain
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import TableBlock as RichTable
+from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
 from isthmus.features.document import blocks
