@@ -642,7 +642,7 @@ def test_bad_spines(store: feast.FeatureStore, tmp_path: Path) -> None:
         ask(spine.assign(driver=["1"]))
     with pytest.raises(DataError, match="entity_df, join key driver: has a value that does not fit"):
         ask(spine.assign(driver=[1.5]))
-    with pytest.raises(DataError, match="has a column trips, which is a feature"):
+    with pytest.raises(DataError, match="has a column trips, which is also a feature"):
         ask(spine.assign(trips=[1]))
     with pytest.raises(DataError, match="entity_df: cannot be converted to a table"):
         ask(pd.concat([spine, spine], axis=1))
