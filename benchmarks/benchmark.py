@@ -30,7 +30,7 @@ from isthmus.features.document.blocks import (
     Figure,
     Heading,
     Paragraph,
-    Table,
+    TableBlock,
     Text,
     aside,
     bad,
@@ -145,7 +145,7 @@ def introduction(runs: int, *, quick: bool) -> list[Block]:
         Paragraph(f"Medians of {runs} runs, {how}. Minimum and maximum are below each ratio. A ratio above 1 means "
                   "that Isthmus is better."),
         Code(f"make benchmark{' QUICK=1' if quick else ''}", f"To reproduce this page, in a clone at {commit}"),
-        Table(["program", "version"], versions),
+        TableBlock(["program", "version"], versions),
     ]  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def version_line(*command: str) -> str:
 
 
 def section(rows: Sequence[dict[str, Any]]) -> list[Block]:
-    table = Table(
+    table = TableBlock(
         ["case", "unit", "Isthmus", "peer", "peer name", "ratio", "target", ""],
         list(map(_cells, rows)),
         numbers=("Isthmus", "peer", "ratio", "target"),

@@ -24,13 +24,13 @@ def test_a_range_is_of_days_or_of_times_on_their_borders() -> None:
 @pytest.mark.parametrize(
     ("first", "end", "message"),
     [
-        ("yesterday", "2024-02-01", "--from yesterday: is no day"),
-        ("2024-01-01", "2024-02-30", "--to 2024-02-30: is no day"),
+        ("yesterday", "2024-02-01", "--from yesterday: is not a day"),
+        ("2024-01-01", "2024-02-30", "--to 2024-02-30: is not a day"),
         ("2024-01-01T00:00:00", "2024-02-01", "has no time zone"),
-        ("2024-01-01T01:00:00Z", "2024-02-01", "lies within a day of UTC"),
-        ("2024-01-01T00:00:00+01:00", "2024-02-01", "lies within a day of UTC"),
-        ("2024-01-01", "2024-01-01", "2024-01-01 to 2024-01-01 holds no day"),
-        ("2024-01-02", "2024-01-01", "holds no day"),
+        ("2024-01-01T01:00:00Z", "2024-02-01", "is not the start of a UTC day"),
+        ("2024-01-01T00:00:00+01:00", "2024-02-01", "is not the start of a UTC day"),
+        ("2024-01-01", "2024-01-01", "2024-01-01 to 2024-01-01 contains no day"),
+        ("2024-01-02", "2024-01-01", "contains no day"),
     ],
 )
 def test_what_is_no_range(first: str, end: str, message: str) -> None:

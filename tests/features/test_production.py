@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from isthmus.features.errors import DataError
-from isthmus.features.production import Bound, InputDrift, Measure, PackageQuality, Production, SliceQuality, Week
+from isthmus.features.production import Bound, InputDrift, MeasuredValue, PackageQuality, Production, SliceQuality, Week
 
-AUC = {"auc": Measure(0.75, 0.7, 0.8)}
+AUC = {"auc": MeasuredValue(0.75, 0.7, 0.8)}
 NEW = PackageQuality(
     package="b" * 64, precision="int8", first=5, last=9, answers=20, rows=10, measures=AUC,
     weeks=(Week(week="2026-W48", answers=20, rows=10, measures=AUC),),

@@ -169,7 +169,7 @@ def test_all_problems_of_the_definitions_at_once(shop: Shop) -> None:
         "view shelf_demand, field 'sold_1d': available='phone'; expected 'server' or 'device'",
         "view shelf_demand, delay: -1 day, 23:00:00; expected zero or a positive time",
         "service 'on demand': 'on demand' is not a usable name; expected letters, digits and _",
-        "customer_orders__orders_7d is there twice; expected each feature once",
+        "customer_orders__orders_7d appears twice; expected each feature once",
     ):
         assert text in found
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from isthmus.features import clock
-from isthmus.features.projectstatus import Status, ViewStatus
+from isthmus.features.projectstatus import ProjectStatus, ViewStatus
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.cli.screens.writer import show
 from isthmus.orchestration.project import Project
@@ -32,13 +32,13 @@ def test_a_project_that_nobody_has_touched_says_what_is_to_be_done(
     )
     show(found.screen())
     screen = capsys.readouterr().out
-    assert "not in force, run `isthmus apply`" in screen
+    assert "not applied, run `isthmus apply`" in screen
     assert screen.count("to be built") == len(VIEWS)
 
 
 def test_what_has_no_times_has_no_age(capsys: pytest.CaptureFixture[str]) -> None:
     frames = ViewStatus(rows=7, last_day="1970-01-01", age_days=20_000)
-    status = Status(project="effects", contract="c", applied=True, now=0, measured=True, found_at=0,
+    status = ProjectStatus(project="effects", contract="c", applied=True, now=0, measured=True, found_at=0,
                     views={"frames": frames}, models={}, runs=[])  # fmt: skip
     show(status.screen())
     screen = capsys.readouterr().out
@@ -99,26 +99,26 @@ def test_new_data_a_changed_transform_and_time_are_seen(built: Shop, project: Op
 
 def test_what_was_measured_is_kept_for_the_server_as_long_as_it_is_about_the_same(built: Shop, project: Open) -> None:
     note(project(built))
-    kept = Status.read(built.state)
+    kept = ProjectStatus.read(built.state)
     assert kept is not None
     assert not kept.measured
     measured = status(project(built))
     found = msgspec.structs.replace(measured.views["shelf_demand"], broken=("distance is above 1",))
     msgspec.structs.replace(measured, views={**measured.views, "shelf_demand": found}).write(built.state)
     note(project(built))
-    kept = Status.read(built.state)
+    kept = ProjectStatus.read(built.state)
     assert kept is not None
     assert (kept.measured, kept.views["shelf_demand"].broken) == (True, ("distance is above 1",))
     training_set(project(built))
     note(project(built))
-    kept = Status.read(built.state)
+    kept = ProjectStatus.read(built.state)
     assert kept is not None
     assert not kept.measured, "drift is from what a model learned from"
     status(project(built)).write(built.state)
     pq.write_table(order_rows(seed=1), built.orders)
     build(project(built), ["shelf_demand"])
     note(project(built))
-    kept = Status.read(built.state)
+    kept = ProjectStatus.read(built.state)
     assert kept is not None
     assert (kept.measured, kept.views["shelf_demand"].broken) == (False, ())
 
@@ -137,6 +137,6 @@ def test_the_command_line_says_the_same(built: Shop) -> None:
     told = json.loads(done.stdout)
     assert set(told["views"]) == set(VIEWS)
     assert told["models"]["late_order"]["verdict"] is None
-    kept = Status.read(built.state)
+    kept = ProjectStatus.read(built.state)
     assert kept is not None
     assert json.loads(msgspec.json.encode(kept)) == told

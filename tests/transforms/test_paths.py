@@ -99,7 +99,7 @@ def test_a_file_without_rows_has_no_say_in_a_type(sail: "SparkSession", tmp_path
 
 
 def test_a_delta_source_in_such_a_folder_is_refused_before_it_is_opened(sail: "SparkSession", tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"source rows: path: deltalake cannot use .*Rename the folder"):
+    with pytest.raises(ConfigurationError, match=r"source rows: path: deltalake cannot open .*Rename the folder"):
         sources.read(sail, Source("rows", delta="data/sales[1]"), tmp_path, tmp_path / "staging")
     assert not (tmp_path / "data").exists()
 

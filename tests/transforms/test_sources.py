@@ -176,7 +176,10 @@ def test_encrypted_zip(read: Read, tmp_path: Path) -> None:
             "at,b\n2024-01-01T00:00:00Z,1,2\n",
             "row 2 has 3 cells: .*; expected 2, as in the first row. Correct",
         ),
-        ('at,b\n2024-01-01T00:00:00Z,"x\n', "ends within a quoted cell of row 2; .*or bring the complete file"),
+        (
+            'at,b\n2024-01-01T00:00:00Z,"x\n',
+            "ends within a quoted cell of row 2; .*or use the complete file",
+        ),
         ("at,b,at\n", "has several columns called 'at'; .*Rename them in the first row"),
         ("\xff\n", "has a first row that is not UTF-8"),
     ],

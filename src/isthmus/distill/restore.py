@@ -236,7 +236,7 @@ def code(kind: type, without: frozenset[str]) -> Any:
     counts where names are computed, where a decorator or a metaclass sees the class, and where a base class comes from
     an installed package.
     """
-    users = [each for each in kind.__mro__ if codehash.of_user(each)]
+    users = [each for each in kind.__mro__ if codehash.is_user_code(each)]
     ours = [each for each in kind.__mro__ if each.__module__.startswith("isthmus.")]
     libraries = [fingerprint(each) for each in kind.__mro__ if each not in users and each is not object]
     trees = [codehash.class_tree(each) for each in users]

@@ -1,1 +1,1 @@
-"""What a feature is and where it lives."""
+"""Features: their definition, and where their values are stored."""

@@ -1,4 +1,4 @@
-"""Ranges of UTC days, which builds cover and offline tables are partitioned by."""
+"""Ranges of UTC days. Builds cover a range of days, and offline tables are partitioned by day."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -7,15 +7,14 @@ from datetime import UTC, date, datetime, timedelta
 from isthmus.features import clock
 from isthmus.features.errors import RequestError
 
-DAY = 86_400_000_000
-"""In microseconds."""
+DAY = 86_400_000_000  # microseconds
 FIRST, LAST = clock.micros(datetime.min.replace(tzinfo=UTC)), clock.micros(datetime.max.replace(tzinfo=UTC))
-"""The first and last microsecond of `datetime`."""
+"""The first and last microsecond that `datetime` can represent."""
 _EPOCH = date(1970, 1, 1)
 
 
 def day_of(micros: int) -> int:
-    """The day of a time in microseconds."""
+    """Return the day of a time in microseconds, counted from 1970-01-01."""
     return micros // DAY
 
 
@@ -28,14 +27,12 @@ class Days:
 
     @classmethod
     def parse(cls, first: str, end: str) -> "Days":
-        """A range of days, or of ISO times at the start of a day.
-
-        Raises:
-            RequestError: `first` or `end` is no day, or the range is empty.
-        """
+        """Parse a range from days or ISO times at the start of a day; raise RequestError if it is empty or invalid."""
         days = cls(_day("from", first), _day("to", end))
         if days.first >= days.end:
-            raise RequestError("range", f"{days} holds no day", expected="a later end: it is not part of the range")
+            raise RequestError(
+                "range", f"{days} contains no day", expected="a later end: the end is not part of the range"
+            )
         return days
 
     def __str__(self) -> str:
@@ -48,24 +45,22 @@ class Days:
         return self.first <= day < self.end
 
     def steps(self, length: int) -> Iterator["Days"]:
-        """The range in parts of at most `length` days, in order."""
         for first in range(self.first, self.end, length):
             yield Days(first, min(first + length, self.end))
 
     def without(self, done: Iterable["Days"]) -> list["Days"]:
-        """The parts of the range that are not in `done`, in order."""
-        left, first = [], self.first
+        remaining, first = [], self.first
         for days in sorted(done):
             if days.end <= first or days.first >= self.end:
                 continue
             if days.first > first:
-                left.append(Days(first, days.first))
+                remaining.append(Days(first, days.first))
             first = days.end
-        return [*left, Days(first, self.end)] if first < self.end else left
+        return [*remaining, Days(first, self.end)] if first < self.end else remaining
 
 
 def union(ranges: Iterable[Days]) -> list[Days]:
-    """The same days in the fewest ranges, in order."""
+    """Merge ranges into the fewest ranges with the same days, in order."""
     merged: list[Days] = []
     for days in sorted(ranges):
         if merged and days.first <= merged[-1].end:
@@ -76,7 +71,7 @@ def union(ranges: Iterable[Days]) -> list[Days]:
 
 
 def day_name(day: int) -> str:
-    """A day in ISO 8601; the day after the last date has none."""
+    """Return a day in ISO 8601. The day after the last date has no ISO form and becomes `day N`."""
     try:
         return (_EPOCH + timedelta(days=day)).isoformat()
     except OverflowError:
@@ -88,11 +83,11 @@ def _day(role: str, text: str) -> int:
         return (date.fromisoformat(text) - _EPOCH).days
     except ValueError:
         pass
-    expected = "a day like 2024-01-31, or a time on a day's border like 2024-01-31T00:00:00Z"
+    expected = "a day like 2024-01-31, or the start of a UTC day like 2024-01-31T00:00:00Z"
     try:
         at = clock.micros(datetime.fromisoformat(text))
     except ValueError as error:
-        raise RequestError(f"--{role} {text}", f"is no day ({error})", expected=expected) from None
+        raise RequestError(f"--{role} {text}", f"is not a day ({error})", expected=expected) from None
     if at % DAY:
-        raise RequestError(f"--{role} {text}", "lies within a day of UTC", expected=expected)
+        raise RequestError(f"--{role} {text}", "is not the start of a UTC day", expected=expected)
     return at // DAY

@@ -1,16 +1,16 @@
-"""The exceptions Isthmus raises.
+"""The exceptions that Isthmus raises.
 
 IsthmusError
-├── ConfigurationError     exit 2   isthmus.toml or the definitions are wrong: every problem at once
-├── DataError              exit 1   data does not match its declaration; nothing was written
-├── ContractMismatch       exit 1   rows, tables or packages of another contract
+├── ConfigurationError     exit 2   isthmus.toml or the definitions are wrong; lists every problem
+├── DataError              exit 1   data do not match their declaration; nothing was written
+├── ContractMismatch       exit 1   rows, tables or packages belong to another contract
 ├── GateFailed             exit 1   a verdict, a parity check or a budget did not pass
-│   └── ParityFailed       exit 1   a model file answers differently from its student
+│   └── ParityFailed       exit 1   a model file's outputs differ from its student's
 ├── PackageError           exit 1   a model package is damaged, altered or incomplete
-├── RequestError           exit 2   a lookup or prediction asks for what does not exist
+├── RequestError           exit 2   a lookup or prediction asks for something that does not exist
 ├── DependencyError        exit 3   Redis, Java, an engine or an optional library is not available
 │   └── LostRowsError      exit 3   Redis no longer has rows that were materialized
-└── Stopped                exit 130 or 143   SIGINT or SIGTERM; finished work stays
+└── Stopped                exit 130 or 143   SIGINT or SIGTERM; finished work is saved
 """
 
 import re
@@ -19,17 +19,17 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
 _LONGEST = 600
-"""Characters of each part of a message about a package."""
+"""The most characters of each part of a message about a package."""
 
 
 class IsthmusError(Exception):
-    """Base of every error a user is meant to read: a sentence with the place, the problem and the remedy.
+    """Base of every error for users. Its message has the place, the problem, the expected value and the remedy.
 
     Attributes:
-        where: the file, key, view, table or request the error is about.
-        found: what is wrong there.
-        expected: what would have been accepted; may be empty.
-        remedy: what to do next; may be empty.
+        where: file, key, view, table or request with the error.
+        found: problem there.
+        expected: accepted values; may be empty.
+        remedy: next step for the user; may be empty.
     """
 
     exit_code = 1
@@ -42,7 +42,6 @@ class IsthmusError(Exception):
         return _sentence(self)
 
     def as_dict(self) -> dict[str, object]:
-        """The error as plain data, for `--json` and for an API answer."""
         parts = {name: getattr(self, name) for name in ("where", "found", "expected", "remedy")}
         return {"error": type(self).__name__, **parts}
 
@@ -58,7 +57,7 @@ def _sentence(error: "IsthmusError | Problem") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem of a configuration, with the attributes of `IsthmusError`."""
+    """One problem of a configuration, with the attributes of `IsthmusError`."""
 
     where: str
     found: str
@@ -70,7 +69,7 @@ class Problem:
 
 
 class ConfigurationError(IsthmusError):
-    """Every problem of a configuration or of a set of definitions, reported together."""
+    """A configuration or definitions are wrong. `problems` lists everything that is wrong."""
 
     exit_code = 2
 
@@ -89,34 +88,33 @@ class ConfigurationError(IsthmusError):
         return super().__str__()
 
     def as_dict(self) -> dict[str, object]:
-        """The error as plain data with an entry per problem."""
         return {**super().as_dict(), "problems": [asdict(problem) for problem in self.problems]}
 
 
 class DataError(IsthmusError):
-    """Data that does not match its declaration. Nothing was written."""
+    """Data do not match their declaration. Nothing was written."""
 
 
 class DamagedRowError(DataError):
-    """A row of the online store that is not what was written."""
+    """A row of the online store is damaged."""
 
 
 class ContractMismatch(IsthmusError):
-    """Rows, tables or packages of another contract than the current one."""
+    """Rows, tables or packages belong to another contract than the current one."""
 
 
 class GateFailed(IsthmusError):
-    """A verdict, a parity check or a budget that did not pass."""
+    """A verdict, a parity check or a budget did not pass."""
 
 
 class ParityFailed(GateFailed):
-    """A model file answers differently from its student."""
+    """A model file's outputs differ from its student's."""
 
 
 class PackageError(IsthmusError):
-    """A model package that is damaged, altered or incomplete.
+    """A model package is damaged, altered or incomplete.
 
-    Its parts may quote any content of a package, so they are shortened, without control characters for the terminal.
+    Parts of the message may quote the package: they are shortened, and control characters are escaped for the terminal.
     """
 
     def __init__(self, where: str, found: str, *, expected: str = "", remedy: str = "") -> None:
@@ -128,25 +126,19 @@ def _shown(text: str) -> str:
 
 
 class RequestError(IsthmusError):
-    """A lookup or a prediction that asks for what does not exist or has another type.
-
-    Attributes:
-        example: the body of a request that is right; None where none is known.
-    """
+    """A lookup or prediction asks for something that does not exist or has the wrong type."""
 
     exit_code = 2
-    example: Mapping[str, object] | None = None
+    example: Mapping[str, object] | None = None  # body of a valid request
 
     def as_dict(self) -> dict[str, object]:
-        """The error as plain data, with the example, if there is one."""
         return {**super().as_dict(), **({} if self.example is None else {"example": self.example})}
 
 
 class DependencyError(IsthmusError):
     """Something outside this process is not available: Redis, Java, an engine, an optional library.
 
-    Attributes:
-        passes: whether waiting may help; if not, only the remedy does.
+    `passes` is True if waiting may help; otherwise only the remedy does.
     """
 
     exit_code = 3
@@ -157,11 +149,11 @@ class DependencyError(IsthmusError):
 
 
 class LostRowsError(DependencyError):
-    """The online store no longer has rows that were materialized."""
+    """The online store has lost rows that were materialized."""
 
 
 class Stopped(IsthmusError):
-    """Work that a signal ended; the same call resumes it. The exit code is the shell's for the signal."""
+    """A signal stopped the work; the same call resumes it. The exit code is the shell's for the signal."""
 
     def __init__(self, where: str, found: str, number: int, *, remedy: str = "") -> None:
         super().__init__(where, found, remedy=remedy)
@@ -169,7 +161,7 @@ class Stopped(IsthmusError):
 
 
 def harmless(text: str) -> str:
-    """The text without control codes, for a terminal: it may quote a stranger's file."""
+    """Escape control characters for the terminal: the text may quote an untrusted file."""
     return "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
 
 
@@ -178,9 +170,9 @@ _NESTED = re.compile(r"\s*(\x1b\[[0-9;]*m)?↳(\x1b\[[0-9;]*m)?\s*")
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the error's type if it has none.
+    """Return the first line of an error's message, or the error's type if it has no message.
 
-    Of a refusal by object storage it is the code and the message; of errors within errors, the first and the last.
+    For an error from object storage, return its code and message; for nested errors, the first and the last line.
     """
     text = str(error).strip()
     if refusal := _REFUSAL.search(text):
@@ -192,7 +184,7 @@ def first_line(error: BaseException) -> str:
 
 
 def nearest(name: object, known: Iterable[object]) -> str:
-    """For a message about an unknown name, which may be no text, the known name that it resembles; or nothing."""
+    """Return ` (did you mean X?)` with the known name closest to an unknown one, or an empty text."""
     import difflib
 
     close = difflib.get_close_matches(str(name), map(str, known), 1)
@@ -200,20 +192,15 @@ def nearest(name: object, known: Iterable[object]) -> str:
 
 
 def one_of(names: Iterable[str]) -> str:
-    """The accepted names, for a message."""
     known = sorted(names)
     if len(known) > 1:
         return f"one of {', '.join(known)}"
-    return known[0] if known else "none: nothing is declared"
+    return known[0] if known else "none, because nothing is declared"
 
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Wraps the imports of the libraries that an extra of Isthmus installs.
-
-    Raises:
-        DependencyError: an import failed; the remedy is to install the extra.
-    """
+    """Convert an ImportError of an extra's library to a DependencyError that says how to install the extra."""
     try:
         yield
     except ImportError as error:
@@ -228,11 +215,11 @@ _EXTRAS = {
     "pysail": "transforms",
     "pyspark": "transforms",
 }
-"""Libraries that whole rooms import at the top, where `extra` cannot wrap each import, to the extra that has them."""
+"""Libraries imported at module level, where `extra` cannot wrap the import, to the extra that installs them."""
 
 
 def missing_extra(error: BaseException) -> DependencyError | None:
-    """The extra whose library an import did not find; None for any other error."""
+    """Return the error for a missing library of an extra; None for any other error."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if name not in _EXTRAS:
         return None

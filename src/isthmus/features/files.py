@@ -27,42 +27,38 @@ UNPRINTED = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def is_url(place: object) -> bool:
-    """Return whether a text begins like a URL, `s3://` for example."""
+    """Return whether a text starts like a URL, for example `s3://`."""
     return bool(_URL.match(str(place)))
 
 
 def require_local(where: str, place: Path | str) -> Path:
-    """Return a local path.
-
-    Raises:
-        RequestError: `place` is a URL. `Path` would turn it into a local folder named `s3:`.
-    """
+    """Return a local path; raise RequestError for a URL, which `Path` would turn into a folder named `s3:`."""
     if is_url(place):
         raise RequestError(where, f"{place} is a URL", expected="a local path",
-                           remedy="use a local folder, and copy it with the tool of the storage")  # fmt: skip
+                           remedy="use a local folder, and copy it with the storage's own tool")  # fmt: skip
     return Path(place)
 
 
 def require_delta(where: str, place: str, remedy: str) -> str:
-    """Return the place of a Delta table, or of a folder of them.
+    """Return the path or URL of a Delta table, or of a folder of tables.
 
-    deltalake resolves links, makes a URL of the path and decodes it again, so no other spelling of it would help.
+    deltalake resolves links, converts the path to a URL and decodes it again, so escaping characters does not help.
 
     Raises:
-        ConfigurationError: its path has characters with which deltalake panics or reaches another folder.
+        ConfigurationError: the path has characters with which deltalake panics or opens another folder.
     """
     url = is_url(place)
-    found = _DELTA.search(place if url else os.path.realpath(place)) or (re.search("[#?]", place) if url else None)
-    if found:
-        problem = Problem("path", f"deltalake cannot use {place!r}, because of the {found[0]!r} in it")
+    invalid = _DELTA.search(place if url else os.path.realpath(place)) or (re.search("[#?]", place) if url else None)
+    if invalid:
+        problem = Problem("path", f"deltalake cannot open {place!r}, because it contains {invalid[0]!r}")
         raise ConfigurationError(where, [problem], remedy=remedy)
     return place
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Replaces a file's content. After a crash, the file has its old or its new content.
+    """Replace a file's content. After a crash, the file has either its old or its new content.
 
-    The permissions are `mode` without those of the umask, also while the file is written.
+    The file has the permissions `mode`, less the umask, even while it is written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -82,9 +78,9 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def private_folder(folder: Path) -> None:
-    """Make a folder that only its owner may enter, whatever the umask. Close it if it exists and is open to others.
+    """Create a folder that only its owner can enter, regardless of the umask. Restrict an existing folder that is open.
 
-    Files that a library writes into it need no mode of their own.
+    Files that a library writes into the folder then need no permissions of their own.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()
@@ -93,30 +89,25 @@ def private_folder(folder: Path) -> None:
 
 
 def move_atomically(partial: Path, path: Path) -> None:
-    """Gives a file that was written beside `path` this name. After a crash, there is the old content or the new."""
+    """Rename a file that was written next to `path`. After a crash, `path` has the old or the new content."""
     _sync(partial)
     partial.replace(path)
     _sync(path.parent)
 
 
 def read_pointer(file: Path) -> Path:
-    """The folder beside a file that contains only the folder's name.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: its content is not the name of a folder there.
-    """
+    """Return the folder next to `file` whose name is its content; raise ValueError if there is no such folder."""
     name = file.read_text()
     if not name or Path(name).name != name or not (file.parent / name).is_dir():
-        raise ValueError(f"{file.name} names {name[:40]!r}, which is no folder there")
+        raise ValueError(f"{file.name} names {name[:40]!r}, which is not a folder next to it")
     return file.parent / name
 
 
 def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> None:
-    """Fills a new folder with `write` and moves it to `target`, replacing a folder there.
+    """Fill a new folder with `write` and move it to `target`, replacing a folder there.
 
-    If several processes publish to the same target, the last wins. What a killed process leaves beside the target
-    begins with a dot, and the next call with the same `kind` (by default the target's name) removes it.
+    If several processes publish to the same target, the last one wins. Leftovers of a killed process have names that
+    start with a dot; the next call with the same `kind` (by default the target's name) deletes them.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(target.parent, f".{kind or target.name}") as scratch:
@@ -127,7 +118,7 @@ def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> N
         except OSError as error:
             if error.errno is None or (error.filename is not None and error.filename2 is None):
                 raise
-            # Arrow's "disk full" names no file; a failed copy names the file it was reading.
+            # Arrow's "disk full" error names no file, and a failed copy names the source: name the target.
             raise OSError(error.errno, os.strerror(error.errno), str(target)) from error
         for entry in (fresh, *fresh.rglob("*")):
             _sync(entry)
@@ -145,12 +136,13 @@ def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> N
 
 @contextmanager
 def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
-    """A temporary folder whose name begins with `name`. Also removes those that killed processes left in `parent`.
+    """Create a temporary folder whose name starts with `name`, and delete it afterwards.
 
-    Each process locks its folder while it lives. Locks of other machines are not visible here, so their folders stay.
+    Also delete folders that killed processes have left in `parent`. Each process locks its folder while it runs. Locks
+    of other machines are not visible here, so their folders stay.
     """
     prefix = f"{name}-{socket.gethostname()}-"
-    # All 16 digits: the name of another machine may begin with the name of this machine.
+    # Match all 16 digits: another machine's name may start with this machine's name.
     for stale in parent.glob(glob.escape(prefix) + "[0-9a-f]" * 16):
         with suppress(OSError), ExitStack() as stack:
             _lock(stale, stack)
@@ -172,7 +164,7 @@ def _lock(folder: Path, stack: ExitStack) -> None:
     path = folder / "lock"
     lock = stack.enter_context(path.open("w"))
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    # The process that had the lock before may have removed the file, and be about to remove the folder.
+    # The previous owner of the lock may have deleted the file and be about to delete the folder.
     if not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
         raise FileNotFoundError(path)
 
@@ -192,10 +184,8 @@ class Journal(Generic[T]):
     """A file of records as JSON lines.
 
     Args:
-        file: its path.
-        record: the type of a line.
-        busy: error and remedy while another process has the lock.
-        remedy: for a line that is not a record.
+        busy: error and remedy if another process holds the lock.
+        remedy: remedy for a line that is not a record.
     """
 
     def __init__(self, file: Path, record: type[T], *, busy: tuple[str, str], remedy: str) -> None:
@@ -203,12 +193,7 @@ class Journal(Generic[T]):
 
     @contextmanager
     def locked(self) -> Iterator[list[T]]:
-        """The records so far; no other process can add to them within the block.
-
-        Raises:
-            DependencyError: another process has the lock.
-            DataError: a line is not a record.
-        """
+        """Lock the file and return its records; raise DependencyError if another process holds the lock."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         # The system releases the lock even if the process is killed.
         with self._file.open("ab") as lock:
@@ -223,11 +208,7 @@ class Journal(Generic[T]):
             yield self._records(complete)
 
     def read(self) -> list[T]:
-        """The records so far.
-
-        Raises:
-            DataError: the file cannot be read, or a line is not a record.
-        """
+        """Return all records, without a lock; raise DataError for a damaged line."""
         try:
             return self._records(self._complete_lines())
         except FileNotFoundError:
@@ -236,11 +217,7 @@ class Journal(Generic[T]):
             raise DataError(str(self._file), f"cannot be read ({error.strerror})") from error
 
     def add(self, record: T) -> None:
-        """Adds a record, which is on disk when this returns.
-
-        Raises:
-            DependencyError: the disk is full.
-        """
+        """Append a record and sync it to disk; raise DependencyError if the disk is full."""
         import msgspec  # see `_records`
 
         try:
@@ -250,7 +227,7 @@ class Journal(Generic[T]):
                 os.fsync(file.fileno())
         except OSError as error:
             problem = f"cannot be written ({error.strerror})"
-            remedy = "make room there; the same command goes on"
+            remedy = "free disk space and repeat the command; it continues from here"
             raise DependencyError(str(self._file), problem, remedy=remedy) from error
 
     def _complete_lines(self) -> bytes:
@@ -258,7 +235,7 @@ class Journal(Generic[T]):
         return content[: content.rfind(b"\n") + 1]
 
     def _records(self, lines: bytes) -> list[T]:
-        # Not at the top of the module: `isthmus init` runs without any dependency installed.
+        # Imported late: `isthmus init` must run without any dependency installed.
         import msgspec
 
         records = []

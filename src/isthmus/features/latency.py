@@ -1,7 +1,7 @@
-"""The latency of a project's servers, for a training on the same machine.
+"""The latency of a project's servers, for training on the same machine.
 
-Every second each server writes the counters that it has anyway to a small file: no request waits for it, and readers
-cost the servers no time.
+Every second each server writes its existing counters to a small file. No request waits for this, and readers cost the
+servers no time.
 """
 
 import platform
@@ -19,22 +19,21 @@ import msgspec
 
 WRITE_SECONDS = 1.0
 STALE_SECONDS = 5.0
-"""A server that has not written for so long counts as dead."""
+"""A server that has not written for this long counts as dead."""
 WINDOW_SECONDS = 4.0
-"""The recent requests that count."""
+"""The time window of the reported latency."""
 _FEWEST_SLOW = 3
-"""Fewer slow answers are ignored: a server's first answer is always slow."""
+"""Fewer slow responses are ignored, because a server's first response is always slow."""
 
 
 class LatencySample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of a server process's file.
 
     Attributes:
-        machine: an identifier of the machine it runs on.
         at: seconds of the machine's monotonic clock, which all its processes share.
         objective_ms: upper limit for the p99.
         bounds: upper bounds of durations in seconds, ascending; the objective is among them.
-        counts: requests answered since the server's start, by bound; the last count is beyond all bounds.
+        counts: requests answered since the server's start, by bound; the last count is above all bounds.
     """
 
     machine: str
@@ -48,9 +47,8 @@ class Latency(NamedTuple):
     """The recent latency of all servers of a project on this machine.
 
     Attributes:
-        p99_ms: in milliseconds, interpolated between bounds as Prometheus does; at most the last bound.
-        objective_ms: the lowest of any server.
-        slow: requests that took longer than their server's objective: an exact count.
+        p99_ms: p99 in milliseconds, interpolated between bounds as Prometheus does; at most the last bound.
+        slow: exact number of requests that took longer than their server's objective.
     """
 
     p99_ms: float
@@ -60,7 +58,6 @@ class Latency(NamedTuple):
 
     @property
     def strained(self) -> bool:
-        """Whether the p99 is above the objective."""
         return self.slow >= _FEWEST_SLOW and self.slow * 100 > self.answered
 
     def __str__(self) -> str:
@@ -68,26 +65,25 @@ class Latency(NamedTuple):
 
 
 class LatencyWriter:
-    """Writes the samples of a server process; the arguments are those of `LatencySample`."""
+    """Writer of a server process's samples; the arguments are those of `LatencySample`."""
 
     def __init__(self, folder: Path, objective_ms: float, bounds: Sequence[float]) -> None:
-        # Not named by the process id: processes of two containers may have the same.
+        # Not named after the process id: processes in two containers may have the same id.
         self._file = folder / f"{secrets.token_hex(8)}.json"
         self._objective_ms, self._bounds = objective_ms, tuple(bounds)
 
     def write(self, counts: Sequence[int]) -> None:
-        """Writes the counters, without waiting for the disk: the file need not survive a crash of the machine."""
+        """Write the counters without a sync: the file need not survive a crash of the machine."""
         sample = LatencySample(_machine(), time.monotonic(), self._objective_ms, self._bounds, tuple(counts))
         if not self._file.exists():
             self._file.parent.mkdir(parents=True, exist_ok=True)
             for stale in set(self._file.parent.glob("*.json")) - _fresh(self._file.parent).keys():
-                stale.unlink(missing_ok=True)  # of a server that was killed
+                stale.unlink(missing_ok=True)  # left by a killed server
         partial = self._file.with_suffix(".json.partial")
         partial.write_bytes(msgspec.json.encode(sample))
         partial.replace(self._file)
 
     def close(self) -> None:
-        """Removes the file."""
         with suppress(OSError):
             self._file.unlink(missing_ok=True)
 
@@ -100,7 +96,7 @@ class LatencyReader:
         self._samples: dict[Path, deque[LatencySample]] = {}
 
     def __call__(self) -> Latency | None:
-        """The latency; None without a server. A server counts from its second sample on."""
+        """Return the latency, or None without a server. A server counts from its second sample on."""
         fresh = _fresh(self._folder)
         for gone in self._samples.keys() - fresh.keys():
             del self._samples[gone]
@@ -124,11 +120,11 @@ class LatencyReader:
 
 
 def quantile(counts: Mapping[float, float], share: float) -> float:
-    """A quantile of durations, linear within a bucket like `histogram_quantile` of Prometheus.
+    """Return a quantile of durations, linear within a bucket like Prometheus's `histogram_quantile`.
 
     Args:
         counts: upper bound of a bucket to the number of its durations; an infinite bound counts as the one before.
-        share: 0.99 for the p99.
+        share: quantile, for example 0.99 for the p99.
     """
     rank, below = share * sum(counts.values()), 0.0
     for lower, upper in pairwise((0.0, *sorted(counts))):
@@ -139,7 +135,7 @@ def quantile(counts: Mapping[float, float], share: float) -> float:
 
 
 def _fresh(folder: Path) -> dict[Path, LatencySample]:
-    """The recent samples of this machine's servers. Unreadable files are ignored."""
+    """Read the recent samples of this machine's servers. Ignore unreadable files."""
     samples = {}
     machine, now = _machine(), time.monotonic()
     for file in folder.glob("*.json"):
@@ -152,7 +148,7 @@ def _fresh(folder: Path) -> dict[Path, LatencySample]:
 
 
 def _machine() -> str:
-    """An identifier that all processes of a machine share, in any container, until it reboots."""
+    """Return an identifier that all processes of a machine share, in any container, until it reboots."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

@@ -1,6 +1,6 @@
-"""Production quality: what labels that became known later say of recorded answers.
+"""Production quality: recorded predictions compared with labels that became known later.
 
-`isthmus monitor` writes it; a server reads it for its gauges. Neither Arrow nor NumPy is needed to read it.
+`isthmus monitor` writes the file, and a server reads it for its gauges. Reading needs neither Arrow nor NumPy.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from isthmus.features.errors import DataError
 
 FORMAT = 1
 FOLDER = "production"
-"""In the state folder, beside the deployment."""
+"""The folder of the files, in the state folder next to the deployment."""
 
 
-class Measure(msgspec.Struct, frozen=True):
-    """A figure and its two-sided 95 % interval, which a figure of too few rows does not have."""
+class MeasuredValue(msgspec.Struct, frozen=True):
+    """A metric's value and its two-sided 95 % interval; no interval if there are too few rows."""
 
     value: float
     low: float | None = None
@@ -24,47 +24,48 @@ class Measure(msgspec.Struct, frozen=True):
 
 
 class Quality(msgspec.Struct, frozen=True, kw_only=True):
-    """Of some answers.
+    """The quality of a group of predictions.
 
     Attributes:
-        answers: rows that were answered.
-        rows: those of them with a label that is known by now, each label once.
-        measures: by name, over `rows`: of a label of 0 and 1 `auc`, `log_loss`, `brier`, `ece`, the mean `score` and
-            the share of ones, `label`; of a number `rmse`, `mae`, and both means; of classes `log_loss`, `accuracy` and
-            `ece`. What has no value for these rows, as an AUC of one class, is not there.
+        answers: number of predictions.
+        rows: number of predictions with a known label; each label counts once.
+        measures: metric name to value, over `rows`. Binary labels have `auc`, `log_loss`, `brier`, `ece`, the mean
+            `score` and the share of ones, `label`. Numbers have `rmse`, `mae` and both means. Classes have `log_loss`,
+            `accuracy` and `ece`. A metric that is undefined for these rows, such as the AUC of a single class, is
+            missing.
     """
 
     answers: int
     rows: int
-    measures: Mapping[str, Measure]
+    measures: Mapping[str, MeasuredValue]
 
 
 class Week(Quality, frozen=True, kw_only=True):
-    """Of the answers of an ISO week in UTC, such as "2026-W48"."""
+    """The quality of predictions in an ISO week in UTC, such as "2026-W48"."""
 
     week: str
 
 
 class SliceQuality(Quality, frozen=True, kw_only=True):
-    """Of the answers whose column has a value, in words; None for those without a value."""
+    """The quality of predictions with one value of a column; None is the slice of nulls."""
 
     column: str
     value: str | None
 
     @property
     def name(self) -> str:
-        """What it is called wherever there is no room for a column of its own: no two slices share it."""
         return f"{self.column} is null" if self.value is None else f"{self.column}: {self.value}"
 
 
 class InputDrift(msgspec.Struct, frozen=True, kw_only=True):
-    """How far what was served is from the training set; see `isthmus.features.quality.drift`.
+    """The distance between served values and the training set; see `isthmus.features.quality.drift`.
 
     Attributes:
-        name: of a raw input of the model, or "score".
+        name: raw input of the model, or "score".
         psi: population stability index.
-        ks: Kolmogorov-Smirnov statistic; None for categories. Likewise `wasserstein`, in standard deviations.
-        exceeded: the measures that are beyond threshold, chance and usual variation.
+        ks: Kolmogorov-Smirnov statistic; None for categories.
+        wasserstein: Wasserstein distance in standard deviations; None for categories.
+        exceeded: measures that are above their threshold and cannot be explained by chance or usual variation.
     """
 
     name: str
@@ -75,14 +76,14 @@ class InputDrift(msgspec.Struct, frozen=True, kw_only=True):
     exceeded: tuple[str, ...] = ()
 
 
-class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """What a deployment loses beside the package before it, over the rows that it answered since it was deployed.
+class QualityLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """The loss of quality against the previous package, over predictions since the deployment.
 
     Attributes:
-        at_most: how much of the measure it may lose.
-        former: the digest of the package before it, which was asked the same; empty if there is no way back.
-        rows: that have a label, and an answer of both.
-        value: above 0 where it is worse; None for too few rows. Likewise `least`, what it loses unless by rare chance.
+        former: digest of the previous package, which got the same requests; empty if a rollback is not possible.
+        rows: number of rows with a label and a prediction of both packages.
+        value: loss, positive if the new package is worse; None for too few rows.
+        least: lower confidence bound of the loss; None for too few rows.
     """
 
     measure: str
@@ -94,19 +95,16 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def beyond(self) -> bool:
-        """Whether it loses more than it may, and not by chance."""
+        """True if the loss is above the allowed one, and statistically significant."""
         return self.least is not None and self.least > self.at_most
 
 
 class PackageQuality(Quality, frozen=True, kw_only=True):
-    """Of all answers of a package in a precision.
+    """The quality of all predictions of a package in one precision.
 
     Attributes:
-        package: its digest.
-        first: of the answers, microseconds since 1970 UTC; likewise `last`.
-        drift: of the answers since `drift_since`.
-        lost: beside the package before it, if it is deployed and has a bound on that.
-        unknown: what is not known of it, in sentences: the package is gone, say.
+        lost: losses against the previous package, if this one is deployed and a loss is bounded.
+        unknown: sentences about missing results, for example because the package is gone.
     """
 
     package: str
@@ -117,24 +115,24 @@ class PackageQuality(Quality, frozen=True, kw_only=True):
     slices: tuple[SliceQuality, ...] = ()
     drift: tuple[InputDrift, ...] = ()
     drift_since: int | None = None
-    lost: tuple[Loss, ...] = ()
+    lost: tuple[QualityLoss, ...] = ()
     unknown: tuple[str, ...] = ()
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """What a measure must reach.
+    """A limit for a metric.
 
     Attributes:
-        measure: with "slices." before it, of each slice.
-        found: the measure, as far as there is one: of all answers, or of the newest week with labels if that breaks it;
-            of slices that of the worst. `week` and `slice` are their names.
-        broken: whether the whole interval is beyond the bound, so that chance alone does not break it.
+        measure: name of the metric; the prefix "slices." applies the bound to each slice.
+        found: measured value, or None. It covers all predictions, or the newest week with labels if that breaks the
+            bound; for slices, the worst slice.
+        broken: True if the whole interval is beyond the bound, so that chance alone does not break it.
     """
 
     measure: str
     at_least: float | None = None
     at_most: float | None = None
-    found: Measure | None = None
+    found: MeasuredValue | None = None
     week: str | None = None
     slice: str | None = None
     broken: bool = False
@@ -144,13 +142,11 @@ class Production(msgspec.Struct, frozen=True, kw_only=True):
     """The production quality of a model.
 
     Attributes:
-        metric: the measure that decides, as of the task: "auc", "log_loss", "rmse" or "mae".
-        higher_is_better: of that.
-        at: the moment by which labels had to be known, microseconds since 1970 UTC.
-        left_out: why rows of answers have no part in any measure, and how many.
-        bounds: those of the distillation, of the first package.
-        packages: the deployed one comes first, and then the one that answered last.
-        undone: that the deployment was undone for what it lost, or why it could not be; else empty.
+        metric: main metric of the task: "auc", "log_loss", "rmse" or "mae".
+        at: time by which labels had to be known, in microseconds since 1970 UTC.
+        left_out: reason to the number of predictions that no metric covers.
+        packages: the deployed package first, then by the latest prediction.
+        undone: sentence that the deployment was rolled back because of a loss, or why not; empty without a loss.
     """
 
     model: str
@@ -164,28 +160,23 @@ class Production(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
 
     def of(self, package: str, precision: str | None = None) -> PackageQuality | None:
-        """What is known of a package by its digest; of several precisions, of that which answered last."""
-        found = (part for part in self.packages if part.package == package)
-        return next((part for part in found if precision in (None, part.precision)), None)
+        """Return the quality of a package by its digest, or None; of several precisions, the latest used one."""
+        parts = (part for part in self.packages if part.package == package)
+        return next((part for part in parts if precision in (None, part.precision)), None)
 
     def dumps(self) -> bytes:
-        """The text of the file."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
     @classmethod
     def loads(cls, text: bytes, where: str = "production.json") -> "Production":
-        """The inverse of `dumps`.
-
-        Raises:
-            DataError: it is damaged, or of another version.
-        """
+        """Parse the result of `dumps`; raise DataError if it is damaged or has another format."""
         remedy = "run `isthmus monitor`"
         try:
             if (version := msgspec.json.decode(text, type=_Versioned).format) != FORMAT:
                 raise DataError(where, f"has format {version}", expected=str(FORMAT), remedy=remedy)
             return msgspec.json.decode(text, type=cls)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise DataError(where, f"is no production quality ({error})", remedy=remedy) from error
+            raise DataError(where, f"is not a production quality file ({error})", remedy=remedy) from error
 
 
 class _Versioned(msgspec.Struct):
@@ -193,5 +184,4 @@ class _Versioned(msgspec.Struct):
 
 
 def production_file(state: Path, model: str) -> Path:
-    """Where it is of a model, in the state folder, which is that of the deployment."""
     return state / FOLDER / model / "production.json"

@@ -1,4 +1,4 @@
-"""The configurations of training and serving: `[profiles.training]` and `[profiles.serving]` of isthmus.toml."""
+"""The profiles of training and serving: `[profiles.training]` and `[profiles.serving]` of isthmus.toml."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,31 +13,31 @@ _Count = Annotated[int, Ge(1)]
 Accelerator = Literal["nvidia-t4", "nvidia-a10", "nvidia-l4", "nvidia-a100", "nvidia-h100", "nvidia-h200"]
 
 WITHOUT_BF16 = frozenset({"nvidia-t4"})
-"""Those below compute capability 8.0 (CUDA C++ Programming Guide, arithmetic instructions)."""
+"""Accelerators with a compute capability below 8.0 (CUDA C++ Programming Guide, arithmetic instructions)."""
 
 EPOCHS = 4
-"""Passes over the training part, unless a profile or a distillation says otherwise."""
+"""The default number of passes over the training part."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingProfile:
-    """How the student is trained: throughput matters.
+    """How the student is trained. The goal is throughput.
 
     Attributes:
-        device: where the student trains; "auto" is CUDA if available.
-        precision: arithmetic of the forward pass; "bf16" needs a device that has it.
+        device: device of the training; "auto" is CUDA if available.
+        precision: arithmetic of the forward pass; "bf16" needs a device that supports it.
         batch: rows per step.
-        epochs: passes over the training part; None for four, or for as many as a `Tabular` on few rows needs.
+        epochs: passes over the training part; None for four, or for more if a `Tabular` has few rows.
         threads: CPU threads for the teacher and the student.
-        compile: whether to use torch.compile, which pays off on a GPU and with large students.
-        give_way: whether training pauses while the project's API on this machine misses its latency objective.
-        framework: the training framework.
-        accelerator: the accelerator of the training fleet's nodes; None for CPUs.
+        compile: True to use torch.compile, which pays off on a GPU and with large students.
+        give_way: True to pause training while the project's API on this machine misses its latency objective.
+        framework: training framework.
+        accelerator: accelerator of the training fleet's nodes; None for CPUs.
         nodes: machines of the fleet that train together.
-        per_node: processes per node, each with its own accelerator if there are any.
-        interconnect: the network between the nodes.
+        per_node: processes per node; each uses one accelerator if there are any.
+        interconnect: network between the nodes.
         memory_mb: main memory per node, in MiB.
-        script: what every process runs, relative to the project; None for `isthmus distill`, a single process.
+        script: script that every process runs, relative to the project; None for `isthmus distill` in a single process.
     """
 
     device: Literal["cpu", "cuda", "auto"] = "cpu"
@@ -57,30 +57,28 @@ class TrainingProfile:
 
     @property
     def processes(self) -> int:
-        """The number of processes on all nodes."""
         return self.nodes * self.per_node
 
     @property
     def passes(self) -> int:
-        """Return the number of epochs, or the default if none is given."""
         return self.epochs or EPOCHS
 
     def identity(self) -> dict[str, Any]:
-        """The settings a student depends on; the number of machines is not among them."""
-        named = _named(self, "device", "precision", "batch", "epochs", "threads", "compile")
+        """Return the settings that change the student; the number of machines does not."""
+        named = _values(self, "device", "precision", "batch", "epochs", "threads", "compile")
         return {**named, "epochs": self.passes}
 
     def problems(self) -> Iterator[Problem]:
-        """Valid values that do not go together, by the name of the field to change."""
+        """Report values that do not fit together, by the name of the field to change."""
         if self.accelerator is not None and self.device == "cpu":
             yield Problem("device", f'"cpu" leaves the accelerator {self.accelerator} idle', '"cuda" or "auto"')
         if self.precision == "bf16" and self.accelerator in WITHOUT_BF16:
-            yield Problem("precision", f'"bf16", which {self.accelerator} has no arithmetic for', '"fp32"')
+            yield Problem("precision", f'"bf16", which {self.accelerator} does not support', '"fp32"')
         if self.processes > 1 and self.script is None:
-            missing = f"none for {self.processes} processes, and `isthmus distill` is one"
-            yield Problem("script", missing, "a script for them (docs/training.md), or nodes = 1 and per_node = 1")
+            missing = f"not set for {self.processes} processes, but `isthmus distill` is a single process"
+            yield Problem("script", missing, "a script (docs/training.md), or nodes = 1 and per_node = 1")
         if self.batch < self.processes:
-            small = f"{self.batch}, which {self.processes} processes cannot share"
+            small = f"{self.batch} rows cannot be divided among {self.processes} processes"
             yield Problem("batch", small, f"{self.processes} or more")
 
 
@@ -88,25 +86,26 @@ FASTEST = "fastest"
 OBJECTIVE_MS = 1.0
 
 BATCH_ROWS = 256
-"""Rows that wait for a slow model and are predicted together; more raise the throughput and the latency."""
+"""Rows that wait for a slow model and are predicted together; more rows increase throughput and latency."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingProfile:
-    """How the student answers: latency matters.
+    """How the student is served. The goal is low latency.
 
     Attributes:
-        runtime: what executes the exported graph.
-        precision: the variant of the package to deploy; "fastest" is the faster variant when exported.
+        runtime: runtime of the exported graph.
+        precision: variant of the package to deploy; "fastest" is the faster variant at export.
         threads: CPU threads per prediction.
-        latency_objective_ms: upper limit, in milliseconds, for the p99 of single-row predictions at `export`; and of
-            the API's answers, for `give_way`, unless `[server]` has its own.
-        memory_mb: upper limit at `export`, in MiB, for the growth of a process that opens the model and answers.
-        load_ms: upper limit, in milliseconds, from the model's file to its first answer; None for no limit.
+        latency_objective_ms: upper limit, in milliseconds, for the p99 of single-row predictions at `export`; also of
+            API responses, for `give_way`, unless `[server]` has its own.
+        memory_mb: upper limit at `export`, in MiB, for the memory growth of a process that loads the model and
+            predicts.
+        load_ms: upper limit, in milliseconds, from opening the model's file to its first prediction; None for no limit.
         package_kb: upper limit for the package, in kB, with a single precision; None for no limit.
         batch: rows of several requests that a slow model predicts together.
-        probation_seconds: how long a server undoes a deployment that fails, or that alone misses the latency objective;
-            0 for never.
+        probation_seconds: time in which a server rolls back a deployment that fails or alone misses the latency
+            objective; 0 for never.
         replicas_min: servers of an idle fleet.
         replicas_max: upper limit for the servers of the fleet.
         target_utilization: CPU utilization of the servers above which the fleet grows.
@@ -126,16 +125,16 @@ class ServingProfile:
     target_utilization: Annotated[float, Ge(0.01), Le(1)] = 0.6
 
     def identity(self) -> dict[str, Any]:
-        """The settings a package depends on; the number of servers is not among them."""
-        return _named(
+        """Return the settings that change the package; the number of servers does not."""
+        return _values(
             self, "runtime", "precision", "threads", "latency_objective_ms", "memory_mb", "load_ms", "package_kb"
         )
 
     def problems(self) -> Iterator[Problem]:
-        """Valid values that do not go together, by the name of the field to change."""
+        """Report values that do not fit together, by the name of the field to change."""
         if self.replicas_min > self.replicas_max:
             yield Problem("replicas_max", str(self.replicas_max), f"replicas_min ({self.replicas_min}) or more")
 
 
-def _named(profile: TrainingProfile | ServingProfile, *names: str) -> dict[str, Any]:
+def _values(profile: TrainingProfile | ServingProfile, *names: str) -> dict[str, Any]:
     return {name: getattr(profile, name) for name in names}

@@ -1,4 +1,4 @@
-"""Progress of a long step: a callback with a sentence and the share that is done."""
+"""Progress of a long step: a callback that gets a message and the completed share, 0 to 1."""
 
 from collections.abc import Callable
 
@@ -6,4 +6,4 @@ Progress = Callable[[str, float], None]
 
 
 def silent(text: str, done: float) -> None:
-    """Ignores the progress."""
+    pass

@@ -1,4 +1,4 @@
-"""The status of a project: `isthmus status` stores it for the server and shows it on the terminal and on a page."""
+"""The status of a project. `isthmus status` stores it for the server, and shows it on the terminal and on a page."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import msgspec
 
 from isthmus.features import clock
 from isthmus.features.days import day_name
-from isthmus.features.document.blocks import Block, Paragraph, Span, Table, Text, bad, good
+from isthmus.features.document.blocks import Block, Paragraph, StyledText, TableBlock, Text, bad, good
 from isthmus.features.errors import DataError
 from isthmus.features.files import write_atomically
 
@@ -19,20 +19,16 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a view.
 
     Attributes:
-        rows: of its table; None without a table.
-        last_day: the last day with rows up to the project's present.
-        age_days: full days from then to the present.
-        expired: whether all its rows are older than its ttl.
-        built_at: when the table was written, in microseconds since 1970 UTC.
-        current: whether the table matches today's sources and definitions.
-        served_at: when its rows last became readable online, in microseconds since 1970 UTC.
-        served: whether Redis has the table's current rows.
-        waiting: pushed rows that wait for its table; None if Redis does not run.
-        waiting_since: when Redis got the first of them, in microseconds since 1970 UTC, by its own clock.
-        broken: expectations that do not hold.
-        drifted: features that have drifted from the rows a model learned from.
-        lost: why Redis may have lost rows of the view; empty if it holds them all, or does not run.
-        problem: why the view cannot be read; empty if it can.
+        last_day: last day with rows, up to the project's present.
+        age_days: full days from the last day to the present.
+        expired: True if all rows are older than the ttl.
+        built_at: time when the table was written, in microseconds since 1970 UTC.
+        current: True if the table matches today's sources and definitions.
+        served_at: time when the rows last became readable online, in microseconds since 1970 UTC.
+        served: True if Redis has the table's current rows.
+        waiting: pushed rows that are not in the table yet; None if Redis does not run.
+        waiting_since: time when Redis got the first of them, in microseconds since 1970 UTC, by its own clock.
+        lost: reason why Redis may have lost rows of the view; empty if it has them all, or does not run.
     """
 
     rows: int | None = None
@@ -52,11 +48,9 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def timeless(self) -> bool:
-        """Whether its rows have no event times of their own, only 1970."""
         return self.last_day == day_name(0)
 
     def wrong(self, *, applied: bool) -> Sequence[str]:
-        """The view's problems, in words; `applied` is whether today's definitions are in force."""
         if self.problem:
             return ["cannot be read"]
         if self.rows is None:
@@ -66,7 +60,7 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
             "to be materialized": not self.served and not self.lost,
             "has lost online rows": bool(self.lost),
             "expired": self.expired,
-            "breaks its promises": bool(self.broken),
+            "breaks expectations": bool(self.broken),
             "has drifted": bool(self.drifted),
         }
         return [word for word, holds in states.items() if holds]
@@ -76,16 +70,13 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a distillation.
 
     Attributes:
-        training_set: its identity; None without a training set.
-        package: digest of the last package.
-        stale: a sentence for each of these whose definitions have changed since.
-        verdict: whether the last verdict passed; None without a verdict on this package.
+        stale: one sentence for each of these whose definitions have changed since.
+        verdict: result of the last verdict; None without a verdict on this package.
         compared: number of values in the verdict.
         verified_at: time of the verdict, in microseconds since 1970 UTC, by the project's clock.
         deployed: digest of the package behind the API.
-        contract: hash of the deployed package's contract.
         deployed_at: time of the deployment, in microseconds since 1970 UTC.
-        undone: the deployment that a server went back from to this one, and why; None if it is no such way back.
+        undone: deployment that a server rolled back to this one, and why; None without a rollback.
     """
 
     training_set: str | None = None
@@ -102,7 +93,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A Dagster run: its assets, its outcome, and when it began, in microseconds since 1970 UTC."""
+    """A Dagster run: its assets, its outcome, and its start in microseconds since 1970 UTC."""
 
     id: str
     made: str
@@ -111,30 +102,26 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpoolStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What servers have recorded of their answers and nobody has collected yet.
+    """Predictions that servers have recorded and that are not collected yet.
 
     Attributes:
-        bytes: of all files, also of those that a server still writes to.
-        since: since when answers wait, in microseconds since 1970 UTC; None if all were collected.
+        bytes: size of all files, including those that a server still writes.
+        since: time of the oldest prediction that waits, in microseconds since 1970 UTC; None if all are collected.
     """
 
     bytes: int
     since: int | None
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
+class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a project.
 
     Attributes:
-        contract: hash of the contract of today's definitions.
-        applied: whether it is that of the last `apply`.
-        current: hash of the contract that servers answer under; None without one.
-        online: why Redis may evict rows; empty if it may not, or does not run.
-        spool: recorded answers that wait to be collected; None where servers record nothing.
-        now: the project's present, in microseconds since 1970 UTC.
-        runs: recent runs, the latest first.
-        measured: whether expectations and drift were measured.
-        found_at: when `isthmus status` ran, in microseconds since 1970 UTC, by the system clock.
+        applied: True if that contract is the last applied one.
+        current: hash of the contract that servers use; None without one.
+        online: reason why Redis may evict rows; empty if it does not, or does not run.
+        spool: recorded predictions that are not collected yet; None if servers record nothing.
+        found_at: time when `isthmus status` ran, in microseconds since 1970 UTC, by the system clock.
     """
 
     project: str
@@ -152,7 +139,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waiting(self) -> bool:
-        """Whether servers answer under an earlier contract, until the rows of the applied one are there."""
+        """True if servers use an earlier contract until the rows of the applied one are online."""
         return self.applied and self.current not in (None, self.contract)
 
     def _unfinished(self, state: str) -> str:
@@ -160,17 +147,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         return state if state == "canceled" else f"{state} at {minute(self.found_at)}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form, as plain data."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
     def write(self, folder: Path) -> None:
-        """Stores it for the server, beside the deployment file."""
         write_atomically(folder / FILE, msgspec.json.encode(self) + b"\n")
 
     @classmethod
-    def read(cls, folder: Path) -> "Status | None":
-        """The stored status, if any; a DataError if it cannot be read."""
+    def read(cls, folder: Path) -> "ProjectStatus | None":
+        """Return the stored status, or None without one; raise DataError if it cannot be read."""
         file = folder / FILE
         try:
             return msgspec.json.decode(file.read_bytes(), type=cls)
@@ -180,17 +165,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             raise DataError(str(file), f"cannot be read: {error}", remedy="run `isthmus status`") from error
 
     def screen(self) -> Iterator[Block]:
-        """The blocks of the terminal: a headline, then `blocks`."""
-        in_force: Text = "in force" if self.applied else bad("not in force, run `isthmus apply`")
+        state: Text = "applied" if self.applied else bad("not applied, run `isthmus apply`")
         if self.waiting:
-            in_force = f"to follow {short(self.current)}, which is served until `isthmus materialize` is done"
-        now = f"; it is {minute(self.now)}"
-        yield Paragraph((f"{self.project}, contract {short(self.contract)}, ", in_force, now))
+            state = f"not served yet: servers use {short(self.current)} until `isthmus materialize` is done"
+        now = f"; project time {minute(self.now)}"
+        yield Paragraph((f"{self.project}, contract {short(self.contract)}, ", state, now))
         yield from self.blocks()
 
     def blocks(self) -> Iterator[Block]:
-        """A table each of views, models and runs, with the problems of each."""
-        yield Table(
+        yield TableBlock(
             ["view", "rows", "last day", "built", "online since", "state"],
             [
                 [
@@ -208,12 +191,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         for name, view in self.views.items():
             if view.waiting:
                 text = f"{view.waiting:,} pushed rows wait for the history of {name} since {minute(view.waiting_since)}"
-                yield Paragraph(f"{text}: `isthmus collect` brings them")
+                yield Paragraph(f"{text}. Run `isthmus collect` to add them")
         if self.spool is not None and self.spool.since is not None:
             text = f"Recorded answers wait since {minute(self.spool.since)}, {self.spool.bytes / 1e6:,.1f} MB"
-            yield Paragraph(f"{text}: `isthmus recorded` collects them")
+            yield Paragraph(f"{text}. Run `isthmus recorded` to collect them")
         if self.models:
-            yield Table(
+            yield TableBlock(
                 ["model", "training set", "student", "package", "verdict", "deployed"],
                 [
                     [
@@ -228,7 +211,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
                 yield from _problems(name, filter(None, (*model.stale, model.undone)))
         if self.runs:
             colors = {"success": good, "failure": bad}
-            yield Table(
+            yield TableBlock(
                 ["run", "began", "state", "made"],
                 [
                     [run.id[:8], minute(run.at), colors.get(run.status, self._unfinished)(run.status), run.made]
@@ -239,12 +222,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def short(identity: str | None) -> str:
-    """A hash or digest, shortened for a table."""
     return "-" if identity is None else identity[:12]
 
 
 def minute(at: int | None) -> str:
-    """A time in microseconds since 1970 UTC, to the minute."""
     return "-" if at is None else f"{clock.moment(at):%Y-%m-%d %H:%M}"
 
 
@@ -259,7 +240,7 @@ def _last_day(view: ViewStatus) -> str:
     return f"{view.last_day}, {days}"
 
 
-def _state(problems: Sequence[str]) -> Span:
+def _state(problems: Sequence[str]) -> StyledText:
     return bad(", ".join(problems)) if problems else good("up to date")
 
 

@@ -1,4 +1,4 @@
-"""The value types of features, by Feast's names."""
+"""The value types of features, named as in Feast."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class DataType:
     Attributes:
         name: Feast's name of the type.
         numpy: little-endian NumPy code of a fixed-width type (`<f4`), or None for variable length.
-        element: the type of an array's elements; None for a scalar.
+        element: type of an array's elements; None for a scalar.
     """
 
     name: str
@@ -20,20 +20,19 @@ class DataType:
     def __repr__(self) -> str:
         return self.name
 
-    # No fields: fingerprints of teachers that hold a type cover its fields.
+    # Properties, not fields: the fingerprint of a teacher with a DataType covers its fields.
     @property
     def spark(self) -> str:
-        """Spark SQL's name of the type."""
         return f"array<{self.element.spark}>" if self.element else _SPARK[self.name]
 
     @property
     def tensor(self) -> str:
-        """The ONNX element type that holds it in a model; empty for bytes and arrays, which no model reads."""
+        """The ONNX element type of model inputs; empty for Bytes and arrays, which models cannot read."""
         return _TENSORS.get(self.name, "")
 
 
 class Array(DataType):
-    """Any number of values of one scalar type, none of them null. An empty array is not null."""
+    """Any number of values of one scalar type, without nulls. An empty array is not null."""
 
     __slots__ = ()
 
@@ -52,7 +51,7 @@ Bytes = DataType("Bytes", None)
 
 SCALARS = (Bool, Int32, Int64, Float32, Float64, UnixTimestamp, String, Bytes)
 INPUTS = SCALARS[:-1]
-"""What a model can read: numbers, times and texts, but neither bytes nor arrays."""
+"""Types that a model can read: numbers, times and text, but neither Bytes nor arrays."""
 KEY_TYPES = (Bool, Int32, Int64, UnixTimestamp, String, Bytes)
 TYPES: dict[str, DataType] = {t.name: t for t in (*SCALARS, *map(Array, SCALARS))}
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.inputs import input_problems
 from isthmus.features import clock
-from isthmus.features.contract.diff import differences, named
+from isthmus.features.contract.diff import differences, summary
 from isthmus.features.contract.generations import Generations
 from isthmus.features.contract.schema import Contract
 from isthmus.features.definition.checks import Declaration
@@ -271,7 +271,7 @@ class Project:
         """
         contract, applied = self.definitions.contract, self.last_applied()
         if applied.hash != contract.hash:
-            changes = named(differences(applied, contract))
+            changes = summary(differences(applied, contract))
             raise ContractMismatch(
                 f"project {self.name}", f"the definitions have changed since the last apply ({changes})",
                 remedy="run `isthmus apply`",

@@ -18,7 +18,7 @@ from isthmus.features.online import loss
 from isthmus.features.online.pushes import Backlog
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.progress import Progress, silent
-from isthmus.features.projectstatus import ModelStatus, RunStatus, SpoolStatus, Status, ViewStatus
+from isthmus.features.projectstatus import ModelStatus, ProjectStatus, RunStatus, SpoolStatus, ViewStatus
 from isthmus.features.redis.connection import answering, connect
 from isthmus.orchestration.apply.diff import in_force
 from isthmus.orchestration.artifacts import Artifacts, outdated, verdict_file
@@ -34,7 +34,7 @@ RUNS = 5
 """How many of the last Dagster runs to report."""
 
 
-def status(project: Project, *, measure: bool = True, progress: Progress = silent) -> Status:
+def status(project: Project, *, measure: bool = True, progress: Progress = silent) -> ProjectStatus:
     """The state of a project; `measure` reads the tables, for expectations and drift.
 
     Raises:
@@ -58,7 +58,7 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
             refusal = loss.refusal(name, why)
             view = msgspec.structs.replace(view, lost=f"{refusal.found}: {refusal.remedy}")
         views[name] = view
-    return Status(
+    return ProjectStatus(
         project=project.name,
         contract=contract.hash,
         applied=applied,
@@ -74,7 +74,7 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
     )
 
 
-def require_rows(status: Status) -> None:
+def require_rows(status: ProjectStatus) -> None:
     """Raise a LostRowsError if Redis has lost rows of a view."""
     for name, view in status.views.items():
         if view.lost:
@@ -85,7 +85,7 @@ def note(project: Project) -> None:
     """Writes the status for the server, without new measurements: it reuses those of the same tables and models."""
     current, before = status(project, measure=False), None
     with suppress(DataError):
-        before = Status.read(project.state)
+        before = ProjectStatus.read(project.state)
     if before is not None and before.measured and _measured_of(before) == _measured_of(current):
         views = {
             name: msgspec.structs.replace(view, broken=before.views[name].broken, drifted=before.views[name].drifted)
@@ -95,7 +95,7 @@ def note(project: Project) -> None:
     current.write(project.state)
 
 
-def _measured_of(status: Status) -> tuple[object, ...]:
+def _measured_of(status: ProjectStatus) -> tuple[object, ...]:
     """What expectations and drift depend on: the contract, the tables, and the training sets."""
     tables = {name: view.built_at for name, view in status.views.items()}
     return status.contract, tables, {name: model.training_set for name, model in status.models.items()}

@@ -31,7 +31,7 @@ from isthmus.distill.reports.report import (
     read_report,
 )
 from isthmus.distill.reports.words import duration, measure, money, number, scaled, share
-from isthmus.features.document.blocks import Paragraph, Table
+from isthmus.features.document.blocks import Paragraph, TableBlock
 from isthmus.features.document.markdown import to_markdown
 from tests.chromium import launch
 from tests.distill.samplereports import HOSTILE, empty, hostile, report, sparse
@@ -245,7 +245,7 @@ def test_any_text_stands_in_markdown_as_it_is(value: str) -> None:
     tokens = MARKDOWN.parse(to_markdown([Paragraph(value)]))
     assert [token.type for token in tokens] == (["paragraph_open", "inline", "paragraph_close"] if shown else [])
     assert "".join(child.content for token in tokens for child in token.children or []) == shown
-    ((_, body),) = tables(to_markdown([Table(["a", "b"], [[value, "1"]], numbers=["b"])]))
+    ((_, body),) = tables(to_markdown([TableBlock(["a", "b"], [[value, "1"]], numbers=["b"])]))
     assert body == [shown, "1"]
 
 

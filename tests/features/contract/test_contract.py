@@ -252,7 +252,7 @@ def test_a_size_is_of_arrays_and_changes_nothing_where_it_is_not_declared() -> N
     assert Contract.loads(other.dumps()) == other
     assert differences(one, other) == ["view delays: the size of feature rates was any, is 8"]
     for dtype, size, found in (
-        (Float32, 8, "view delays, field 'rates': size=8; expected none: Float32 is no Array"),
+        (Float32, 8, "view delays, field 'rates': size=8; expected no size: Float32 is not an Array"),
         (Array(Float32), 0, "view delays, field 'rates': size=0; expected a whole number, 1 or more"),
         (Array(Float32), True, "view delays, field 'rates': size=True; expected a whole number, 1 or more"),
         (Array(Float32), 2.0, "view delays, field 'rates': size=2.0; expected a whole number, 1 or more"),
@@ -274,10 +274,10 @@ def test_every_problem_is_reported_at_once() -> None:
     for sentence in (
         "project 'Prod!'", "entity keyless: has no join key", "entity odd, join key k: type Float64",
         "source nowhere: has no path", "'bad view' is not a usable name", "its function takes (flights)",
-        "view bad view, ttl: 0:00:00", "field 'x': is there twice", "field 'carrier': has the name of a join key",
+        "view bad view, ttl: 0:00:00", "field 'x': appears twice", "field 'carrier': has the name of a join key",
         "'known_at' is a reserved name", "view empty: has no feature", "view empty: has no function",
         "view alone: has no entity; expected at least one Entity in its entities",
-        "view empty, delay: -1 day, 23:59:59", "no feature 'nothing'", "distance is there twice",
+        "view empty, delay: -1 day, 23:59:59", "no feature 'nothing'", "distance appears twice",
         "a second view has this name",
     ):  # fmt: skip
         assert [problem for problem in found if sentence in problem], sentence
@@ -297,13 +297,13 @@ def _view(**parts: Any) -> FeatureView:
     ("declared", "sentence"),
     [
         # Names that differ in case only are one name to DuckDB, Delta and Spark.
-        (_view(schema=[FIELD, Field("X", Int64)]), "field 'X': is there twice"),
+        (_view(schema=[FIELD, Field("X", Int64)]), "field 'X': appears twice"),
         (_view(schema=[Field("Carrier", Int64)]), "field 'Carrier': has the name of a join key"),
         (_view(schema=[Field("Event_Timestamp", Int64)]), "'Event_Timestamp' is a reserved name"),
         # `v__status` is the column that says what the view answered.
         (_view(schema=[Field("status", Int64)]), "'status' is a reserved name"),
-        (_view(entities=[CARRIER, CARRIER]), "view v, join key 'carrier': is there twice"),
-        (_view(entities=[CARRIER, Entity("other", {"carrier": String})]), "view v, join key 'carrier': is there twice"),
+        (_view(entities=[CARRIER, CARRIER]), "view v, join key 'carrier': appears twice"),
+        (_view(entities=[CARRIER, Entity("other", {"carrier": String})]), "view v, join key 'carrier': appears twice"),
         (_view(entities=[Entity("ids", {"event_timestamp": Int64})]), "'event_timestamp' is a reserved name"),
         # What a Feast user writes by habit.
         (Entity("carrier", join_keys=["carrier"]), "entity carrier, join_keys: ['carrier']"),  # type: ignore[arg-type]
@@ -324,8 +324,8 @@ def _view(**parts: Any) -> FeatureView:
         (FeatureService("s", ["v"]), "service s, features: ['v']; expected a list"),  # type: ignore[list-item]
         (FeatureService("s", []), "service s: has no feature"),
         (FeatureService("s", [_view()[[0]]]), "service s, v: no feature 0"),  # type: ignore[list-item]
-        (RequestSource("r", [FIELD], defaults={0: 1}), "request source r, default of 0: there is no such field"),  # type: ignore[dict-item]
-        (_view(sources=[replace(FLIGHTS, types={"n": Int64})]), "source flights, types: stands beside data that have"),
+        (RequestSource("r", [FIELD], defaults={0: 1}), "request source r, default of 0: no such field"),  # type: ignore[dict-item]
+        (_view(sources=[replace(FLIGHTS, types={"n": Int64})]), "source flights, types: the data already have types"),
         (
             replace(SKY, sources=[FLIGHTS, replace(WEATHER, types={"n": "Int64"})]),  # type: ignore[dict-item]
             "source weather, types, column n: 'Int64'; expected one of Bool",
@@ -346,21 +346,21 @@ def _view(**parts: Any) -> FeatureView:
         ),
         (
             _view(sources=[Source("flights", sql="SELECT 1")]),
-            "source flights, connection: is missing; expected the name",
+            "source flights, connection: is missing; expected the env",
         ),
-        (_view(sources=[replace(FLIGHTS, connection="DB")]), "source flights, connection: stands without a query"),
+        (_view(sources=[replace(FLIGHTS, connection="DB")]), "source flights, connection: is set without a query"),
         (
             _view(sources=[replace(FLIGHTS, version_sql="SELECT 1")]),
-            "source flights, version_sql: stands without a query",
+            "source flights, version_sql: is set without a query",
         ),
         # What holds a secret is not repeated.
         (
             _view(sources=[Source("flights", sql="SELECT 1", connection="postgresql://u:sesame@h/d")]),
-            "source flights, connection: is no name of an environment variable; expected the name",
+            "source flights, connection: is not the name of an environment variable; expected the env",
         ),
         (
             _view(sources=[Source("flights", sql="SELECT 1", connection="ISTHMUS_DB")]),
-            "connection: is no name of an env",
+            "connection: is not the name of an env",
         ),
         (_view(sources=[Source("flights", delta="s3://key:sesame@b/t")]), "source flights: has a user in its URL"),
         ("flights", "'flights'"),

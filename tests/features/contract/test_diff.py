@@ -13,9 +13,9 @@ from isthmus.features.contract.diff import (
     consequences,
     differences,
     duration,
-    named,
     require_service,
     service_differences,
+    summary,
 )
 from isthmus.features.contract.schema import (
     RESERVED,
@@ -255,7 +255,7 @@ def test_a_new_kind_of_declaration_needs_no_words_of_its_own() -> None:
 def test_another_project_is_another_store() -> None:
     other = replace(BASE, project="market")
     assert differences(BASE, other) == ["project shop is now market"]
-    with pytest.raises(ContractMismatch, match=r"model m: what it reads has changed .* \(project shop is now market\)"):
+    with pytest.raises(ContractMismatch, match=r"model m: its service has changed .* \(project shop is now market\)"):
         require_service("model m", BASE, other, "s")
 
 
@@ -267,8 +267,8 @@ def test_a_service_that_neither_has_is_asked_for_in_vain() -> None:
 
 
 def test_a_message_names_the_first_differences() -> None:
-    assert named(["a", "b"]) == "a; b"
-    assert named(list("abcdefg")) == "a; b; c; d; e; and 2 more"
+    assert summary(["a", "b"]) == "a; b"
+    assert summary(list("abcdefg")) == "a; b; c; d; e; and 2 more"
 
 
 @given(st.integers(0, 10**17), st.integers(0, 10**17))

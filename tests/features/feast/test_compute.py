@@ -344,7 +344,9 @@ def test_a_mapped_join_key_without_a_type_or_as_text_over_numbers(
         if "driver" not in fields:
             assert store.get_online_features(["stats:trips"], [{"driver": np.int32(2)}]).to_dict()["trips"] == [2]
             # Feast leaves the key out, so that the row would be found by nobody.
-            with pytest.raises(RequestError, match=r"view stats: a row lacks a join key.*; expected one for driver"):
+            with pytest.raises(
+                RequestError, match=r"view stats: a row lacks a join key.*; expected a value for driver"
+            ):
                 store.write_to_online_store("stats", frame([1], driver=[9], trips=[3]))
     store.write_to_online_store("stats", frame([1], driver=[9], trips=[3]))
     assert read(store, ["stats:trips"], driver=[9]) == {"trips": [3]}

@@ -399,7 +399,7 @@ def test_without_a_spine_every_moment_of_every_key_answers_once(strict: feast.Fe
     rows(tmp_path, driver=[1], event=[1], trips=[1])
     rows(tmp_path, "place", city=["x"], event=[0], sun=[1.5])
     strict.apply([CITY, view(tmp_path, {"sun": ft.Float64}, [CITY], name="place")])
-    with pytest.raises(RequestError, match="views of different keys"):
+    with pytest.raises(RequestError, match="only some views have the key"):
         strict.get_historical_features(None, ["stats:trips", "place:sun"], start_date=at(0), end_date=at(1))
 
 
@@ -642,9 +642,9 @@ def test_bad_spines(store: feast.FeatureStore, tmp_path: Path) -> None:
         ask(spine.assign(driver=["1"]))
     with pytest.raises(DataError, match="entity_df, join key driver: has a value that does not fit"):
         ask(spine.assign(driver=[1.5]))
-    with pytest.raises(DataError, match="has a column trips, which is a feature"):
+    with pytest.raises(DataError, match="has a column trips, which is also a feature"):
         ask(spine.assign(trips=[1]))
-    with pytest.raises(DataError, match="entity_df: has columns that are no table"):
+    with pytest.raises(DataError, match="entity_df: cannot be converted to a table"):
         ask(pd.concat([spine, spine], axis=1))
     for wrong in ("stats:nope", "nope:trips"):
         with pytest.raises(Exception, match="nope"):
@@ -809,7 +809,7 @@ def test_a_registered_table_is_pushed_to_through_our_redis_alone(
         store.write_to_offline_store("stats", rows)
     store.config.online_config = {"type": "sqlite"}
     store.config._online_store = None
-    with pytest.raises(ConfigurationError, match=r"pushed rows wait for their history in our Redis; expected isthmus"):
+    with pytest.raises(ConfigurationError, match=r"pushed rows need the Redis of Isthmus; expected isthmus"):
         store.write_to_offline_store("stats", rows)
     assert tables.history(contract.views["stats"]).table() == before
 

@@ -600,7 +600,7 @@ def test_types_that_rows_cannot_hold_are_named_together(prod: feast.FeatureStore
 def test_a_value_that_a_row_holds_whole_is_none_of_another_type(prod: feast.FeatureStore, tmp_path: Path) -> None:
     prod.apply([DRIVER, view(tmp_path, {"a": ft.Map})])
     ago = now() - HOUR
-    with pytest.raises(DataError, match=r"stats\.a: a value is a string_val; expected map_val, or none"):
+    with pytest.raises(DataError, match=r"stats\.a: a value is a string_val; expected map_val, or null"):
         write(prod, [(entity_key(driver=1), {"a": Value(string_val="{}")}, ago, ago)])
     write(prod, [(entity_key(driver=1), {"a": _protos([{"x": 1}], ft.Map)[0]}, ago, ago)])
     assert read(prod, ["stats:a"], driver=[1])["a"] == [({"x": 1}, "PRESENT")]

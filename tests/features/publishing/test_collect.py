@@ -405,7 +405,7 @@ def test_more_rows_than_a_millisecond_may_have_are_collected(store: OfflineStore
 def test_entries_that_cannot_be_given_other_ids_stay(store: OfflineStore, client: Client) -> None:
     many: dict[Any, Any] = {b"%d" % n: b"" for n in range(4500)}
     client.xadd(stream(PROJECT, VIEW.table), many, id=f"{2**41}-0")
-    with pytest.raises(DependencyError, match="what another program wrote"), answering("redis://there"):
+    with pytest.raises(DependencyError, match="that another program overwrote"), answering("redis://there"):
         brought(client, store)
     assert client.xlen(stream(PROJECT, VIEW.table)) == 1
 

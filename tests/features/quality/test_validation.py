@@ -58,12 +58,12 @@ def found(expectation: Expectation, references: Any = (), **columns: list[Any]) 
 
 
 WRONG: list[tuple[Expectation, str]] = [
-    (Expect.present("z"), "Expect.present('z'): there is no such feature; expected one of a, b, f, n"),
-    (Expect.present("k"), "there is no such feature"),
-    (Expect.present(["n"]), "there is no such feature"),  # type: ignore[arg-type]
+    (Expect.present("z"), "Expect.present('z'): no such feature; expected one of a, b, f, n"),
+    (Expect.present("k"), "no such feature"),
+    (Expect.present(["n"]), "no such feature"),  # type: ignore[arg-type]
     (Expect.present("n", share=1.5), "share=1.5; expected more than 0, at most 1"),
     (Expect.present("n", share="all"), "share='all'"),  # type: ignore[arg-type]
-    (Expect.between("n"), "it has no bound"),
+    (Expect.between("n"), "no bound is set"),
     (Expect.between("n", 2, 1), "2 is greater than 1"),
     (Expect.between("n", "1"), "bound '1'; expected a number"),
     (Expect.between("x", math.nan), "bound nan; expected a number"),
@@ -73,12 +73,12 @@ WRONG: list[tuple[Expectation, str]] = [
     (Expect.between("t", datetime(2024, 1, 1)), "a datetime with a time zone"),  # noqa: DTZ001
     (Expect.length("n", 1, 2), "the feature has type Int32; expected String, Bytes or an Array"),
     (Expect.length("a", -1), "bound -1; expected a whole number, 0 or more"),
-    (Expect.one_of("n", []), "it names no value"),
+    (Expect.one_of("n", []), "the list is empty"),
     (Expect.one_of("n", ["1"]), "value '1'; expected values of Int32"),
     (Expect.one_of("n", [True]), "value True; expected values of Int32"),
     (Expect.one_of("n", [1 << 31]), "value 2147483648"),
-    (Expect.one_of("a", [1.0]), "a type that is no Array"),
-    (Expect.unique("a"), "a type that is no Array"),
+    (Expect.one_of("a", [1.0]), "a type that is not an Array"),
+    (Expect.unique("a"), "a type that is not an Array"),
     (Expect.rows(at_least=3, at_most=2), "3 is greater than 2"),
     (Expect.rows(at_least=0.5), "bound 0.5"),  # type: ignore[arg-type]
     (Expect.fresh(within=timedelta(0)), "expected a positive timedelta"),

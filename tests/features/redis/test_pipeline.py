@@ -161,7 +161,7 @@ def test_a_plain_url_of_a_cluster_is_explained(ports: list[int]) -> None:
 def test_a_cluster_url_of_one_server_is_explained(tmp_path: Path) -> None:
     port = free_port()
     running = redis_server(tmp_path, "--port", str(port), client=redis.Redis(port=port))
-    with running, pytest.raises(DependencyError, match="is no cluster"):
+    with running, pytest.raises(DependencyError, match="is not a cluster"):
         connect(f"redis+cluster://127.0.0.1:{port}")
 
 

@@ -91,7 +91,7 @@ def test_a_write_that_is_refused_says_why_and_is_done_afterwards(server: Server,
 
 def test_who_may_not_write(server: Server) -> None:
     for user, found in ((READER, "'hget"), (HALF, "script")):
-        _refused(server.url(user), found, remedy="ACL SETUSER, or name another user in stores.online", passes=False)
+        _refused(server.url(user), found, remedy="ACL SETUSER, or use another user in stores.online", passes=False)
         _refused(server.url(user), "does not allow its user this command (", remedy="", passes=False)
 
 
@@ -116,7 +116,7 @@ def test_a_redis_without_the_command_that_takes_passwords(tmp_path: Path, server
 
 
 def test_a_key_of_somebody_else_is_refused_as_such(server: Server) -> None:
-    words = "has what another program wrote where Isthmus has a hash (WRONGTYPE)"
+    words = "has a key of Isthmus that another program overwrote with another type (WRONGTYPE)"
     _write(server.url(), 1)
     for (name,) in (entity_keys("prod", VIEW.keys, {"k": ["x"]}), [b"prod:tables"]):
         server.admin.delete(name)
@@ -126,7 +126,7 @@ def test_a_key_of_somebody_else_is_refused_as_such(server: Server) -> None:
 
 
 def test_one_server_is_no_cluster_and_a_node_no_server(server: Server, tmp_path: Path) -> None:
-    _refused(server.url().replace("redis://", "redis+cluster://"), "is no cluster", remedy="redis://", passes=False)
+    _refused(server.url().replace("redis://", "redis+cluster://"), "is not a cluster", remedy="redis://", passes=False)
     with redis_cluster(tmp_path / "cluster") as ports:
         urls = [f"redis://127.0.0.1:{port}" for port in ports]
         failures = []
@@ -174,8 +174,13 @@ def test_certificates_and_their_absence(server: Server, tmp_path: Path) -> None:
 
 def test_a_redis_that_has_no_room_for_a_connection_says_so_without_tls(server: Server) -> None:
     server.admin.config_set("maxclients", 1)
-    _refused(server.url(), "has as many connections as it may have", remedy="maxclients", passes=True)
-    _refused(server.url().replace("redis:", "rediss:"), "does not speak the TLS", remedy="rediss://", passes=False)
+    _refused(server.url(), "has reached its maximum number of connections", remedy="maxclients", passes=True)
+    _refused(
+        server.url().replace("redis:", "rediss:"),
+        "does not accept the TLS connection",
+        remedy="rediss://",
+        passes=False,
+    )
 
 
 def test_a_file_that_cannot_be_read_is_not_blamed_on_redis(tmp_path: Path) -> None:

@@ -380,7 +380,7 @@ def test_redis_that_refuses(built: Shop, tmp_path: Path) -> None:
         admin.config_set("maxmemory", 1)
         assert refused(built, "materialize", code=3, **right) == (
             f"isthmus: Redis at redis://{place}: is out of memory and takes no writes. "
-            "Raise its maxmemory, or remove what it need not hold"
+            "Raise its maxmemory, or delete data that is not needed"
         )
         admin.config_set("maxmemory", 0)
         assert run("materialize", cwd=built.root, **right).returncode == 0

@@ -55,7 +55,11 @@ def test_settings_refuse_what_takes_no_url(shop: Shop, monkeypatch: pytest.Monke
     for name, value, said in [
         ("ISTHMUS_PACKAGES__SIGNING_KEY", "s3://bucket/key.pem", "a local path, not a URL"),
         ("ISTHMUS_PACKAGES__PUBLIC_KEY", "s3://bucket/key.pem", "a local path, not a URL"),
-        ("ISTHMUS_STORES__OFFLINE", "s3://bucket/c#", "deltalake cannot use 's3://bucket/c#', because of the '#'"),
+        (
+            "ISTHMUS_STORES__OFFLINE",
+            "s3://bucket/c#",
+            "deltalake cannot open 's3://bucket/c#', because it contains '#'",
+        ),
     ]:
         monkeypatch.setenv(name, value)
         done = run("status", "--project", str(shop.root))

@@ -10,7 +10,7 @@ from isthmus.features.document.blocks import (
     Fields,
     Heading,
     Paragraph,
-    Table,
+    TableBlock,
     Text,
     aside,
     bad,
@@ -20,7 +20,7 @@ from isthmus.features.document.blocks import (
     plain,
 )
 from isthmus.features.document.html import to_html
-from isthmus.features.projectstatus import RunStatus, Status
+from isthmus.features.projectstatus import ProjectStatus, RunStatus
 from isthmus.orchestration.cli.screens.terminal import progress
 from isthmus.orchestration.cli.screens.writer import show
 
@@ -30,23 +30,23 @@ WITH_INTERVALS: list[list[Text]] = [
     ["agreement with teacher", "-", "-", "0.9468", "0.9450"],
 ]
 MANY = ["features", "compared", "equal", "differing", "largest difference", "tolerance"]
-STATUS = Status(
+STATUS = ProjectStatus(
     project="shop", contract="c" * 64, applied=True, now=0, views={}, models={}, measured=True, found_at=60_000_000,
     runs=[RunStatus(id="1" * 32, made="everything", status=state, at=0) for state in ("started", "success")],
 )  # fmt: skip
 DOCUMENTS: dict[str, list[Block]] = {
-    "intervals": [Table(["", *MODELS], WITH_INTERVALS, numbers=MODELS)],
-    "columns": [Table(["", *MANY], [["snapshot destination_punctuality", *(["1,964,076"] * 6)]], numbers=MANY)],
+    "intervals": [TableBlock(["", *MODELS], WITH_INTERVALS, numbers=MODELS)],
+    "columns": [TableBlock(["", *MANY], [["snapshot destination_punctuality", *(["1,964,076"] * 6)]], numbers=MANY)],
     "words": [
-        Table(
+        TableBlock(
             ["view", "rows", "last day", "built", "online since", "state"],
             [["destination_punctuality", "306,295", "2013-12-30, today", "2026-11-28 14:56", "2013-12-30 18:00",
               bad("to be built again, to be materialized")]],
             numbers=["rows"],
         ),
     ],
-    "hashes": [Table(["file", "sum", "of"], [["model.ort", "a" * 30, "b" * 30]], code=["sum", "of"])],
-    "long name": [Table(["feature", "value"], [["v" * 50 + "__" + "f" * 40, "1"]], numbers=["value"])],
+    "hashes": [TableBlock(["file", "sum", "of"], [["model.ort", "a" * 30, "b" * 30]], code=["sum", "of"])],
+    "long name": [TableBlock(["feature", "value"], [["v" * 50 + "__" + "f" * 40, "1"]], numbers=["value"])],
     "text": [
         Paragraph("The teacher is worth 0.0020 auc to the student (0.000866 to 0.0031), against the same without it."),
         Bullets([(code("auc"), ": area under the ROC curve, the chance that a row of class 1 scores above one of 0")]),
@@ -58,7 +58,7 @@ DOCUMENTS: dict[str, list[Block]] = {
 
 def words(block: Block) -> list[str]:
     match block:
-        case Table():
+        case TableBlock():
             cells: list[Text] = [each for row in (block.columns, *block.rows) for each in row]
             texts = [" ".join(map(plain, each)) if isinstance(each, tuple) else plain(each) for each in cells]
             return " ".join(texts).split()
@@ -119,20 +119,20 @@ def test_no_bar_has_the_color_of_failures(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_a_run_that_had_not_ended_says_when_that_was() -> None:
-    table = next(block for block in STATUS.blocks() if isinstance(block, Table) and block.columns[0] == "run")
+    table = next(block for block in STATUS.blocks() if isinstance(block, TableBlock) and block.columns[0] == "run")
     assert [plain(row[2]) for row in table.rows] == ["started at 1970-01-01 00:01", "success"]
 
 
 def test_pages_show_code_and_link_to_their_sections() -> None:
     sections: list[Block] = [Heading(name) for name in ("One", "Two & three", "Four", "Five")]
-    state = Table(["state"], [[bad("run `isthmus build`")]])
+    state = TableBlock(["state"], [[bad("run `isthmus build`")]])
     page = to_html("x", [Paragraph("run `isthmus apply <x>`"), *sections, state])
     assert "`" not in page
     assert "<code>isthmus apply &lt;x&gt;</code>" in page
     assert '<a href="#two-three">Two &amp; three</a>' in page
     assert '<h2 id="two-three">' in page
     # What a user's value holds stays as it is.
-    assert ">a `b`</td>" in to_html("x", [Table(["v"], [["a `b`"]])])
+    assert ">a `b`</td>" in to_html("x", [TableBlock(["v"], [["a `b`"]])])
 
 
 @pytest.mark.parametrize(

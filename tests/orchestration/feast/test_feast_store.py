@@ -161,7 +161,9 @@ def test_feast_materializes_what_isthmus_materializes(project: tuple[Project, st
 
 def test_another_project_is_refused(project: tuple[Project, str], tmp_path: Path) -> None:
     store = over(project[0], tmp_path, isthmus(project[1]))
-    with pytest.raises(ContractMismatch, match="belongs to project my-shop, these are the rows of my_shop"):
+    with pytest.raises(
+        ContractMismatch, match="belongs to project my-shop, but the online store reads project my_shop"
+    ):
         store.get_online_features(["customer_facts:city"], {"customer": [0]})
 
 
@@ -225,7 +227,7 @@ def test_what_feast_pushes_is_in_the_history_once(project: tuple[Project, str], 
         for _ in range(2):  # Whoever heard of no success pushes again.
             both = facts(first + 20, moment).assign(**plain)
             store.push("customer_facts", both, to=PushMode.ONLINE_AND_OFFLINE)
-        for name, found in (("event_timestamp", "lies in the future"), ("known_at", "1 nulls")):
+        for name, found in (("event_timestamp", "is in the future"), ("known_at", "1 nulls")):
             later = facts(first + 30, moment).assign(**{name: [moment, None if "null" in found else now() + HOUR]})
             with pytest.raises(DataError, match=f"{name}: .*{found}"):
                 store.push("customer_facts", later, to=PushMode.OFFLINE)

@@ -22,7 +22,7 @@ from isthmus.distill.decoder.work import Sizes
 from isthmus.distill.export.package import contents, write_package
 from isthmus.distill.onnx.cost import graph_work, weight_bytes
 from isthmus.distill.onnx.runtime import ask, described, ort_format, session
-from isthmus.features.document.blocks import Paragraph, Table
+from isthmus.features.document.blocks import Paragraph, TableBlock
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed
 from isthmus.features.profiles import ServingProfile
 from isthmus.orchestration.cli.screens.plan import plan_blocks
@@ -424,7 +424,7 @@ def test_without_prices_time_alone_ranks(shop: Shop) -> None:
     blocks = list(plan_blocks(found))
     told = "No device has a price, so time alone ranks, and 77% of it is overhead; l40s is the fastest: 20.1 s."
     assert any(isinstance(block, Paragraph) and told in str(block.text) for block in blocks)
-    table = next(block for block in blocks if isinstance(block, Table))
+    table = next(block for block in blocks if isinstance(block, TableBlock))
     times = [found["models"]["late_order"]["training"]["devices"][str(row[0])]["seconds"] for row in table.rows[:-1]]
     assert times == sorted(times)
 
@@ -439,7 +439,7 @@ def test_tokens_a_second_are_shown(shop: Shop) -> None:
     ratio = decoding["precisions"]["int4"]["check"]["ratio"]
     (told,) = (text for text in texts if text.startswith("Measured: 60 µs for a step in int4 at the last export; "))
     assert f"{ratio:.3g} times" in told
-    (table,) = (block for block in blocks if isinstance(block, Table) and block.columns[0] == "precision")
+    (table,) = (block for block in blocks if isinstance(block, TableBlock) and block.columns[0] == "precision")
     step = decoding["precisions"]["fp32"]["decode"]["devices"]["this host"]
     assert table.rows[0][:2] == ["fp32", "this host"]
     assert table.rows[0][4] == f"{step['tokens_per_second']:,.0f}"

@@ -163,7 +163,7 @@ def test_a_filter_that_matches_nothing_writes_nothing(shop: Shop) -> None:
         ("keep=3", 'keep=3, owner="customer"', "owner: no join key 'customer'"),
         ("keep=3", 'keep=3, owner=["store"]', "owner: no join key ..store.. .did you mean store"),
         ("keys={}, keep=3", 'keys={"store": ["s1"]}, owner="store"',
-         "owner: 'store' is among `keys`, too; expected the rows of these values on every device, or those of its own"),
+         "owner: 'store' is also in `keys`; expected the key in only one of them"),
         ("features=[shelf_demand, basket]", "features=[basket]", "the service has no stored feature"),
         ("device=Snapshot(", "device=dict(", "device: .*expected a Snapshot or None"),
     ],

@@ -414,7 +414,7 @@ def test_a_part_of_another_contract(reaching: Shop, project: Open) -> None:
 
 
 def test_a_range_on_the_command_line(built: Shop) -> None:
-    assert "--from soon: is no day" in refused(built, "build", "--from", "soon", code=2)
+    assert "--from soon: is not a day" in refused(built, "build", "--from", "soon", code=2)
     done = run("build", ORDERS_VIEW, "--from", "2024-02-01", "--to", "2024-02-03T00:00:00Z", "--json", cwd=built.root)
     assert done.returncode == 0, done.stderr
     assert "customer_orders, 2024-02-01 to 2024-02-03" in done.stderr
@@ -427,7 +427,7 @@ def test_a_range_on_the_command_line(built: Shop) -> None:
         ("2024-01-01", None, None, True, "--catch-up: together with a range"),
         (None, None, 7, False, "--step 7: without a range"),
         ("2024-01-01", None, 0, False, "--step 0: is no number of days"),
-        ("2024-02-01", "2024-01-01", None, False, "2024-02-01 to 2024-01-01 holds no day"),
+        ("2024-02-01", "2024-01-01", None, False, "2024-02-01 to 2024-01-01 contains no day"),
     ],
 )
 def test_options_that_contradict_each_other(

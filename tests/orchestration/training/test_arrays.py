@@ -294,7 +294,7 @@ REFUSED = {
         "field 'customer': is an Array with the name of a join key",
     ),
     "bytes in the arrays of a request": (
-        'Field("query", Array(Float32), size=4)', 'Field("query", Array(Bytes), size=4)', "which Bytes are not",
+        'Field("query", Array(Float32), size=4)', 'Field("query", Array(Bytes), size=4)', "not of Bytes",
     ),
     "arrays that differ in size": (
         'F.array_contains(taste__words, "x")',

@@ -314,7 +314,7 @@ def test_functions_may_import_what_lies_beside_the_definitions(shop: Shop, proje
     after = project(shop).definitions.contract
     assert differences(before, after) == [
         "view customer_facts: its code changed", "spine placed: its code changed",
-        "transform moment: what it computes changed",
+        "transform moment: its computation changed",
     ]  # fmt: skip
 
 
@@ -355,8 +355,8 @@ def test_names_that_differ_in_case_only_are_refused(shop: Shop, project: Open) -
     with pytest.raises(ConfigurationError) as raised:
         apply(project(shop))
     assert [(problem.where, problem.found) for problem in raised.value.problems] == [
-        ("request source Terms", "differs from 'terms' in case only"),
-        ("request transform 'Moment'", "differs from 'moment' in case only"),
+        ("request source Terms", "differs from 'terms' only in case"),
+        ("request transform 'Moment'", "differs from 'moment' only in case"),
     ]
 
 
@@ -378,5 +378,5 @@ def test_formatting_changes_no_hash_and_a_helper_does(shop: Shop, project: Open)
     shop.replace("return weight  >  3", "return weight > 4")
     after = project(shop).definitions.contract
     assert after.transforms["moment"].hash != before.transforms["moment"].hash
-    assert differences(before, after) == ["transform moment: what it computes changed"]
+    assert differences(before, after) == ["transform moment: its computation changed"]
     assert consequences(before, after)[0].outcome == "changed"

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from isthmus.features.production import (
     Bound,
     InputDrift,
-    Measure,
+    MeasuredValue,
     PackageQuality,
     Production,
     SliceQuality,
@@ -77,11 +77,11 @@ def digest_of(server: Server) -> str:
 
 def quality(package: str, *slices: SliceQuality, broken: bool = True) -> Production:
     """As of `isthmus monitor`."""
-    measures = {"auc": Measure(0.7, 0.6, 0.8), "brier": Measure(0.2)}
+    measures = {"auc": MeasuredValue(0.7, 0.6, 0.8), "brier": MeasuredValue(0.2)}
     found = PackageQuality(
         package=package, precision="fp32", first=0, last=1, answers=20, rows=10, measures=measures,
         weeks=(
-            Week(week="2026-W47", answers=9, rows=5, measures={"auc": Measure(0.65)}),
+            Week(week="2026-W47", answers=9, rows=5, measures={"auc": MeasuredValue(0.65)}),
             Week(week="2026-W48", answers=3, rows=0, measures={}),
         ),
         slices=slices or (SliceQuality(column="carrier", value="UA", answers=9, rows=5, measures=measures),),

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from isthmus.features.production import Measure, PackageQuality, Production, SliceQuality, production_file
+from isthmus.features.production import MeasuredValue, PackageQuality, Production, SliceQuality, production_file
 from isthmus.serving.deployment.record import Approval, Deployment
 from isthmus.serving.metrics.production import LONGEST, ProductionGauges
 
@@ -14,7 +14,7 @@ DEPLOYED = Deployment(
 
 def part(value: str | None, auc: float) -> SliceQuality:
     return SliceQuality(
-        column="carrier", value=value, answers=9, rows=5, measures={"auc": Measure(auc, auc - 0.1, auc + 0.1)}
+        column="carrier", value=value, answers=9, rows=5, measures={"auc": MeasuredValue(auc, auc - 0.1, auc + 0.1)}
     )
 
 
@@ -22,7 +22,7 @@ def shown(gauges: ProductionGauges, state: Path, *slices: SliceQuality) -> dict[
     """Name and slice to value, once the file has these slices."""
     package = PackageQuality(
         package="a" * 64, precision="fp32", first=0, last=1, answers=20, rows=10,
-        measures={"auc": Measure(0.7)}, slices=slices,
+        measures={"auc": MeasuredValue(0.7)}, slices=slices,
     )  # fmt: skip
     result = Production(model="late", metric="auc", higher_is_better=True, at=2, left_out={}, packages=(package,))
     file = production_file(state, "late")

@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.features import projectstatus
 from isthmus.features.online.record import NEVER, Published, records
-from isthmus.features.projectstatus import ModelStatus, RunStatus, Status, ViewStatus
+from isthmus.features.projectstatus import ModelStatus, ProjectStatus, RunStatus, ViewStatus
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.serving.metrics.counters import Tally
@@ -18,7 +18,7 @@ from tests.serving.support import CONTRACT, HOUR, NOW, PUNCTUALITY, Server, fill
 
 PAGE = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 NASTY = "<script>alert(1)</script>"
-FOUND = Status(
+FOUND = ProjectStatus(
     project="flights", contract=CONTRACT.hash, applied=False, now=NOW, measured=False, found_at=NOW,
     views={"punctuality": ViewStatus(rows=7, last_day="2027-01-15", broken=(f"{NASTY} is above 1",)),
            NASTY: ViewStatus(problem=NASTY)},
@@ -172,7 +172,7 @@ def test_a_view_says_what_is_to_be_done() -> None:
     assert list(msgspec.structs.replace(fresh, current=False).wrong(applied=True)) == ["to be built again"]
     assert list(msgspec.structs.replace(fresh, current=False).wrong(applied=False)) == []
     everything = msgspec.structs.replace(fresh, served=False, expired=True, broken=("x",), drifted=("y",))
-    told = ["to be materialized", "expired", "breaks its promises", "has drifted"]
+    told = ["to be materialized", "expired", "breaks expectations", "has drifted"]
     assert list(everything.wrong(applied=True)) == told
     answer = StatusAnswer("p", "c", NOW, {}, [], None, {}, 5.0, [], FOUND, [])
     assert "to be materialized" in status_page(answer)

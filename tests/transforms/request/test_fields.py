@@ -161,12 +161,12 @@ def asked(**changes: Any) -> RequestSource:
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another kind": ({"expectations": [Expect.unique("n")]}, "Unique.*each item a Present or a Between"),
-    "a share": ({"expectations": [Expect.present("n", share=0.5)]}, "share=0.5; expected none"),
-    "no such field": ({"expectations": [Expect.present("m")]}, "there is no such feature; expected one of at, b, n"),
+    "a share": ({"expectations": [Expect.present("n", share=0.5)]}, "share=0.5; expected no share"),
+    "no such field": ({"expectations": [Expect.present("m")]}, "no such feature; expected one of at, b, n"),
     "a fraction": ({"expectations": [Expect.between("n", 0.5)]}, "value 0.5; expected values of Int64"),
     "a naive time": ({"expectations": [Expect.between("at", NAIVE)]}, "a datetime with a time zone"),
     "too long a text": ({"expectations": [Expect.length("s", 0, 1001)]}, "1000 characters at most"),
-    "a default for nothing": ({"defaults": {"m": 1}}, "default of 'm': there is no such field"),
+    "a default for nothing": ({"defaults": {"m": 1}}, "default of 'm': no such field"),
     "a default of another type": ({"defaults": {"n": "1"}}, "default of 'n': value '1'; expected values of Int64"),
     "a null as default": ({"defaults": {"n": None}}, "value None; expected values of Int64"),
     "a naive default": ({"defaults": {"at": NAIVE}}, "expected values of UnixTimestamp"),
@@ -200,7 +200,7 @@ def test_a_source_with_rules_stands_among_the_transforms() -> None:
     other = asked(defaults={"n": 1}, expectations=[Expect.between("n", 0, 9)])
     changed = compile_contract("shop", [other], compiler=compiled)
     assert differences(contract, changed) == [
-        "transform asked: what it computes changed; what it expects of n was (else 1), is (from 0 to 9, else 1)"
+        "transform asked: its computation changed; the rule for n was (else 1), is (from 0 to 9, else 1)"
     ]
 
 

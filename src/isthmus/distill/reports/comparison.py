@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from isthmus.distill.reports.plots import MODELS, axis, color_class, drawable, marks
 from isthmus.distill.reports.report import ModelRecord, Report, WorstSlice
 from isthmus.distill.reports.words import between, duration, measure, number, scaled
-from isthmus.features.document.blocks import Block, Bullets, Legend, Paragraph, Table, Text, absent, aside, strong
+from isthmus.features.document.blocks import Block, Bullets, Legend, Paragraph, TableBlock, Text, absent, aside, strong
 
 _MEASURES = {
     "auc": "area under the ROC curve: probability that a row of class 1 scores above one of class 0; higher is better",
@@ -58,7 +58,7 @@ def _agreements(report: Report) -> list[str]:
     return list(dict.fromkeys(name for model in report.agreement.values() for name in model))
 
 
-def comparison(report: Report) -> Table:
+def comparison(report: Report) -> TableBlock:
     models = report.models
     rows: list[list[Text]] = [
         [metric, *(_quality(model, metric) for model in models.values())] for metric in metrics(report)
@@ -72,7 +72,7 @@ def comparison(report: Report) -> Table:
         ["p50", *(duration(model.p50_us) for model in models.values())],
         ["p99", *(duration(model.p99_us) for model in models.values())],
     ]
-    return Table(["", *models], rows, numbers=list(models))
+    return TableBlock(["", *models], rows, numbers=list(models))
 
 
 def _quality(model: ModelRecord, metric: str) -> Text:
@@ -99,7 +99,7 @@ def worst_slices(report: Report) -> list[Block]:
         for part, drawn in zip(report.slices, values, strict=True)
     ]
     metric = Paragraph(f"{report.metric} on test rows that share a feature value.")
-    return [metric, Table(columns, rows, numbers=columns[1:])]
+    return [metric, TableBlock(columns, rows, numbers=columns[1:])]
 
 
 def _value(part: WorstSlice) -> Text:

@@ -11,7 +11,18 @@ from isthmus.distill.reports.plots import STYLE
 from isthmus.distill.reports.report import GateRecord, Report, read_report
 from isthmus.distill.reports.searchpage import read_search, search_blocks
 from isthmus.distill.reports.words import between, measure, number, span
-from isthmus.features.document.blocks import Block, Group, Heading, Paragraph, Table, Text, bad, code, good, strong
+from isthmus.features.document.blocks import (
+    Block,
+    BlockGroup,
+    Heading,
+    Paragraph,
+    TableBlock,
+    Text,
+    bad,
+    code,
+    good,
+    strong,
+)
 from isthmus.features.document.html import to_html
 
 _SPREAD = "Dots show the mean over the seeds, lines its 95 % interval, faint dots single seeds."
@@ -34,20 +45,22 @@ def page(
         Heading("Quality"),
         legend(read),
         *([Paragraph(_SPREAD)] if len(read.seeds) > 1 else []),
-        Group("plots", list(quality(read).values())),
+        BlockGroup("plots", list(quality(read).values())),
         comparison(read),
-        Group("details", explained([*(gate.metric for gate in read.gates), *measures(read)]), "What the metrics mean"),
+        BlockGroup(
+            "details", explained([*(gate.metric for gate in read.gates), *measures(read)]), "What the metrics mean"
+        ),
         *_age(read),
         *([Heading("Worst slices against the teacher"), *worst_slices(read)] if read.slices else []),
         *_training(read),
         Heading("The boundary"),
         Paragraph(SCOPE),
-        Group("halves", [Group("card", [half], title) for title, half in sections.items()]),
+        BlockGroup("halves", [BlockGroup("card", [half], title) for title, half in sections.items()]),
         *([Heading("Search"), *search_blocks(read_search(search))] if search is not None else []),
         Heading("Limits"),
         *map(Paragraph, limits(read)),
         Heading("Rows and time"),
-        Group("details", list(_rows_and_time(read)), "parts and stages"),
+        BlockGroup("details", list(_rows_and_time(read)), "parts and stages"),
     ]
     return to_html(f"Distillation of {read.name}", blocks, STYLE)
 
@@ -90,7 +103,7 @@ def _gates(gates: Iterable[GateRecord]) -> Block:
         for gate in gates
     ]
     columns = ["gate", "", "value", "at least", "at most"]
-    return Table(columns, rows, numbers=columns[2:]) if rows else Paragraph("No gates are declared.")
+    return TableBlock(columns, rows, numbers=columns[2:]) if rows else Paragraph("No gates are declared.")
 
 
 def _training(report: Report) -> list[Block]:
@@ -104,8 +117,8 @@ def _training(report: Report) -> list[Block]:
     ]
     return [
         Heading("Training"),
-        Group("plots", list(training(report).values())),
-        Group("details", [Table(columns, rows, numbers=columns[1:])], f"{len(rows)} trainings"),
+        BlockGroup("plots", list(training(report).values())),
+        BlockGroup("details", [TableBlock(columns, rows, numbers=columns[1:])], f"{len(rows)} trainings"),
     ]
 
 
@@ -118,16 +131,18 @@ def _age(report: Report) -> list[Block]:
     ]
     columns = ["features", report.metric, "95 %"]
     sentences = map(Paragraph, age_sentences(report))
-    return [Heading("Age on a device"), *sentences, Table(columns, rows, numbers=columns[1:])]
+    return [Heading("Age on a device"), *sentences, TableBlock(columns, rows, numbers=columns[1:])]
 
 
 def _rows_and_time(report: Report) -> Iterable[Block]:
     if report.rows:
-        yield Table(["part", "rows"], [[part, number(rows)] for part, rows in report.rows.items()], numbers=["rows"])
+        yield TableBlock(
+            ["part", "rows"], [[part, number(rows)] for part, rows in report.rows.items()], numbers=["rows"]
+        )
     if report.boundaries:
         yield Paragraph(f"Split at {' and '.join(report.boundaries)}.")
     stages = [
         [stage, number(seconds), number(report.paused.get(stage, 0.0))] for stage, seconds in report.seconds.items()
     ]
     if stages:
-        yield Table(["stage", "seconds", "paused"], stages, numbers=["seconds", "paused"])
+        yield TableBlock(["stage", "seconds", "paused"], stages, numbers=["seconds", "paused"])

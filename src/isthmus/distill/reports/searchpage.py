@@ -10,7 +10,18 @@ from isthmus.distill.reports.comparison import explained
 from isthmus.distill.reports.plots import STYLE, Dot, scatter
 from isthmus.distill.reports.words import duration, measure, number, scaled
 from isthmus.distill.search.trials import FORMAT, SearchTrial
-from isthmus.features.document.blocks import Block, Code, Group, Heading, Legend, Paragraph, Table, Text, code, strong
+from isthmus.features.document.blocks import (
+    Block,
+    BlockGroup,
+    Code,
+    Heading,
+    Legend,
+    Paragraph,
+    TableBlock,
+    Text,
+    code,
+    strong,
+)
 from isthmus.features.document.html import to_html
 from isthmus.features.errors import DataError
 
@@ -66,13 +77,13 @@ def search_page(data: Mapping[str, Any]) -> str:
 def search_blocks(read: SearchResult) -> list[Block]:
     return [
         _summary(read),
-        Group("card", advice(read)),
+        BlockGroup("card", advice(read)),
         Legend([(color, precision, "") for precision, color in _COLORS.items()]),
         *explained([read.metric, "p50", "p99"]),
         Paragraph(_HINT),
-        Group("plots", _plots(read)),
+        BlockGroup("plots", _plots(read)),
         front(read),
-        Group("details", [_trials(read)], "all students of the search"),
+        BlockGroup("details", [_trials(read)], "all students of the search"),
     ]
 
 
@@ -85,7 +96,7 @@ def advice(read: SearchResult) -> list[Block]:
     return [Paragraph((strong(f"Recommended: {best.name}"), why)), *lines]
 
 
-def front(read: SearchResult) -> Table:
+def front(read: SearchResult) -> TableBlock:
     """Return a table of the students that no other beats in quality, p50 and size, fastest first."""
     trials = sorted((read.trials[n] for n in read.front), key=lambda trial: trial.p50_us or 0.0)
     names = list(trials[0].shape) if trials else []
@@ -101,7 +112,7 @@ def front(read: SearchResult) -> Table:
         ]
         for trial in trials
     ]
-    return Table(["student", *names, "precision", *figures], rows, numbers=figures)
+    return TableBlock(["student", *names, "precision", *figures], rows, numbers=figures)
 
 
 def _summary(read: SearchResult) -> Block:
@@ -158,13 +169,13 @@ def _stairs(dots: Sequence[Dot], *, more: bool) -> list[tuple[float, float]]:
     ]
 
 
-def _trials(read: SearchResult) -> Table:
+def _trials(read: SearchResult) -> TableBlock:
     columns = ["student", "state", read.metric, "p50", "p99", "size", "seconds", "why"]
     rows = [
         [f"{trial.number}: {trial.name}", trial.status, *_costs(trial), number(trial.seconds), trial.why]
         for trial in read.trials
     ]
-    return Table(columns, rows, numbers=columns[2:7])
+    return TableBlock(columns, rows, numbers=columns[2:7])
 
 
 def _costs(trial: SearchTrial) -> list[str]:

@@ -140,7 +140,7 @@ class _Walk:
         return _hash("network", self.of(type(module), where), *self._pairs(state, where))
 
     def _function(self, function: types.FunctionType, where: str) -> bytes:
-        if not codehash.of_user(function):
+        if not codehash.is_user_code(function):
             return _hash("named", _name(function))
         try:
             # Only its code: what is in its containers and closures is read below.
@@ -152,7 +152,7 @@ class _Walk:
                      self.of(function.__defaults__, where), self.of(function.__kwdefaults__, where))  # fmt: skip
 
     def _class(self, kind: type, where: str) -> bytes:
-        if not codehash.of_user(kind) and _of_library(kind):
+        if not codehash.is_user_code(kind) and _of_library(kind):
             return _hash("named", _name(kind))
         try:
             return _hash("class", codehash.digest(kind).encode(), *(self.of(base, where) for base in kind.__bases__))
@@ -164,7 +164,7 @@ class _Walk:
             options = {key: item for key, item in value.to_dict().items() if key not in _NAMES}
             return _hash("configuration", json.dumps(options, sort_keys=True, default=str).encode())
         try:
-            create, *rest = codehash.reduced(value)
+            create, *rest = codehash.pickle_state(value)
         except OSError as error:
             raise _Unreadable(where, str(error)) from error
         if isinstance(create, str):

@@ -1,4 +1,4 @@
-"""What a reader of features must know, its hash, and the difference between two contracts."""
+"""The contract of a project, its hash, and the difference between two contracts."""
 
 from isthmus.features.contract.schema import (
     Column,

@@ -1,7 +1,7 @@
-"""What changed between two contracts, in words, and which services a change breaks.
+"""Describe the differences between two contracts, and which services they break.
 
-The hash of its service alone decides whether a model still runs under another contract: a view, a source or a service
-that was added elsewhere changes the hash of the contract, but no value that the model reads.
+The hash of its service alone decides whether a model still runs under another contract. A view, source or service that
+was added elsewhere changes the hash of the contract, but no value that the model reads.
 """
 
 import json
@@ -15,7 +15,7 @@ from isthmus.features.errors import ContractMismatch
 
 _COLUMNS = {"keys": "key", "fields": "feature", "features": "feature", "request": "request field",
             "stored": "stored feature", "computed": "computed feature"}  # fmt: skip
-"""Parts that are lists of columns, [name, type] perhaps where it can exist and a size, and the noun for a column."""
+"""Parts that are lists of columns ([name, type], then optionally availability and size), and the noun for a column."""
 
 _PAIRS = ("features", "stored", "computed")
 """Parts whose items are [view, feature]."""
@@ -24,25 +24,24 @@ _TIMES = ("ttl", "delay", "lookback")
 """Parts in microseconds; None is unlimited."""
 
 _LEFT_OUT = {"version": 1}
-"""The value of a part that the canonical form leaves out."""
+"""Values of parts that the canonical form omits."""
 
 AVAILABLE = {"server": "on the server only", "device": "on devices, too", "request": "wherever the request is"}
-"""Where a value can exist, for people."""
+"""Where a value is available, in words."""
 
 _UNITS = (("day", 86_400_000_000), ("hour", 3_600_000_000), ("minute", 60_000_000), ("second", 1_000_000))
 _PLAIN = re.compile(r"(?!none\Z)[\w.-]+\Z")
 _MOST = 5
-"""Changes that one message names."""
+"""The most changes that one message lists."""
 
 
 @dataclass(frozen=True)
-class Change:
-    """What became of a declaration.
+class ContractChange:
+    """A declaration that differs between two contracts.
 
     Attributes:
         kind: "view", "source", "service", …, or "project".
         outcome: "new", "gone", "changed", or "renamed" for the project.
-        parts: at least one change, in words.
     """
 
     kind: str
@@ -56,11 +55,10 @@ class Change:
 
 @dataclass(frozen=True)
 class ServiceChange:
-    """What a change of the contract means for the models of one service.
+    """The effect of a contract change on the models of one service.
 
     Attributes:
-        outcome: "same" if existing models go on as they are, "changed" if they do not; "new" or "gone".
-        because: the changes of the service, its views and their sources.
+        outcome: "same" if existing models keep running, "changed" if they do not; "new" or "gone".
     """
 
     service: str
@@ -68,45 +66,44 @@ class ServiceChange:
     because: tuple[str, ...]
 
 
-def changes(old: Contract, new: Contract) -> list[Change]:
-    """What became of every declaration that differs; empty only if the contracts are the same."""
+def changes(old: Contract, new: Contract) -> list[ContractChange]:
+    """Return every declaration that differs; empty only if the contracts are the same."""
     result = []
     if old.project != new.project:
-        result.append(Change("project", old.project, "renamed", (f"is now {new.project}",)))
+        result.append(ContractChange("project", old.project, "renamed", (f"is now {new.project}",)))
     before, after = old.as_dict(), new.as_dict()
     reread = {name for name, source in old.sources.items() if new.sources.get(name, source) != source}
-    # A contract has no declarations of a kind that it does not know.
+    # A contract has no entry for a kind that it has no declarations of.
     for kind in (kind for kind, value in {**before, **after}.items() if isinstance(value, Mapping)):
         was, now = before.get(kind, {}), after.get(kind, {})
         for name in sorted({*was, *now}):
             if name not in now:
-                result.append(Change(kind[:-1], name, "gone", ("is gone",)))
+                result.append(ContractChange(kind[:-1], name, "gone", ("is gone",)))
             elif name not in was:
-                result.append(Change(kind[:-1], name, "new", ("is new",)))
+                result.append(ContractChange(kind[:-1], name, "new", ("is new",)))
             elif was[name] != now[name]:
-                result.append(Change(kind[:-1], name, "changed", _parts(was[name], now[name], reread)))
+                result.append(ContractChange(kind[:-1], name, "changed", _parts(was[name], now[name], reread)))
     return result
 
 
 def differences(old: Contract, new: Contract) -> list[str]:
-    """What changed between two contracts, a line for each declaration; empty if nothing did."""
+    """Describe what changed between two contracts, one line per declaration; empty if nothing did."""
     return [str(change) for change in changes(old, new)]
 
 
 def changed_parts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Which parts of a declaration's canonical form differ."""
     return [part for part in dict.fromkeys((*after, *before)) if before.get(part) != after.get(part)]
 
 
 def stored_parts(before: ViewContract, after: ViewContract) -> list[str]:
     """Return the changed parts of a view that affect its stored rows, not only how rows are read."""
     columns = [[(column.name, column.dtype, column.size) for column in view.fields] for view in (before, after)]
-    beside = {"ttl", "entities", "lookback", *(["fields"] if columns[0] == columns[1] else [])}
-    return [part for part in changed_parts(before.as_dict(), after.as_dict()) if part not in beside]
+    unstored = {"ttl", "entities", "lookback", *(["fields"] if columns[0] == columns[1] else [])}
+    return [part for part in changed_parts(before.as_dict(), after.as_dict()) if part not in unstored]
 
 
 def service_differences(old: Contract, new: Contract, service: str) -> list[str]:
-    """What changed for the models of a service, a line for each declaration; empty if they go on as they are.
+    """Describe what changed for the models of a service, one line per declaration; empty if they keep running.
 
     Raises:
         RequestError: neither contract has the service.
@@ -115,25 +112,23 @@ def service_differences(old: Contract, new: Contract, service: str) -> list[str]
     # The name of the project is part of the key of every online row.
     if before is not None and service in new.services and (before.hash, old.project) == (after.hash, new.project):
         return []
-    having = [contract for contract in (old, new) if service in contract.services]
-    views = {view for contract in having for view, _ in contract.read(service)}
-    known = [contract.views[view] for contract in (old, new) for view in views if view in contract.views]
-    concerned = {("service", service), ("project", old.project)}
-    concerned |= {("view", view) for view in views}
-    concerned |= {("transform", transform.name) for contract in having for transform in contract.used(service)}
-    concerned |= {("source", source) for view in known for source in view.sources}
+    contracts = [contract for contract in (old, new) if service in contract.services]
+    views = {view for contract in contracts for view, _ in contract.read(service)}
+    definitions = [contract.views[view] for contract in (old, new) for view in views if view in contract.views]
+    relevant = {("service", service), ("project", old.project)}
+    relevant |= {("view", view) for view in views}
+    relevant |= {("transform", transform.name) for contract in contracts for transform in contract.used(service)}
+    relevant |= {("source", source) for view in definitions for source in view.sources}
     every = changes(old, new)
-    # Whatever else a service may depend on: then all changes are named.
-    return [str(change) for change in [c for c in every if (c.kind, c.name) in concerned] or every]
+    # If none of these declarations differs, the service depends on something else: list all changes.
+    return [str(change) for change in [c for c in every if (c.kind, c.name) in relevant] or every]
 
 
 def view_differences(old: ViewContract, new: ViewContract) -> str:
-    """What changed between two forms of a view; empty if nothing did."""
     return "; ".join(_parts(old.as_dict(), new.as_dict(), set()))
 
 
 def consequences(old: Contract, new: Contract) -> list[ServiceChange]:
-    """What a change of the contract means for the models of each service."""
     result = []
     for name in sorted({*old.services, *new.services}):
         because = tuple(service_differences(old, new, name))
@@ -143,28 +138,28 @@ def consequences(old: Contract, new: Contract) -> list[ServiceChange]:
 
 
 def require_service(where: str, old: Contract, new: Contract, service: str) -> None:
-    """Refuses a model, named by `where`, whose service has changed between its old contract and the new one.
+    """Raise unless the service of a model, named by `where`, is the same in both contracts.
 
     Raises:
-        ContractMismatch: the service has changed; the message names the differences.
+        ContractMismatch: the service has changed; the message lists the differences.
         RequestError: neither contract has the service.
     """
     if because := service_differences(old, new, service):
         raise ContractMismatch(
-            where, f"what it reads has changed since its package was exported ({named(because)})",
+            where, f"its service has changed since the package was exported ({summary(because)})",
             expected=f"service {service} as in contract {old.hash[:12]}",
-            remedy="make the model again, from `isthmus training-set` to `isthmus deploy`, or take the change back",
+            remedy="make the model again, from `isthmus training-set` to `isthmus deploy`, or undo the change",
         )  # fmt: skip
 
 
-def named(lines: Sequence[str]) -> str:
-    """Differences within a sentence: the first few, and how many more there are."""
+def summary(lines: Sequence[str]) -> str:
+    """Join differences for a message: the first few, and the number of further ones."""
     more = len(lines) - _MOST
     return "; ".join(lines[:_MOST]) + (f"; and {more} more" if more > 0 else "")
 
 
 def duration(micros: int | None) -> str:
-    """A time in words, exact to the microsecond; None is unlimited."""
+    """Return microseconds in words, exactly; None is unlimited."""
     if micros is None:
         return "unlimited"
     words = []
@@ -178,7 +173,7 @@ def duration(micros: int | None) -> str:
 
 
 def _parts(before: Mapping[str, Any], after: Mapping[str, Any], reread: set[str]) -> tuple[str, ...]:
-    """What differs between two canonical forms of a declaration, in words; `reread` are the sources that changed."""
+    """Describe what differs between two canonical forms of a declaration; `reread` are the sources that changed."""
     words: list[str] = []
     for part in changed_parts(before, after):
         was, now = (form.get(part, _LEFT_OUT.get(part)) for form in (before, after))
@@ -191,10 +186,10 @@ def _parts(before: Mapping[str, Any], after: Mapping[str, Any], reread: set[str]
             words.append(_was(part, duration, was, now))
         elif part == "rules":
             old, new = ({name: str(FieldRule(*rule)) for name, *rule in rules or ()} for rules in (was, now))
-            words += [f"what it expects of {name} was ({old.get(name, 'nothing')}), is ({new.get(name, 'nothing')})"
+            words += [f"the rule for {name} was ({old.get(name, 'none')}), is ({new.get(name, 'none')})"
                       for name in changed_parts(new, old)]  # fmt: skip
         elif part == "graph":
-            words.append("what it computes changed")
+            words.append("its computation changed")
         elif part == "code":
             # The digest covers both without distinguishing them.
             read = reread & {*before.get("sources", ()), *after.get("sources", ())}
@@ -206,7 +201,7 @@ def _parts(before: Mapping[str, Any], after: Mapping[str, Any], reread: set[str]
 
 
 def _by_name(part: str, items: Sequence[Sequence[Any]] | None) -> dict[str, list[Any]]:
-    """Columns by name, with type and place; features of views by view and name, with neither."""
+    """Return columns by name with type and availability, or features as `view.feature` with neither."""
     if part in _PAIRS:
         return {".".join(item): [] for item in items or ()}
     return {name: more for name, *more in items or ()}
@@ -220,7 +215,7 @@ def _columns(noun: str, before: Mapping[str, list[Any]], after: Mapping[str, lis
             continue
         (was, size), (now, new_size) = _sized(before[name]), _sized(parts)
         pairs = zip(was, now, strict=False)
-        words += [_was(f"{noun} {name}", _place, earlier, later) for earlier, later in pairs if earlier != later]
+        words += [_was(f"{noun} {name}", _available, earlier, later) for earlier, later in pairs if earlier != later]
         if size != new_size:
             words.append(_was(f"the size of {noun} {name}", str, size or "any", new_size or "any"))
     reordered = [name for name in before if name in after] != [name for name in after if name in before]
@@ -228,20 +223,20 @@ def _columns(noun: str, before: Mapping[str, list[Any]], after: Mapping[str, lis
 
 
 def _sized(parts: Sequence[Any]) -> tuple[list[str], int | None]:
-    """A column's type and place, and its size, which comes last where it is declared."""
+    """Split a column into [type, availability] and its size; the size comes last, if declared."""
     return (list(parts[:-1]), parts[-1]) if parts and isinstance(parts[-1], int) else (list(parts), None)
 
 
-def _place(value: str) -> str:
+def _available(value: str) -> str:
     return AVAILABLE.get(value, value)
 
 
-def _was(what: str, words: Callable[[Any], str], before: Any, after: Any) -> str:
-    return f"{what} was {words(before)}, is {words(after)}"
+def _was(subject: str, words: Callable[[Any], str], before: Any, after: Any) -> str:
+    return f"{subject} was {words(before)}, is {words(after)}"
 
 
 def _text(value: Any) -> str:
-    """A value of a canonical form; text that is not a plain word is quoted."""
+    """Return a value of a canonical form as text; quote text that is not a plain word."""
     if value is None:
         return "none"
     if isinstance(value, list):

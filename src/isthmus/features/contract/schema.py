@@ -1,9 +1,9 @@
 """The contract: the canonical form of all declarations, and its hashes.
 
-A server, a table, a row and a package need no definitions: they carry a contract, or its hash. The hash of a view
-covers everything that decides its values; the hash of a service covers the hashes of its views; the hash of the
-contract covers everything. What a later release added to the canonical form is left out where it is not declared, so
-earlier contracts keep their hashes. `definition.compile` creates it.
+Servers, tables, rows and packages carry a contract or its hash instead of the definitions. The hash of a view covers
+everything that determines its values, the hash of a service covers the hashes of its views, and the hash of the
+contract covers everything. Settings that later releases added are omitted where they are not used, so that earlier
+contracts keep their hashes. `definition.compile` creates the contract.
 """
 
 import hashlib
@@ -23,23 +23,22 @@ FORMAT = 1
 RESERVED = ("event_timestamp", "known_at", "content_hash")
 SEPARATOR = "__"
 STATUS = "status"
-"""The column with the status of a view's answer in training sets and verdicts: no feature can have this name."""
+"""The column with the status of a view's values in training sets and verdicts. No feature can have this name."""
 
 
 class _Canonical:
     name: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, in canonical order: what the hash covers."""
+        """Return the canonical form as plain data; the hash covers it."""
         raise NotImplementedError
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the canonical form, in hex."""
         return sha256(self.as_dict())
 
     def full_name(self, feature: str) -> str:
-        """A feature's column name in a training set and in an answer with full names."""
+        """Return a feature's column name in training sets and in responses with full names."""
         return f"{self.name}{SEPARATOR}{feature}"
 
 
@@ -48,8 +47,8 @@ class Column:
     """A named, typed value of the contract.
 
     Attributes:
-        available: where it can exist: "server", "device" or "request".
-        size: the declared number of elements of an array; None for any number.
+        available: "server", "device" or "request".
+        size: declared number of elements of an array; None allows any number.
     """
 
     name: str
@@ -58,24 +57,21 @@ class Column:
     size: int | None = None
 
     def listed(self, *more: Any) -> list[Any]:
-        """The column in canonical form: name, type, `more`, and the size if it is declared."""
+        """Return the canonical form: name, type, `more`, and the size if declared."""
         return [self.name, self.dtype.name, *more, *([] if self.size is None else [self.size])]
 
 
 @dataclass(frozen=True)
 class ViewContract(_Canonical):
-    """What a reader must know of a view.
+    """Everything a reader needs to know about a view.
 
     Attributes:
-        keys: join keys of all its entities, in order.
-        fields: its features, in order.
-        ttl: microseconds, or None.
-        delay: microseconds from event time to known time, where the transform returns no `known_at`.
+        ttl: microseconds, or None for no limit.
+        delay: microseconds from event time to known time, if the transform returns no `known_at`.
         code: digest of the transform and of how its sources are read.
-        lookback: microseconds before a row's event time from which it reads its sources; None for all of them.
-        version: the number of the view's table.
-        slot: where its online rows lie beside those of other definitions of the view; see `generations`. It is no part
-            of the declaration, nor of the hash.
+        lookback: microseconds before a row's event time that the transform reads; None for everything.
+        slot: suffix that separates the online rows of this definition from other definitions of the view; see
+            `generations`. Not part of the declaration or the hash.
     """
 
     name: str
@@ -92,21 +88,19 @@ class ViewContract(_Canonical):
 
     @property
     def online_name(self) -> str:
-        """Name of its rows and of their record in the online store."""
         return self.name + self.slot
 
     @property
     def table(self) -> str:
-        """Name of its offline table. No view is named like a version of another view: names hold no dot."""
+        """The name of the offline table. It cannot be the name of another view, because names contain no dot."""
         return self.name if self.version == 1 else f"{self.name}.v{self.version}"
 
     @cached_property
     def prefix(self) -> bytes:
-        """The first eight bytes of the hash, which every online row of the view carries."""
+        """The first eight bytes of the hash; every online row of the view starts with them."""
         return bytes.fromhex(self.hash[:16])
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, in canonical order."""
         data = {
             "entities": list(self.entities),
             "keys": [[column.name, column.dtype.name] for column in self.keys],
@@ -124,7 +118,6 @@ class ViewContract(_Canonical):
 
     @classmethod
     def from_dict(cls, name: str, data: Mapping[str, Any]) -> "ViewContract":
-        """The inverse of `as_dict`."""
         return cls(
             name=name,
             entities=tuple(data["entities"]),
@@ -141,12 +134,12 @@ class ViewContract(_Canonical):
 
 @dataclass(frozen=True, slots=True)
 class FieldRule:
-    """What is expected of a request field.
+    """The expectations and the default of a request field.
 
     Attributes:
-        source: the request source that declares it, whose own graph computes which rows break the rule.
+        source: request source that declares the rule; its graph computes which rows break it.
         expected: the rule in words.
-        default: the default in words, with which a request may omit the field; None without a default.
+        default: the default in words; a request may then omit the field. None without a default.
     """
 
     source: str
@@ -159,16 +152,13 @@ class FieldRule:
 
 @dataclass(frozen=True)
 class TransformContract(_Canonical):
-    """What a reader must know of a request transform: everything, since its graph is part of it.
+    """Everything a reader needs to compute a request transform, including its graph.
 
-    A request source with expectations or defaults has a transform of its name, which computes its fields.
+    A request source with expectations or defaults has a transform of the same name, which computes its fields.
 
     Attributes:
-        stored: its stored input features, as (view, feature).
-        request: its request fields.
-        fields: its outputs, in order.
-        graph: its compiled form, an ONNX model; see `request.layout` for its tensors.
-        rules: the rules of its request fields, by field.
+        stored: stored input features, as (view, feature).
+        graph: compiled ONNX model; see `request.layout` for its tensors.
     """
 
     name: str
@@ -180,11 +170,9 @@ class TransformContract(_Canonical):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of its input columns in a training set."""
         return (*(SEPARATOR.join(pair) for pair in self.stored), *(column.name for column in self.request))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, in canonical order."""
         return {
             "stored": [list(pair) for pair in self.stored],
             "request": [column.listed() for column in self.request],
@@ -195,7 +183,6 @@ class TransformContract(_Canonical):
 
     @classmethod
     def from_dict(cls, name: str, data: Mapping[str, Any]) -> "TransformContract":
-        """The inverse of `as_dict`."""
         return cls(
             name=name,
             stored=_pairs(data["stored"]),
@@ -207,25 +194,21 @@ class TransformContract(_Canonical):
 
 
 def optional(transforms: Iterable[TransformContract]) -> set[str]:
-    """The request fields that a request may omit: those with a default in every request transform that reads them."""
+    """Return the fields that a request may omit: those with a default in every transform that reads them."""
     rules = [(field.name, transform.rules.get(field.name)) for transform in transforms for field in transform.request]
     return {name for name, _ in rules} - {name for name, rule in rules if rule is None or rule.default is None}
 
 
 def request_column(name: str, dtype: DataType, size: int | None = None) -> Column:
-    """A request field: it exists wherever the request does, behind the API and on the device."""
+    """Return a request field. It is available on the server and on devices."""
     return Column(name, dtype, "request", size)
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceContract:
-    """The features of a model, in order.
+    """The features of a model, in order: stored features, request fields, and computed fields of request transforms.
 
-    Attributes:
-        features: stored features, as (view, feature).
-        request: request fields.
-        computed: fields of request transforms, as (transform, field).
-        hash: SHA-256 over all of them and the hashes of their transforms and of all views read, also by transforms.
+    The hash covers all of them, the transforms, and every view that is read.
     """
 
     name: str
@@ -244,7 +227,6 @@ class ServiceContract:
         computed: tuple[tuple[str, str], ...] = (),
         transforms: Mapping[str, TransformContract] | None = None,
     ) -> "ServiceContract":
-        """The contract of a service over these views and request transforms."""
         used = {transform: (transforms or {})[transform] for transform, _ in computed}
         read = [*features, *(pair for transform in used.values() for pair in transform.stored)]
         service = cls(name, features, request, "", computed)
@@ -254,7 +236,6 @@ class ServiceContract:
         return replace(service, hash=sha256(covered))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, in canonical order."""
         data: dict[str, Any] = {
             "features": [list(pair) for pair in self.features],
             "request": [column.listed() for column in self.request],
@@ -277,57 +258,52 @@ class Contract:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the whole contract, in hex."""
         return sha256(self.as_dict())
 
     def view(self, name: str) -> ViewContract:
-        """The view of this name, or a RequestError."""
+        """Return the view with this name; raise RequestError if it is missing."""
         return _declared("view", self.views, name)
 
     def service(self, name: str) -> ServiceContract:
-        """The service of this name, or a RequestError."""
+        """Return the service with this name; raise RequestError if it is missing."""
         return _declared("service", self.services, name)
 
     def inputs(self, service: str) -> tuple[Column, ...]:
-        """The columns that a service's model reads: stored features, request fields, computed features.
+        """Return the columns that a service's model reads: stored features, request fields, then computed features.
 
-        Each in the order of the declaration; features by their full names.
+        Each group is in the order of the declaration. Features have their full names.
         """
         declared = self.service(service)
         return (*map(self.stored, declared.features), *declared.request, *map(self.computed, declared.computed))
 
     def raw_inputs(self, service: str) -> tuple[Column, ...]:
-        """The columns from which all inputs of a service's model follow: stored features, then request fields.
+        """Return the columns that determine all inputs of a service's model: stored features, then request fields.
 
-        Those that only request transforms read come last.
+        In each group, columns that only request transforms read come last.
         """
         used = self.used(service)
         request = (*self.service(service).request, *(column for transform in used for column in transform.request))
         return (*map(self.stored, self.read(service)), *dict.fromkeys(request))
 
     def used(self, service: str) -> list[TransformContract]:
-        """The request transforms of a service, each once."""
         return [self.transforms[name] for name in dict.fromkeys(name for name, _ in self.service(service).computed)]
 
     def read(self, service: str) -> list[tuple[str, str]]:
-        """The stored features that a service and its request transforms read, as (view, feature)."""
+        """Return the stored features that a service and its request transforms read, as (view, feature)."""
         transformed = (pair for transform in self.used(service) for pair in transform.stored)
         return list(dict.fromkeys((*self.service(service).features, *transformed)))
 
     def stored(self, pair: tuple[str, str]) -> Column:
-        """A stored feature (view, feature) by its full name."""
         return _full(self.views[pair[0]], pair[1])
 
     def computed(self, pair: tuple[str, str]) -> Column:
-        """A computed feature (transform, field) by its full name."""
         return _full(self.transforms[pair[0]], pair[1])
 
     def transform_inputs(self, transform: TransformContract) -> list[Column]:
-        """The input columns of a request transform, by their names in a training set."""
         return [*map(self.stored, transform.stored), *transform.request]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data: what `contract.json` holds and the hash covers."""
+        """Return the content of `contract.json` without the hash and slots; the hash covers it."""
         return {
             "format": FORMAT,
             "project": self.project,
@@ -340,18 +316,14 @@ class Contract:
         }  # fmt: skip
 
     def dumps(self) -> bytes:
-        """`contract.json`: the canonical form with its hash, and the slots of views that have one."""
+        """Return the content of `contract.json`: the canonical form, its hash, and the slots of views."""
         slots = {name: view.slot for name, view in self.views.items() if view.slot}
         data = {"hash": self.hash, **self.as_dict(), **({"slots": slots} if slots else {})}
         return json.dumps(data, indent=1, sort_keys=True).encode() + b"\n"
 
     @classmethod
     def loads(cls, text: bytes, where: str = "contract.json") -> "Contract":
-        """The inverse of `dumps`.
-
-        Raises:
-            ContractMismatch: the text is damaged, of another format, or its hash is not the hash of its content.
-        """
+        """Parse the result of `dumps`; raise ContractMismatch if it is damaged or does not match its hash."""
         remedy = "run `isthmus apply` to write it again"
         try:
             data = json.loads(text)
@@ -376,7 +348,7 @@ class Contract:
             raise ContractMismatch(where, f"is not a contract ({error})", remedy=remedy) from error
         if actual != stated:
             raise ContractMismatch(where, f"its content has hash {actual[:12]}",
-                                   expected=f"{stated[:12]}, which it states", remedy=remedy)  # fmt: skip
+                                   expected=f"{stated[:12]}, the hash in the file", remedy=remedy)  # fmt: skip
         return contract
 
 
@@ -400,5 +372,5 @@ def _full(declaration: ViewContract | TransformContract, name: str) -> Column:
 
 
 def sha256(data: Mapping[str, Any]) -> str:
-    """SHA-256 of plain data in canonical form, in hex."""
+    """Return the SHA-256 of plain data in canonical form, in hex."""
     return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

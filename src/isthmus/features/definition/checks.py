@@ -1,4 +1,4 @@
-"""Checks all declarations of a project together and reports every problem at once."""
+"""Check all declarations of a project together and report every problem at once."""
 
 import dataclasses
 import math
@@ -42,12 +42,12 @@ _TITLES: dict[type, str] = {
     RequestTransform: "request transform", FeatureService: "service", Spine: "spine",
 }  # fmt: skip
 
-_OF_FIELDS = ("dtype", "available", "description", "tolerance", "size")
-"""The parts of a field that have checks of their own."""
+_CHECKED_ELSEWHERE = ("dtype", "available", "description", "tolerance", "size")
+"""Attributes of a field whose types `_schema` and `_transform` check."""
 
 
 class Declarations:
-    """The declarations by kind and name, and their problems."""
+    """All declarations of a project by kind and name, and what is wrong with them."""
 
     def __init__(self, project: str) -> None:
         self._by_type: dict[type, dict[str, Any]] = {kind: {} for kind in _TITLES}
@@ -63,7 +63,7 @@ class Declarations:
             self._wrong(f"project {project!r}", "is not a usable name", "lower-case letters, digits, _ and -")
 
     def add(self, declaration: Declaration) -> bool:
-        """Adds a declaration and everything it refers to; returns False if a part has the wrong type."""
+        """Add a declaration and everything it refers to; return False if a part has the wrong type."""
         title = _TITLES.get(type(declaration))
         if title is None:
             where = f"declaration {declaration!r}"
@@ -72,19 +72,19 @@ class Declarations:
         wrong = mistyped(declaration, f"{title} {declaration.name}, ", ("description",))
         function = getattr(declaration, "function", None)
         if not isinstance(function, FunctionType | NoneType):
-            found = f"its function is a {type(function).__name__}"
-            wrong.append(Problem(f"{title} {declaration.name}", found, "a def that calls it"))
+            actual = f"its function is a {type(function).__name__}"
+            wrong.append(Problem(f"{title} {declaration.name}", actual, "a def that calls it"))
         values = [getattr(declaration, field.name) for field in dataclasses.fields(declaration)]
         items = [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
         nested = [item for item in items if isinstance(item, Field)]
         wrong += [
             problem
             for field in nested
-            for problem in mistyped(field, f"{title} {declaration.name}, field ", _OF_FIELDS)
+            for problem in mistyped(field, f"{title} {declaration.name}, field ", _CHECKED_ELSEWHERE)
         ]
         self.problems += [problem for problem in wrong if problem not in self.problems]
         parts = [item.view if isinstance(item, FeatureProjection) else item for item in items]
-        # A list, not a generator: a part with a problem must not keep the next part from being checked.
+        # A list, not a generator: check the next part even if this one has a problem.
         added = [self.add(part) for part in parts if type(part) in _TITLES]
         if not all(added) or wrong:
             return False
@@ -92,7 +92,6 @@ class Declarations:
         return True
 
     def check(self) -> None:
-        """Collects every problem of the declarations added so far."""
         for entity in self.entities.values():
             if not entity.join_keys:
                 self._wrong(f"entity {entity.name}", "has no join key", "at least one")
@@ -143,7 +142,7 @@ class Declarations:
             self._input(f"spine {spine.name}, label {spine.label.name!r}", spine.label)
             if spine.request and spine.label.name in [field.name for field in spine.request.schema]:
                 self._wrong(f"spine {spine.name}, label {spine.label.name!r}", "is a request field too",
-                            "a label that the request cannot hold: it is the answer")  # fmt: skip
+                            "a label that is not part of the request")  # fmt: skip
         for service in self.services.values():
             self._service(service)
 
@@ -151,26 +150,23 @@ class Declarations:
         where = f"source {source.name}"
         kinds = [kind for kind in _KINDS if getattr(source, kind)]
         if len(kinds) != 1:
-            found = f"has {' and '.join(kinds)}" if kinds else "has no path, table or query"
-            self._wrong(where, found, f"one of {', '.join(_KINDS)}")
+            actual = f"has {' and '.join(kinds)}" if kinds else "has no path, table or query"
+            self._wrong(where, actual, f"one of {', '.join(_KINDS)}")
         if any(_USER.match(address) for address in (source.path, source.delta)):
-            # The message must not repeat it.
-            self._wrong(
-                where, "has a user in its URL", "credentials in the environment: definitions are no place for them"
-            )
+            # The message must not repeat the URL, which may hold a password.
+            self._wrong(where, "has a user in its URL", "no user: put the credentials into environment variables")
         if source.iceberg and not _TABLE.fullmatch(source.iceberg):
             self._wrong(f"{where}, iceberg", repr(source.iceberg), "CATALOG.NAMESPACE.TABLE")
         for name in ("connection", "version_sql"):
             if getattr(source, name) and not source.sql:
-                self._wrong(f"{where}, {name}", "stands without a query", "sql= beside it, or none")
+                self._wrong(f"{where}, {name}", "is set without a query", f"sql= too, or no {name}=")
         if source.sql and not _VARIABLE.fullmatch(source.connection):
-            found = "is no name of an environment variable" if source.connection else "is missing"
-            expected = "the name of one that holds the address of the database, not beginning with ISTHMUS_"
-            self._wrong(f"{where}, connection", found, expected)
-
+            actual = "is not the name of an environment variable" if source.connection else "is missing"
+            expected = "the environment variable with the address of the database; its name cannot begin with ISTHMUS_"
+            self._wrong(f"{where}, connection", actual, expected)
         if source.types and not source.csv:
-            self._wrong(f"{where}, types", "stands beside data that have types of their own",
-                        "types= for a CSV file alone: cast other columns in the transform")  # fmt: skip
+            self._wrong(f"{where}, types", "the data already have types",
+                        "types= only for a CSV file: cast other columns in the transform")  # fmt: skip
         for column, dtype in source.types.items():
             if dtype not in SCALARS:
                 self._wrong(f"{where}, types, column {column}", repr(dtype), one_of(map(repr, SCALARS)))
@@ -181,20 +177,21 @@ class Declarations:
                             f"UnixTimestamp, or a source without {role}=")  # fmt: skip
 
     def _key_types(self) -> None:
-        # A request names a join key once, however many entities have it.
+        # Entities may share a join key, but a request has a single column for it.
         types: dict[str, tuple[str, DataType]] = {}
         for entity in self.entities.values():
             for key, dtype in entity.join_keys.items():
-                first, known = types.setdefault(key, (entity.name, dtype))
-                if known != dtype:
-                    self._wrong(f"entity {entity.name}, join key {key}", f"type {dtype!r}", f"{known!r}, as in {first}")
+                first, expected = types.setdefault(key, (entity.name, dtype))
+                if expected != dtype:
+                    place = f"entity {entity.name}, join key {key}"
+                    self._wrong(place, f"type {dtype!r}", f"{expected!r}, as in {first}")
         # A request field with the name of a join key is that key's value.
         for request in self.requests.values():
             for field in request.schema:
-                first, known = types.get(field.name, ("", field.dtype))
-                if known != field.dtype:
+                first, expected = types.get(field.name, ("", field.dtype))
+                if expected != field.dtype:
                     self._wrong(f"request source {request.name}, field {field.name!r}", f"type {field.dtype!r}",
-                                f"{known!r}, as the join key of {first}")  # fmt: skip
+                                f"{expected!r}, as the join key of {first}")  # fmt: skip
 
     def _function(self, where: str, declaration: FeatureView | Spine) -> None:
         parameters = self._parameters(where, declaration)
@@ -226,17 +223,19 @@ class Declarations:
                 self._wrong(f"{where}, field {field.name!r}", f"tolerance={field.tolerance!r}", "zero or more")
             if field.available != "server":
                 self._wrong(f"{where}, field {field.name!r}", f"available={field.available!r}",
-                            "none: it exists wherever all inputs of the function do")  # fmt: skip
+                            "no available=: it follows from the inputs of the function")  # fmt: skip
         if not transform.schema:
             self._wrong(where, "has no field", "at least one Field in its schema")
         known = [name for part in transform.inputs for name in self._columns(where, part)]
         for name in sorted({name for name in known if known.count(name) > 1}):
-            self._wrong(f"{where}, inputs", f"{name} is there twice", "each once")
+            self._wrong(f"{where}, inputs", f"{name} appears twice", "each column once")
         parameters = self._parameters(where, transform)
         if transform.function is not None:
             place = f"{where} ({codehash.location(transform.function)})"
             if not parameters:
-                self._wrong(place, "its function takes nothing", f"parameters named like its inputs: {one_of(known)}")
+                self._wrong(
+                    place, "its function has no parameters", f"parameters named like its inputs: {one_of(known)}"
+                )
             for name in parameters:
                 if name not in known:
                     self._wrong(place, f"its function takes {name!r}{nearest(name, known)}", one_of(known))
@@ -253,9 +252,9 @@ class Declarations:
             self.problems += expectations.request_problems(where, fields, request.expectations, request.defaults)
 
     def _unlike(self, where: str, name: str, names: Iterable[str]) -> None:
-        # Such names would give columns of a training set that differ in case only.
+        # Otherwise columns of a training set would differ only in case.
         if (first := _same_but_case(name, names)) != name:
-            self._wrong(where, f"differs from {first!r} in case only", "another name")
+            self._wrong(where, f"differs from {first!r} only in case", "another name")
 
     def _columns(self, where: str, part: FeatureView | FeatureProjection | RequestSource) -> list[str]:
         match part:
@@ -287,7 +286,7 @@ class Declarations:
                 names = self._full_names(where, part)
             for name in names:
                 if name in seen:
-                    self._wrong(where, f"{name} is there twice", "each feature once")
+                    self._wrong(where, f"{name} appears twice", "each feature once")
                 seen.add(name)
         self.problems += snapshot_problems(f"{where}, device", service)
 
@@ -295,14 +294,14 @@ class Declarations:
         seen: set[str] = set()
         for column in join_keys(declaration.entities):
             if column.name.lower() in seen:
-                self._wrong(f"{where}, join key {column.name!r}", "is there twice", "each join key once")
+                self._wrong(f"{where}, join key {column.name!r}", "appears twice", "each join key once")
             seen.add(column.name.lower())
         return seen
 
     def _schema(
         self, where: str, schema: Iterable[Field], keys: set[str], reserved: tuple[str, ...] = RESERVED
     ) -> None:
-        # Names that differ in case only are one name to DuckDB, to Delta and to Spark.
+        # DuckDB, Delta and Spark ignore case in names.
         seen: set[str] = set()
         for field in schema:
             place = f"{where}, field {field.name!r}"
@@ -311,27 +310,27 @@ class Declarations:
             if not isinstance(field.dtype, DataType) or field.dtype not in TYPES.values():
                 self._wrong(place, f"type {field.dtype!r}", _ANY_TYPE)
             elif field.size is not None and field.dtype.element is None:
-                self._wrong(place, f"size={field.size!r}", f"none: {field.dtype!r} is no Array")
+                self._wrong(place, f"size={field.size!r}", f"no size: {field.dtype!r} is not an Array")
             if field.size is not None and (type(field.size) is not int or field.size < 1):
                 self._wrong(place, f"size={field.size!r}", "a whole number, 1 or more")
             if field.available not in ("server", "device"):
                 self._wrong(place, f"available={field.available!r}", "'server' or 'device'")
             if folded in seen:
-                self._wrong(place, "is there twice", "each field once")
+                self._wrong(place, "appears twice", "each field once")
             if folded in keys:
                 self._wrong(place, "has the name of a join key", "another name")
             seen.add(folded)
 
     def _input(self, where: str, field: Field) -> None:
         if field.dtype in TYPES.values() and field.dtype not in INPUTS:
-            self._wrong(where, f"type {field.dtype!r}", "a type that a model reads: neither Bytes nor an Array")
+            self._wrong(where, f"type {field.dtype!r}", "a type that a model can read: neither Bytes nor an Array")
 
     def _request_field(self, where: str, field: Field) -> None:
-        # A model reads the scalars; only request transforms take arrays.
+        # A model reads scalars; only request transforms read arrays.
         if field.dtype not in TYPES.values() or field.dtype.element is None:
             self._input(where, field)
         elif field.dtype.element == Bytes:
-            self._wrong(where, f"type {field.dtype!r}", "arrays of what a model reads, which Bytes are not")
+            self._wrong(where, f"type {field.dtype!r}", "an Array of a type that a model can read, not of Bytes")
         elif field.size is None:
             self._wrong(
                 where, f"type {field.dtype!r} of any size", f"a declared size: {sized(field.name, field.dtype)}"
@@ -368,10 +367,9 @@ def _same_but_case(name: str, names: Iterable[str]) -> str | None:
 
 
 def sized(name: str, dtype: DataType) -> str:
-    """An example declaration of a field whose arrays have a fixed size, for a message."""
+    """Return an example declaration of a field whose arrays have a fixed size, for a message."""
     return f'declare Field("{name}", {dtype}, size=n)'
 
 
 def join_keys(entities: Iterable[Entity]) -> tuple[Column, ...]:
-    """The columns of entities' join keys, in order."""
     return tuple(Column(key, dtype) for entity in entities for key, dtype in entity.join_keys.items())

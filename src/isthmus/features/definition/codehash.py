@@ -1,9 +1,9 @@
-"""A digest of what a function computes. Formatting, comments and the place of the code do not change it.
+"""A digest of what a function computes. Formatting, comments and the location of the code do not change it.
 
 It covers the function's syntax tree, its default arguments, and all user code it refers to: helper functions in any
 user module, classes and their instances, constants, and for library objects (a PySpark column, a compiled pattern) the
-statement that assigns them; inside of partials, containers, instances and closures, their state as for a pickle. Code
-of the standard library and of installed packages counts by its name only, wherever the packages are installed.
+statement that assigns them. Objects inside partials, containers, instances and closures count by their pickle state.
+Code of the standard library and of installed packages counts only by its name, wherever the packages are installed.
 """
 
 import ast
@@ -40,10 +40,7 @@ _CONSTANTS = (str, int, float, bool, bytes, complex, type(None), date, datetime,
 
 
 class _Seen(list[object]):
-    """The functions, classes and instances on the way to a value, which end recursion.
-
-    `state` says whether the state of library objects counts that no statement assigns.
-    """
+    """The objects on the path to a value, to end recursion. With `state`, unassigned library objects count."""
 
     def __init__(self, items: Iterable[object], *, state: bool) -> None:
         super().__init__(items)
@@ -51,16 +48,16 @@ class _Seen(list[object]):
 
 
 def digest(function: Callable[..., Any], *, state: bool = True) -> str:
-    """SHA-256 of what a function computes.
+    """Return the SHA-256 of what a function computes, in hex.
 
     Without `state`, library objects in containers, instances and closures do not count: the caller reads them.
 
     Raises:
         OSError: the function's source, or the state of an object that it uses, cannot be read.
-        SyntaxError: the file at its place holds other code.
+        SyntaxError: the file has changed and holds other code at the function's lines.
     """
     try:
-        described = _described(function, _Seen([], state=state))
+        described = _describe(function, _Seen([], state=state))
     except RecursionError:
         raise OSError(f"{location(function)} uses objects that are nested too deeply") from None
     if described is None:
@@ -69,7 +66,7 @@ def digest(function: Callable[..., Any], *, state: bool = True) -> str:
 
 
 def described(tree: ast.stmt, kind: type, seen: Iterable[object]) -> list[Any]:
-    """Describe the statement of a class, and the user code it refers to, as plain data; `seen` count by their place."""
+    """Describe a class definition and the user code it refers to as plain data; `seen` objects count by position."""
     return _statement(tree, kind, _Seen(seen, state=True))
 
 
@@ -88,26 +85,22 @@ def class_tree(kind: type) -> ast.ClassDef:
 
 
 def location(function: Callable[..., Any]) -> str:
-    """`file:line` of a function, for messages; its name if it has no Python code."""
+    """Return `file:line` of a function for messages, or its name if it has no Python code."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return getattr(function, "__name__", None) or type(function).__name__
     return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
-def of_user(value: types.FunctionType | type) -> bool:
-    """Whether a function or class is user code, so that its code counts; otherwise only its name does."""
+def is_user_code(value: types.FunctionType | type) -> bool:
+    """Return whether a function or class is user code, so that its code counts and not only its name."""
     file = value.__code__.co_filename if isinstance(value, types.FunctionType) else None
     # Compiled files that were moved without their source name places of another machine.
     return _is_users(file if file and (Path(file).exists() or not _file(value)) else _file(value))
 
 
-def reduced(value: Any) -> tuple[Any, ...]:
-    """Return an object's pickle state without writing a pickle: its constructor, the arguments, and its parts.
-
-    Raises:
-        OSError: the state of the object cannot be read.
-    """
+def pickle_state(value: Any) -> tuple[Any, ...]:
+    """Return an object's pickle state: constructor, arguments and parts. Raise OSError if it cannot be read."""
     try:
         registered = copyreg.dispatch_table.get(type(value))
         state = registered(value) if registered else value.__reduce_ex__(2)
@@ -117,10 +110,10 @@ def reduced(value: Any) -> tuple[Any, ...]:
     return (state,) if isinstance(state, str) else tuple([*p] if isinstance(p, Iterator) else p for p in state)
 
 
-def _described(value: Any, seen: _Seen, within: tuple[object, ...] = ()) -> Any:
-    """A value as plain data; None for library code that stands alone.
+def _describe(value: Any, seen: _Seen, within: tuple[object, ...] = ()) -> Any:
+    """Return a value as plain data; None for a library object outside of a container.
 
-    `within` are the containers since the last of `seen`: both end recursion.
+    `within` holds the containers since the last item of `seen`. Both end recursion.
     """
     if isinstance(value, _CONSTANTS):
         return [repr(value), *methods] if (methods := _methods(value, seen)) else repr(value)
@@ -128,34 +121,34 @@ def _described(value: Any, seen: _Seen, within: tuple[object, ...] = ()) -> Any:
         return ["within", next(depth for depth, earlier in enumerate(reversed(within)) if value is earlier)]
     inner = (*within, value)
     if isinstance(value, list | tuple):
-        return [type(value).__name__, *(_described(item, seen, inner) for item in value), *_methods(value, seen)]
+        return [type(value).__name__, *(_describe(item, seen, inner) for item in value), *_methods(value, seen)]
     if isinstance(value, set | frozenset):
         # In no order: each item is described as if it were the only one.
         return [
             type(value).__name__,
-            *sorted(json.dumps(_described(item, _Seen(seen, state=seen.state), inner)) for item in value),
+            *sorted(json.dumps(_describe(item, _Seen(seen, state=seen.state), inner)) for item in value),
         ]
     if isinstance(value, dict | types.MappingProxyType):
-        pairs = ([_described(key, seen, inner), _described(item, seen, inner)] for key, item in value.items())
-        default = [_described(value.default_factory, seen, inner)] if isinstance(value, defaultdict) else []
+        pairs = ([_describe(key, seen, inner), _describe(item, seen, inner)] for key, item in value.items())
+        default = [_describe(value.default_factory, seen, inner)] if isinstance(value, defaultdict) else []
         return ["dict", *pairs, *default, *_methods(value, seen)]
     if isinstance(value, functools.partial):
         keywords = dict(sorted(value.keywords.items()))
-        return ["partial", *(_described(part, seen, inner) for part in (value.func, value.args, keywords))]
+        return ["partial", *(_describe(part, seen, inner) for part in (value.func, value.args, keywords))]
     registry = vars(value).get("registry") if isinstance(value, types.FunctionType) else None
     if isinstance(registry, types.MappingProxyType):  # of a singledispatch
-        return [_described([*pair], seen, inner) for pair in registry.items()]
+        return [_describe([*pair], seen, inner) for pair in registry.items()]
     if callable(value) and not _wraps(value, outermost=not seen):
         value = inspect.unwrap(value)
     for position, earlier in enumerate(seen):
         if value is earlier:
             return position
-    if isinstance(value, types.FunctionType | type) and of_user(value):
+    if isinstance(value, types.FunctionType | type) and is_user_code(value):
         seen.append(value)
         return _class(value, seen) if isinstance(value, type) else _function(value, seen)
     if hasattr(value, "__dict__") and _is_users(_file(type(value))):
         seen.append(value)
-        return [_described(type(value), seen), _described(vars(value), seen)]
+        return [_describe(type(value), seen), _describe(vars(value), seen)]
     return _state(value, seen, inner) if within else None
 
 
@@ -164,16 +157,16 @@ def _state(value: Any, seen: _Seen, within: tuple[object, ...]) -> Any:
     if not seen.state or type(value).__module__ == "isthmus.features.definition.spec":
         return None  # a declaration is in the contract
     if isinstance(value, types.MethodType):
-        return ["method", value.__name__, _described(value.__self__, seen, within)]
+        return ["method", value.__name__, _describe(value.__self__, seen, within)]
     if isinstance(value, _NAMED):
         if (owner := getattr(value, "__self__", None)) is None or isinstance(owner, types.ModuleType | type):
             name = getattr(value, "__qualname__", value.__name__)
             return ["named", digest_name(getattr(value, "__module__", None) or "", name)]
-        return ["method", value.__name__, _described(owner, seen, within)]
+        return ["method", value.__name__, _describe(owner, seen, within)]
     if hasattr(value, "tolist") and hasattr(value, "shape") and not hasattr(value, "index"):
         # An array or a tensor: its state holds places in memory, or names of modules that NumPy has moved.
-        return ["array", repr(value.dtype), list(value.shape), _described(value.tolist(), seen, within)]
-    return ["object", *(_described(part, seen, within) for part in (type(value), *reduced(value)))]
+        return ["array", repr(value.dtype), list(value.shape), _describe(value.tolist(), seen, within)]
+    return ["object", *(_describe(part, seen, within) for part in (type(value), *pickle_state(value)))]
 
 
 def _methods(value: Any, seen: _Seen) -> list[Any]:
@@ -182,29 +175,29 @@ def _methods(value: Any, seen: _Seen) -> list[Any]:
     own = [part for part in vars(kind).values() if isinstance(part, types.FunctionType | property | classmethod)]
     files = [getattr(getattr(part, "fget", getattr(part, "__func__", part)), "__code__", None) for part in own]
     if kind.__module__ != "builtins" and any(code and Path(code.co_filename).exists() for code in files):
-        kinds = [described] if (described := _described(kind, seen)) is not None else []
-        return [*kinds, *([_described(vars(value), seen)] if kinds and getattr(value, "__dict__", None) else [])]
+        kinds = [described] if (described := _describe(kind, seen)) is not None else []
+        return [*kinds, *([_describe(vars(value), seen)] if kinds and getattr(value, "__dict__", None) else [])]
     return []
 
 
 def _wraps(value: Any, *, outermost: bool) -> bool:
     """Return whether a user's function wraps another without appearing as a decorator in its source."""
     inner = inspect.unwrap(value)
-    if inner is value or not (isinstance(value, types.FunctionType) and of_user(value)):
+    if inner is value or not (isinstance(value, types.FunctionType) and is_user_code(value)):
         return False
-    if outermost or not (isinstance(inner, types.FunctionType) and of_user(inner)):
+    if outermost or not (isinstance(inner, types.FunctionType) and is_user_code(inner)):
         return True
     wrappers: list[Any] = []
     inspect.unwrap(value, stop=wrappers.append)
-    return len(wrappers) > sum(len(getattr(node, "decorator_list", ())) for node in _parsed(inner).body)
+    return len(wrappers) > sum(len(getattr(node, "decorator_list", ())) for node in _parse(inner).body)
 
 
 def _function(function: types.FunctionType, seen: _Seen) -> list[Any]:
     # The decorator of the feature function (entities, schema, ttl) is already in the contract.
-    tree = _normal(_parsed(function), decorated=inspect.unwrap(seen[0]) is not function)  # type: ignore[arg-type]
+    tree = _normal(_parse(function), decorated=inspect.unwrap(seen[0]) is not function)  # type: ignore[arg-type]
     cells = dict(_cells(function))
-    defaults = _described([list(function.__defaults__ or ()), function.__kwdefaults__ or {}], seen)
-    return [ast.unparse(tree), defaults, _referred(tree, {**function.__globals__, **cells}, cells, seen)]
+    defaults = _describe([list(function.__defaults__ or ()), function.__kwdefaults__ or {}], seen)
+    return [ast.unparse(tree), defaults, _references_in(tree, {**function.__globals__, **cells}, cells, seen)]
 
 
 def _class(value: type, seen: _Seen) -> list[Any]:
@@ -212,24 +205,24 @@ def _class(value: type, seen: _Seen) -> list[Any]:
         tree = class_tree(value)
     except OSError:
         # Created by a call, like a named tuple.
-        made = _assigned(value, vars(sys.modules[value.__module__]), value.__name__, seen)
+        made = _assignments(value, vars(sys.modules[value.__module__]), value.__name__, seen)
         return [value.__qualname__, made or list(getattr(value, "_fields", ()))]
     return _statement(tree, value, seen)
 
 
 def _statement(tree: ast.stmt, kind: type, seen: _Seen) -> list[Any]:
     normal = _normal(ast.Module([tree], []), decorated=True)
-    described = [ast.unparse(normal), _referred(normal, *_scope(kind), seen)]
+    described = [ast.unparse(normal), _references_in(normal, *_scope(kind), seen)]
     if "<locals>" in kind.__qualname__:
         # The body of the class may have read what the function around it bound.
         stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
         plain = ((name, part) for name, part in vars(kind).items() if name in stored and not hasattr(part, "__get__"))
-        described.append(_described([*kind.__bases__, dict(plain)], seen))
+        described.append(_describe([*kind.__bases__, dict(plain)], seen))
     return described
 
 
 def _scope(kind: type) -> tuple[dict[str, Any], set[str]]:
-    """Return the names that the code of a class sees, and which of them are of the function that made the class."""
+    """Return the names that the code of a class can read, and which of them come from an enclosing function."""
     cells: dict[str, Any] = {}
     for part in vars(kind).values():
         if isinstance(part, type) and part.__qualname__.startswith(f"{kind.__qualname__}."):
@@ -251,7 +244,7 @@ def _cells(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
 
 
-def _parsed(function: types.FunctionType) -> ast.Module:
+def _parse(function: types.FunctionType) -> ast.Module:
     # From the code: the source of a function that wraps another would be the other's.
     if function.__name__ != "<lambda>":
         return ast.parse(textwrap.dedent(inspect.getsource(function.__code__)))
@@ -268,10 +261,12 @@ def _holds(node: ast.expr, place: tuple[Any, Any]) -> bool:
     return bool((node.lineno, node.col_offset) <= first and end <= (node.end_lineno, node.end_col_offset))
 
 
-def _referred(tree: ast.AST, names: Mapping[str, Any], cells: Collection[str], seen: _Seen) -> list[tuple[str, Any]]:
+def _references_in(
+    tree: ast.AST, names: Mapping[str, Any], cells: Collection[str], seen: _Seen
+) -> list[tuple[str, Any]]:
     """Return the names of user code that a tree reads, with their values. `cells` are the names of a closure."""
     references = []
-    names = {**names, **_imported(tree, names.get("__package__"))}
+    names = {**names, **_imports(tree, names.get("__package__"))}
     for reference in _references(tree):
         head, *attributes = reference.split(".")
         if head not in names or head == "__file__":  # the place of the code
@@ -279,38 +274,38 @@ def _referred(tree: ast.AST, names: Mapping[str, Any], cells: Collection[str], s
         value = _resolve(names[head], attributes)
         known = len(seen)
         try:
-            described = _described(value, seen, (cells,) if head in cells else ())
+            described = _describe(value, seen, (cells,) if head in cells else ())
         except OSError as error:
             del seen[known:]
             if any(value is earlier for earlier in seen):
                 continue  # the statement that assigns it
             if isinstance(value, types.FunctionType | type) or not (
-                described := _assigned(value, names, reference, seen)
+                described := _assignments(value, names, reference, seen)
             ):
                 raise OSError(f"{reference}: {error}; make it inside the function that uses it") from error
         own = type(value).__module__.startswith("isthmus.")
         if described is None and not isinstance(value, _NAMED) and not own and head not in cells:
-            described = _assigned(value, names, reference, seen)
+            described = _assignments(value, names, reference, seen)
         if described is not None:
             references.append((reference, described))
     return references
 
 
-def _imported(tree: ast.AST, package: str | None) -> dict[str, Any]:
-    """The names that import statements inside of a tree bind to user code. Library modules are not loaded."""
+def _imports(tree: ast.AST, package: str | None) -> dict[str, Any]:
+    """Return the user code that import statements inside a tree bind, by name. Does not load library modules."""
     bound: dict[str, Any] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 name = alias.name if alias.asname else alias.name.partition(".")[0]
-                if _loaded(alias.name) is not None:
+                if _load(alias.name) is not None:
                     bound[alias.asname or name] = sys.modules[name]
         elif isinstance(node, ast.ImportFrom) and (package or not node.level):
             origin = _origin(node, package)
-            module = _loaded(origin)
+            module = _load(origin)
             for alias in node.names if module is not None else ():
                 value = getattr(module, alias.name, None)
-                bound[alias.asname or alias.name] = _loaded(f"{origin}.{alias.name}") if value is None else value
+                bound[alias.asname or alias.name] = _load(f"{origin}.{alias.name}") if value is None else value
     return bound
 
 
@@ -319,8 +314,8 @@ def _origin(statement: ast.ImportFrom, package: str | None) -> str:
     return importlib.util.resolve_name("." * statement.level + module, package) if statement.level else module
 
 
-def _loaded(name: str) -> types.ModuleType | None:
-    """A user module; None for a library, and for a module that cannot be loaded: running the code will say why."""
+def _load(name: str) -> types.ModuleType | None:
+    """Import a user module; return None for a library and for a module that fails to load (running it will say why)."""
     top = name.partition(".")[0]
     try:
         spec = None if top in sys.modules else importlib.util.find_spec(top)
@@ -332,8 +327,8 @@ def _loaded(name: str) -> types.ModuleType | None:
     return None
 
 
-def _assigned(value: Any, names: Mapping[str, Any], reference: str, seen: _Seen) -> Any:
-    """The top-level statements of a user module that assign a value, and what they refer to."""
+def _assignments(value: Any, names: Mapping[str, Any], reference: str, seen: _Seen) -> Any:
+    """Return the top-level statements of a user module that assign a value, and what they refer to."""
     head, *attributes = reference.split(".")
     for attribute in attributes:
         if _is_users_module(names[head]):
@@ -354,10 +349,10 @@ def _assigned(value: Any, names: Mapping[str, Any], reference: str, seen: _Seen)
                 there = {alias.asname or alias.name: alias.name for alias in node.names}
                 name = head if "*" in there and vars(module).get(head) is value else there.get(head)
                 if name is not None:
-                    return _assigned(value, vars(module), name, seen)
+                    return _assignments(value, vars(module), name, seen)
         if any(isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == head for node in nodes):
             seen.append(value)
-            assignments.append([ast.unparse(statement), _referred(statement, names, (), seen)])
+            assignments.append([ast.unparse(statement), _references_in(statement, names, (), seen)])
     return assignments or None
 
 
@@ -389,11 +384,11 @@ def _is_users(file: str | None) -> bool:
         return False
     # As found on the path, without following links: that is what a distribution lists.
     places = ((entry, os.path.relpath(file, entry)) for entry in map(os.path.abspath, sys.path))
-    return not any(name in _listed(entry) for entry, name in places if not name.startswith(os.pardir))
+    return not any(name in _listed_files(entry) for entry, name in places if not name.startswith(os.pardir))
 
 
 @functools.cache
-def _listed(entry: str) -> frozenset[str]:
+def _listed_files(entry: str) -> frozenset[str]:
     """Return the modules that distributions list in a folder or archive. Editable installs list no code."""
     names = set()
     for distribution in metadata.distributions(path=[entry]):

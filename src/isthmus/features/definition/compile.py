@@ -1,4 +1,4 @@
-"""Compiles declarations to a contract, their canonical form."""
+"""Compile declarations to a contract, their canonical form."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -31,16 +31,18 @@ from isthmus.features.definition.spec import (
 from isthmus.features.errors import ConfigurationError, Problem
 
 Compiler = Callable[[AtRequest, Sequence[Column]], tuple[bytes, list[Problem]]]
-"""Compiles a request transform or a checked request source that takes these columns to a graph, or returns problems."""
+"""A function that compiles a request transform or a checked request source with these columns to a graph, or returns
+problems."""
 
 
 def compile_contract(
     project: str, declarations: Iterable[Declaration], where: str = "definitions.py", compiler: Compiler | None = None
 ) -> Contract:
-    """Checks all declarations of a project together and puts them in canonical form.
+    """Check all declarations of a project together and return their canonical form.
 
     Raises:
-        ConfigurationError: with every problem, in the file `where`.
+        ConfigurationError: lists every problem, in the file `where`.
+        TypeError: a request transform is declared, but there is no `compiler`.
     """
     declared = Declarations(project)
     for declaration in declarations:
@@ -101,7 +103,7 @@ def _transform(
     assert transform.function is not None  # noqa: S101 - `Declarations` has checked it
     inputs = {name: columns[name] for name in codehash.parameters(transform.function)}
     graph, problems = compiler(transform, [replace(column, name=name) for name, (_, column) in inputs.items()])
-    # It exists only where all of its inputs do.
+    # A computed field is available only where all of its inputs are.
     places = {column.available for _, column in inputs.values()}
     available = next(place for place in ("server", "device", "request") if place in places)
     return TransformContract(
@@ -115,7 +117,7 @@ def _transform(
 
 
 def _checked(request: RequestSource, compiler: Compiler) -> tuple[TransformContract, list[Problem]]:
-    # Only request transforms take its arrays: no computed field is an array.
+    # Only request transforms read arrays: no computed field is an array.
     columns = tuple(request_column(f.name, f.dtype) for f in request.schema if f.dtype.element is None)
     graph, problems = compiler(request, columns)
     return TransformContract(request.name, (), columns, columns, graph, _rules(request)), problems
@@ -147,7 +149,7 @@ def _spine(spine: Spine) -> dict[str, Any]:
 
 
 def _code(declaration: FeatureView | Spine) -> str:
-    """Digest of what decides the values: the function, and how its sources are read."""
+    """Return the digest of everything that determines the values: the function, and how its sources are read."""
     assert declaration.function is not None  # noqa: S101 - `Declarations` has checked it
     read = {source.name: _source(source) for source in declaration.sources}
     return sha256({"function": codehash.digest(declaration.function), "sources": read})
@@ -167,7 +169,7 @@ def _several_types(contract: Contract, service: str) -> list[Problem]:
 
 
 def _source(source: Source) -> dict[str, Any]:
-    # The place decides no values: it changes between environments. A query does.
+    # The address differs between environments and does not count. A query does: it determines the values.
     read = {"timestamp": source.timestamp, "known": source.known, "null_values": list(source.null_values)}
     return {**read, "sql": source.sql} if source.sql else read
 

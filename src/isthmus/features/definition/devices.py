@@ -1,4 +1,4 @@
-"""Checks what a service declares of the features that devices keep."""
+"""Check the `device` setting of a service: the features that devices keep."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -10,30 +10,31 @@ from isthmus.features.errors import Problem, nearest, one_of
 from isthmus.features.types import DataType
 
 _MOST_KEPT = 1000
-"""Differences of a snapshot: each is a file."""
+"""The greatest number of difference files of a snapshot."""
 
 _MINUTE = timedelta(minutes=1)
 """The shortest time between two snapshots: a schedule has no seconds."""
 
 _LONGEST = timedelta(days=36_500)
-"""Of an age: its microseconds are exact in the numbers of JavaScript, too."""
+"""The greatest age: its microseconds are still exact in JavaScript's numbers."""
 
 _BITS = {"Int32": 31, "Int64": 63}
 
 
 def snapshot_problems(where: str, service: FeatureService) -> Iterator[Problem]:
-    """Each place where `device` of a service is wrong; nothing where there is none."""
     device = service.device
     if device is None:
         return
     views = {view.name: view for view, _ in _stored(service)}
     if not views:
-        yield Problem(where, "the service has no stored feature", "no `device`: the request has all that is read")
-    # Whatever is in a snapshot is on every device: nothing gets there that was not declared for devices.
+        yield Problem(
+            where, "the service has no stored feature", "no `device`: the model reads nothing but the request"
+        )
+    # A snapshot is on every device: it must not hold features that were not declared for devices.
     for view, field in _stored(service):
         if field.available != "device":
             yield Problem(where, f"{view.name}{SEPARATOR}{field.name} is available on the server only",
-                          'available="device" in its Field, or a service without it')  # fmt: skip
+                          'available="device" in its Field, or a service without this feature')  # fmt: skip
     for name in ("age", "every"):
         span = getattr(device, name)
         if not isinstance(span, timedelta) or not _MINUTE <= span <= _LONGEST:
@@ -58,37 +59,36 @@ def snapshot_problems(where: str, service: FeatureService) -> Iterator[Problem]:
         elif not _values_of(values, known[key]):
             yield Problem(f"{where}, keys {key!r}", repr(values), f"a list of values of type {known[key]!r}")
         elif key == device.owner:
-            yield Problem(f"{where}, owner", f"{key!r} is among `keys`, too",
-                          "the rows of these values on every device, or those of its own on each")  # fmt: skip
+            yield Problem(f"{where}, owner", f"{key!r} is also in `keys`", "the key in only one of them")
 
 
 def _stored(service: FeatureService) -> list[tuple[FeatureView, Field]]:
-    """The stored features that a service reads, also by its request transforms."""
-    found: dict[tuple[str, str], tuple[FeatureView, Field]] = {}
+    """Return the stored features that a service reads, directly or through its request transforms."""
+    features: dict[tuple[str, str], tuple[FeatureView, Field]] = {}
 
-    def add(part: object, taken: Collection[str] | None = None) -> None:
+    def add(part: object, parameters: Collection[str] | None = None) -> None:
         match part:
             case FeatureProjection(RequestTransform() as transform) | (RequestTransform() as transform):
-                taken = codehash.parameters(transform.function) if transform.function else ()
+                parameters = codehash.parameters(transform.function) if transform.function else ()
                 for each in transform.inputs:
-                    add(each, taken)
+                    add(each, parameters)
             case FeatureProjection(FeatureView() as view, names):
-                add_fields(view, [field for field in view.schema if field.name in names], taken)
+                add_fields(view, [field for field in view.schema if field.name in names], parameters)
             case FeatureView():
-                add_fields(part, part.schema, taken)
+                add_fields(part, part.schema, parameters)
 
-    def add_fields(view: FeatureView, fields: Iterable[Field], taken: Collection[str] | None) -> None:
+    def add_fields(view: FeatureView, fields: Iterable[Field], parameters: Collection[str] | None) -> None:
         for field in fields:
-            if taken is None or f"{view.name}{SEPARATOR}{field.name}" in taken:
-                found[view.name, field.name] = view, field
+            if parameters is None or f"{view.name}{SEPARATOR}{field.name}" in parameters:
+                features[view.name, field.name] = view, field
 
     for part in service.features:
         add(part)
-    return [*found.values()]
+    return [*features.values()]
 
 
 def _values_of(values: object, dtype: DataType) -> bool:
-    """Whether these are values of a join key, as a row of an entity dataframe has them."""
+    """Return whether these are values of a join key, as an entity dataframe holds them."""
     if not isinstance(values, Sequence) or isinstance(values, str | bytes) or not values:
         return False
     kind = {"String": str, "Bytes": bytes, "Bool": bool, "UnixTimestamp": datetime}.get(dtype.name, int)
@@ -96,5 +96,5 @@ def _values_of(values: object, dtype: DataType) -> bool:
         return False
     if (bits := _BITS.get(dtype.name)) is not None:
         return all(-(1 << bits) <= value < 1 << bits for value in values)
-    # Half of a surrogate pair has no form in UTF-8.
+    # A lone surrogate cannot be encoded in UTF-8.
     return kind is not str or not any("\ud800" <= letter <= "\udfff" for value in values for letter in value)

@@ -1,4 +1,4 @@
-"""Names of classes and functions in digests. They stay the same when a module or a class is renamed."""
+"""The names by which digests know classes and functions. They stay the same when code is renamed or moved."""
 
 _MODULES = {
     "isthmus.distill.accelerator": "isthmus.distill.device",
@@ -64,6 +64,7 @@ _OBJECTS = {
     "isthmus.distill.tasks.requestinputs.RequestInputs": "isthmus.distill.head.Head",
     "isthmus.distill.teachers.compatibility.compatible": "isthmus.distill.teachers.agreement.agreed",
     "isthmus.distill.types.spread": "isthmus.distill.golden.spread",
+    "isthmus.features.definition.expectations.RowCount": "isthmus.features.definition.expectations.Rows",
     "isthmus.package.inputs.ModelInput": "isthmus.features.manifest.ModelInput",
     "isthmus.package.inputs.feeds": "isthmus.features.manifest.feeds",
 }

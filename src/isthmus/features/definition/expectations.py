@@ -1,7 +1,7 @@
-"""Expectations: what must hold for the rows of a view or the fields of a request.
+"""Expectations: rules for the rows of a view or the fields of a request.
 
-A view's expectations are gates: they are not part of its contract or hash, and a build whose rows break one writes
-nothing. A request source's expectations decide values, see `transforms.request.fields`. Definitions write them as:
+Expectations are not part of a view's contract or hash. A build whose rows break one writes nothing. Expectations of a
+request source decide values, see `transforms.request.fields`. Write them as:
 
     transform(..., expectations=[Expect.present("price"), Expect.between("price", 0, 1e6), Expect.rows(at_least=1)])
 """
@@ -18,17 +18,17 @@ from isthmus.features.types import DataType
 _SIZED = ("String", "Bytes")
 _NUMBERS = ("Int32", "Int64", "Float32", "Float64")
 _LONGEST = 1000
-"""The longest bound, in characters, that a graph can check on a request's text."""
-_OF_ARRAYS = "none: an array in a request has its declared size, and no other rule"
+"""The greatest length, in characters, that a graph can check on a request's text."""
+_NO_ARRAY_RULE = "no rule: only the declared size of an array is checked"
 _PYTHON = {"Bool": bool, "Int32": int, "Int64": int, "UnixTimestamp": datetime, "String": str, "Bytes": bytes}
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """Base of all expectations.
+    """Base class of all expectations.
 
     Attributes:
-        feature: the feature it is about; empty if it is about the rows.
+        feature: name of the feature; empty if the expectation is about the rows.
     """
 
     feature: str
@@ -46,7 +46,7 @@ class Present(Expectation):
 
 @dataclass(frozen=True)
 class Between(Expectation):
-    """Every non-null number or time lies within the bounds, inclusive; None leaves a side open. NaN does not."""
+    """Every non-null number or time is within the inclusive bounds; None means no bound. NaN breaks the rule."""
 
     low: Any = None
     high: Any = None
@@ -57,7 +57,7 @@ class Between(Expectation):
 
 @dataclass(frozen=True)
 class Length(Expectation):
-    """Every non-null String (in characters), Bytes or Array has a length within the bounds, inclusive."""
+    """Every non-null String (in characters), Bytes or Array has a length within the inclusive bounds."""
 
     low: int | None = None
     high: int | None = None
@@ -73,7 +73,6 @@ class OneOf(Expectation):
     values: Sequence[Any]
 
     def __post_init__(self) -> None:
-        """A list becomes a tuple: an expectation does not change, and has a hash."""
         if isinstance(self.values, Iterable) and not isinstance(self.values, str):
             object.__setattr__(self, "values", tuple(self.values))
 
@@ -91,8 +90,8 @@ class Unique(Expectation):
 
 
 @dataclass(frozen=True)
-class Rows(Expectation):
-    """The number of rows of the table lies within the bounds, inclusive."""
+class RowCount(Expectation):
+    """The number of rows of the table is within the inclusive bounds."""
 
     feature: str = field(default="", init=False)
     at_least: int = field(default=0, kw_only=True)
@@ -104,7 +103,7 @@ class Rows(Expectation):
 
 @dataclass(frozen=True)
 class Fresh(Expectation):
-    """The latest event time is no older than this, by the project's clock."""
+    """The latest event time is at most this old, by the project's clock."""
 
     feature: str = field(default="", init=False)
     within: timedelta = field(kw_only=True)
@@ -117,7 +116,7 @@ class Fresh(Expectation):
 class NoDrift(Expectation):
     """Rows later than the training set in use have at most this population stability index.
 
-    It holds without a training set, or without such rows.
+    Holds if there is no training set or no later row.
     """
 
     psi: float = field(default=0.25, kw_only=True)
@@ -127,34 +126,33 @@ class NoDrift(Expectation):
 
 
 class Expect:
-    """The names of the expectations in definitions."""
+    """The expectations that definitions can use: `Expect.present`, `Expect.between` and so on."""
 
     present = Present
     between = Between
     length = Length
     one_of = OneOf
     unique = Unique
-    rows = Rows
+    rows = RowCount
     fresh = Fresh
     drift = NoDrift
 
 
 BY_ROW = (Present, Between, OneOf, Length)
-"""What a row meets or breaks by itself, so that a request can be checked."""
+"""Expectations that each row meets or breaks by itself, so that a request can be checked."""
 _NAMES = {kind: name for name, kind in vars(Expect).items() if isinstance(kind, type)}
 
 
 def problems(owner: str, fields: dict[str, DataType], expectations: Sequence[Expectation]) -> Iterator[Problem]:
-    """The problems of the expectations of `owner`, a view or a request source with these features."""
     for expectation in expectations:
         where = f"{owner}, Expect.{_NAMES[type(expectation)]}"
         dtype = None
-        if not isinstance(expectation, Rows | Fresh):
+        if not isinstance(expectation, RowCount | Fresh):
             where += f"({expectation.feature!r})"
             dtype = fields.get(expectation.feature) if isinstance(expectation.feature, str) else None
             if dtype is None:
                 near = nearest(str(expectation.feature), fields)
-                yield Problem(where, f"there is no such feature{near}", one_of(fields))
+                yield Problem(where, f"no such feature{near}", one_of(fields))
                 continue
         if (wrong := _wrong(expectation, dtype)) is not None:
             yield Problem(where, *wrong)
@@ -163,16 +161,15 @@ def problems(owner: str, fields: dict[str, DataType], expectations: Sequence[Exp
 def request_problems(
     owner: str, fields: dict[str, DataType], expectations: Sequence[Expectation], defaults: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    """The problems of the expectations and defaults of a request source with these fields."""
-    senseless = list(problems(owner, fields, expectations))
-    yield from senseless
-    for expectation in [] if senseless else expectations:
+    invalid = list(problems(owner, fields, expectations))
+    yield from invalid
+    for expectation in [] if invalid else expectations:
         where = f"{owner}, Expect.{_NAMES[type(expectation)]}({expectation.feature!r})"
         match expectation:
             case _ if fields[expectation.feature].element is not None:
-                yield Problem(where, "the field is an Array", _OF_ARRAYS)
+                yield Problem(where, "the field is an Array", _NO_ARRAY_RULE)
             case Present(share=share) if share != 1:
-                yield Problem(where, f"share={share!r}", "none: a request is one row")
+                yield Problem(where, f"share={share!r}", "no share: a request is a single row")
             case Between(low=low, high=high) if fields[expectation.feature].name.startswith("Int"):
                 # Engines compare integers with fractions as doubles, which cannot hold every integer.
                 bounds = tuple(bound for bound in (low, high) if bound is not None)
@@ -183,12 +180,12 @@ def request_problems(
     for name, value in defaults.items():
         where = f"{owner}, default of {name!r}"
         if name not in fields:
-            yield Problem(where, f"there is no such field{nearest(name, fields)}", one_of(fields))
+            yield Problem(where, f"no such field{nearest(name, fields)}", one_of(fields))
         elif fields[name].element is not None:
-            yield Problem(where, "the field is an Array", _OF_ARRAYS)
+            yield Problem(where, "the field is an Array", _NO_ARRAY_RULE)
         elif (wrong := _wrong_values((value,), fields[name].name)) is not None:
             yield Problem(where, *wrong)
-        elif not senseless:
+        elif not invalid:
             yield from (Problem(where, repr(value), str(expectation)) for expectation in expectations
                         if expectation.feature == name and not _fits(expectation, value))  # fmt: skip
 
@@ -205,13 +202,13 @@ def _fits(expectation: Expectation, value: Any) -> bool:
 
 
 def _wrong(expectation: Expectation, dtype: DataType | None) -> tuple[str, str] | None:
-    """The error and what is expected, if the expectation makes no sense for this type."""
+    """Return the error and the expected value, or None if the expectation fits the type."""
     name = "" if dtype is None else dtype.name
     match expectation:
         case Present(share=share) if not _number(share) or not 0 < share <= 1:
             return f"share={share!r}", "more than 0, at most 1"
         case Between() if name not in (*_NUMBERS, "UnixTimestamp"):
-            return f"the feature has type {name}", "a number or a time; for the size of others there is Expect.length"
+            return f"the feature has type {name}", "a number or a time; check other sizes with Expect.length"
         case Between(low=low, high=high):
             return _wrong_bounds(low, high, name)
         case Length() if name not in _SIZED and (dtype is None or dtype.element is None):
@@ -219,12 +216,12 @@ def _wrong(expectation: Expectation, dtype: DataType | None) -> tuple[str, str] 
         case Length(low=low, high=high):
             return _wrong_bounds(low, high, "a length")
         case OneOf() | Unique() if dtype is not None and dtype.element is not None:
-            return f"the feature has type {name}", "a type that is no Array"
+            return f"the feature has type {name}", "a type that is not an Array"
         case OneOf(values=values) if not isinstance(values, tuple):
             return f"values={values!r}", f"a list: [{values!r}]"
         case OneOf(values=values):
             return _wrong_values(values, name)
-        case Rows(at_least=low, at_most=high):
+        case RowCount(at_least=low, at_most=high):
             return _wrong_bounds(low, high, "a length")
         case Fresh(within=within) if not isinstance(within, timedelta) or within <= timedelta(0):
             return f"within={within!r}", "a positive timedelta"
@@ -236,7 +233,7 @@ def _wrong(expectation: Expectation, dtype: DataType | None) -> tuple[str, str] 
 def _wrong_bounds(low: Any, high: Any, name: str) -> tuple[str, str] | None:
     bounds = [bound for bound in (low, high) if bound is not None]
     if not bounds:
-        return "it has no bound", "low, high or both"
+        return "no bound is set", "low, high or both"
     for bound in bounds:
         if name == "UnixTimestamp":
             if not isinstance(bound, datetime) or bound.utcoffset() is None:
@@ -246,13 +243,13 @@ def _wrong_bounds(low: Any, high: Any, name: str) -> tuple[str, str] | None:
         elif name == "a length" and (not isinstance(bound, int) or bound < 0):
             return f"bound {bound!r}", "a whole number, 0 or more"
     if len(bounds) == 2 and low > high:
-        return f"{low} is greater than {high}", "bounds that a value can meet"
+        return f"{low} is greater than {high}", "low at most high"
     return None
 
 
 def _wrong_values(values: Sequence[Any], name: str) -> tuple[str, str] | None:
     if not values:
-        return "it names no value", "at least one"
+        return "the list is empty", "at least one value"
     for value in values:
         fits = _number(value) if name.startswith("Float") else type(value) is _PYTHON.get(name, type(value))
         if not fits or (isinstance(value, datetime) and value.utcoffset() is None) or _too_large(value, name):

@@ -55,7 +55,7 @@ def declared(function: F, name: str = "") -> F:
 def mistyped(declared: object, where: str, but: Sequence[str] = ()) -> list[Problem]:
     """Return a problem for each dataclass field whose value has another type than declared. Skip fields in `but`."""
     return [
-        Problem(f"{where}{name}", _shown(value), _named(kind) + _line(name, kind, value))
+        Problem(f"{where}{name}", _display(value), _type_name(kind) + _line(name, kind, value))
         for name, kind in get_type_hints(type(declared)).items()
         if name not in but and not _is_a(value := getattr(declared, name), kind)
     ]
@@ -73,20 +73,19 @@ def _is_a(value: object, kind: Any) -> bool:
     return not isinstance(kind, type) or isinstance(value, kind)
 
 
-def _named(kind: Any) -> str:
+def _type_name(kind: Any) -> str:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return " or ".join(map(_named, arguments))
+        return " or ".join(map(_type_name, arguments))
     if origin in (Sequence, tuple):
-        return f"a list, each item {_named(arguments[0])}"
+        return f"a list, each item {_type_name(arguments[0])}"
     name = getattr(kind, "__name__", str(kind))
     return _PLAIN.get(kind) or ("a dict" if origin is Mapping else f"{'an' if name[0] in 'AEIOU' else 'a'} {name}")
 
 
-def _shown(value: object) -> str:
-    """Return a value as text for a message. A declaration is shown by its name."""
+def _display(value: object) -> str:
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_shown, value))}]"
+        return f"[{', '.join(map(_display, value))}]"
     return f"{type(value).__name__} {value.name!r}" if is_dataclass(value) and hasattr(value, "name") else repr(value)
 
 
@@ -126,7 +125,7 @@ def _misfit(text: str, known: Mapping[str, inspect.Parameter]) -> tuple[str, str
 
 
 def reason(error: BaseException) -> tuple[str, str]:
-    """What was found, and what was expected if that is known."""
+    """Explain an error in user code: the problem, and the expected value or an empty text."""
     text = str(error).rstrip(".")
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     names = frames[-1].f_globals if frames else {}
@@ -144,9 +143,9 @@ def reason(error: BaseException) -> tuple[str, str]:
 
 
 def _parameters(name: str, names: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of a function by its qualified name, as the code knows it that called it; empty if it does not."""
+    """Return the parameters of a function by its qualified name as its caller knows it, or nothing."""
     first, *rest = name.split(".")
-    # `vars`, not `getattr`: some modules import what they are asked for.
+    # `vars`, not `getattr`: some modules import their attributes on access.
     for known in (names, *(vars(module) for module in names.values() if isinstance(module, ModuleType))):
         function = known.get(first)
         for part in rest:

@@ -1,1 +1,1 @@
-"""A document of headings, paragraphs, tables and figures, and how HTML and Markdown write it."""
+"""Documents of headings, paragraphs, tables and figures, written as HTML and Markdown."""

@@ -1,4 +1,4 @@
-"""The parts of a document. All text in them is plain: the writers escape it."""
+"""The parts of a document. All text in them is plain; the HTML and Markdown writers escape it."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -7,14 +7,13 @@ from functools import partial
 from typing import Literal
 
 ABSENT = "-"
-"""Stands for a missing value."""
 _TINY, _HUGE = 1e-7, 1e15
 Style = Literal["good", "bad", "strong", "code", "absent", "aside"]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Styled text: `absent` replaces a missing value, `aside` follows a number as its interval does."""
+class StyledText:
+    """Styled text. `absent` replaces a missing value; `aside` follows a number, for example its interval."""
 
     text: str
     style: Style
@@ -22,11 +21,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """An SVG drawing, alone or in a table cell. Markdown and the terminal skip it.
-
-    The content is what is inside `<svg>`, the label is for screen readers, the caption stands below a figure that is
-    alone; width and height are those of its view box.
-    """
+    """An SVG drawing, as a block or in a table cell: SVG content, label for screen readers, caption, view box size."""
 
     content: str
     label: str
@@ -35,14 +30,14 @@ class Figure:
     height: int = 200
 
 
-Text = str | Span | Figure | tuple["Text", ...]
+Text = str | StyledText | Figure | tuple["Text", ...]
 
-good = partial(Span, style="good")
-bad = partial(Span, style="bad")
-strong = partial(Span, style="strong")
-code = partial(Span, style="code")
-absent = partial(Span, style="absent")
-aside = partial(Span, style="aside")
+good = partial(StyledText, style="good")
+bad = partial(StyledText, style="bad")
+strong = partial(StyledText, style="strong")
+code = partial(StyledText, style="code")
+absent = partial(StyledText, style="absent")
+aside = partial(StyledText, style="aside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +57,6 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Bullets:
-    """A bulleted list."""
-
     items: Sequence[Text]
 
 
@@ -84,21 +77,19 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class Legend:
-    """What the colors of figures mean: color class, name and explanation."""
+    """The meaning of colors in figures: color class, name and explanation."""
 
     entries: Sequence[tuple[str, str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableBlock:
     """A table.
 
     Attributes:
-        columns: their names; a column may have none.
-        rows: a cell per column.
         numbers: columns to align right.
         code: columns to set in monospace.
-        layout: CSS class of a table that phones lay out in another way than every table.
+        layout: CSS class for a special layout on phones.
     """
 
     columns: Sequence[str]
@@ -109,23 +100,22 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Blocks that belong together: side by side, in a card, or folded behind the title as `details`."""
+class BlockGroup:
+    """Blocks that belong together: side by side, in a card, or collapsed under a title (`details`)."""
 
     layout: Literal["card", "details", "halves", "plots"]
     blocks: "Sequence[Block]"
     title: Text = ""
 
 
-Block = Heading | Paragraph | Bullets | Code | Fields | Legend | Table | Figure | Group
+Block = Heading | Paragraph | Bullets | Code | Fields | Legend | TableBlock | Figure | BlockGroup
 
 
 def plain(text: Text) -> str:
-    """The text without styles and figures."""
     match text:
         case str():
             return text
-        case Span():
+        case StyledText():
             return text.text
         case Figure():
             return ""
@@ -133,7 +123,7 @@ def plain(text: Text) -> str:
 
 
 def cell(value: object) -> str:
-    """A value of a report as the text of a table cell."""
+    """Format a value of a report for a table cell."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: ABSENT}[value]
     if isinstance(value, int):
@@ -152,7 +142,7 @@ def decimal(value: float, digits: int = 4, sign: str = "") -> str:
 
 
 def bars(values: Iterable[float], width: int, height: int, margin: int = 0) -> str:
-    """The SVG bars of a histogram, as wide and high as the figure less its margin."""
+    """Return the SVG bars of a histogram that fills the figure inside its margin."""
     heights = list(values)
     step, room = (width - 2 * margin) / max(len(heights), 1), height - 2 * margin
     tallest = max(heights, default=0) or 1

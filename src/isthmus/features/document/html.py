@@ -1,4 +1,4 @@
-"""A document as one HTML page without scripts or network access, in light and dark, for desktops and phones."""
+"""Write a document as one HTML page without scripts or network access, in light and dark, for desktops and phones."""
 
 import re
 from base64 import b64encode
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from isthmus.features.document import blocks
-from isthmus.features.document.blocks import Block, Figure, Heading, Span, Table, Text, plain
+from isthmus.features.document.blocks import Block, Figure, Heading, StyledText, TableBlock, Text, plain
 
 _COLORS = """\
 :root { color-scheme: light dark; --ink: #1d2430; --soft: #5b6675; --line: #d9dee5; --paper: #fff; --card: #f6f8fa;
@@ -58,12 +58,12 @@ i.dot { display: inline-block; width: .7rem; height: .7rem; border-radius: 50%; 
   .sides td::before { content: attr(data-of); color: var(--soft); font-family: system-ui, sans-serif }
   .sides tr + tr td:first-child { border-top: 1px solid var(--line) } }
 """
-_SAID = ("good", "bad")
-"""The styles of sentences in tables, in which backticks mark code."""
+_SENTENCES = ("good", "bad")
+"""Styles of sentences in tables; backticks in them mark code."""
 _PHONE = 5
-"""The columns that stand side by side on a phone; it shows the rows of a table with more as records."""
+"""The most columns of a table that fit on a phone; wider tables are shown there as one record per row."""
 _CONTENTS = 4
-"""From so many sections on, a page begins with links to them."""
+"""Pages with at least this many sections begin with links to them."""
 _SPANS: dict[blocks.Style, str] = {
     "good": '<span class="good">{}</span>',
     "bad": '<span class="bad">{}</span>',
@@ -75,7 +75,7 @@ _SPANS: dict[blocks.Style, str] = {
 
 
 def to_html(title: str, blocks: Iterable[Block], style: str = "") -> str:
-    """The page of a document; `style` is CSS beyond that of every page."""
+    """Return a document as an HTML page; `style` is additional CSS."""
     all_blocks = list(blocks)
     headings = [block for block in all_blocks if isinstance(block, Heading) and block.level == 2]
     links = " ".join(f'<a href="#{_slug(heading)}">{escape(plain(heading.text))}</a>' for heading in headings)
@@ -100,9 +100,9 @@ def _anchor(heading: Heading) -> str:
 
 
 def image(figure: Figure, style: str = "") -> str:
-    """A figure as the `data:` address of an image, for a page that has none of our CSS."""
+    """Return a figure as a `data:` image address, for pages without our CSS."""
     size = f'width="{figure.width}" height="{figure.height}"'
-    # The attributes are the size of the image, the CSS keeps the drawing from growing beyond it.
+    # The attributes set the size of the image; the CSS keeps the drawing from growing beyond it.
     size += f' style="width: {figure.width}px; height: {figure.height}px; border: 0"'
     css = f"<style>{_COLORS}{_DRAWING}{style}</style>"
     svg = _svg(figure, f'xmlns="http://www.w3.org/2000/svg" {size}', css)
@@ -110,7 +110,7 @@ def image(figure: Figure, style: str = "") -> str:
 
 
 def _sentence(text: Text) -> str:
-    """A text in which backticks mark code, as in messages."""
+    """Write a text in which backticks mark code, as in messages."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", _inline(text))
 
 
@@ -125,7 +125,7 @@ def _block(block: Block) -> str:
         case blocks.Code(text, file):
             return f"<p>{escape(file)}</p><pre>{escape(text)}</pre>"
         case blocks.Fields(rows):
-            return _table(Table(["", ""], rows))
+            return _table(TableBlock(["", ""], rows))
         case blocks.Legend(entries):
             return "\n".join(
                 f'<p class="{color}"><i class="dot"></i> <b>{escape(name)}</b> {_sentence(about)}</p>'
@@ -133,12 +133,12 @@ def _block(block: Block) -> str:
             )
         case Figure():
             return f"<figure>{_svg(block)}<figcaption>{escape(block.caption)}</figcaption></figure>"
-        case Table():
+        case TableBlock():
             return _table(block)
     return _group(block)
 
 
-def _group(group: blocks.Group) -> str:
+def _group(group: blocks.BlockGroup) -> str:
     title, body = _inline(group.title), "".join(map(_block, group.blocks))
     if group.layout == "details":
         return f"<details><summary>{title}</summary>{body}</details>"
@@ -147,13 +147,13 @@ def _group(group: blocks.Group) -> str:
     return f'<div class="{group.layout}">{body}</div>'
 
 
-def _table(table: Table) -> str:
-    """A table that scrolls by itself where the page is too narrow."""
+def _table(table: TableBlock) -> str:
+    """Write a table that scrolls on its own if the page is too narrow."""
     names = list(map(escape, table.columns))
     kinds = [
         ' class="n"' if name in table.numbers else ' class="v"' if name in table.code else "" for name in table.columns
     ]
-    # Phones show the cells of a row without their header, each with the name of its column.
+    # Phones hide the header and show the name of the column next to each cell.
     marks = [f'{kind} data-of="{name}"' if name else kind for kind, name in zip(kinds, names, strict=True)]
 
     def line(tag: str, attributes: Sequence[str], cells: Iterable[str]) -> str:
@@ -170,9 +170,11 @@ def _inline(text: Text) -> str:
     match text:
         case str():
             return escape(text)
-        case Span(words, style):
+        case StyledText(words, style):
             shown = escape(words)
-            return _SPANS[style].format(re.sub("`([^`]+)`", r"<code>\1</code>", shown) if style in _SAID else shown)
+            return _SPANS[style].format(
+                re.sub("`([^`]+)`", r"<code>\1</code>", shown) if style in _SENTENCES else shown
+            )
         case Figure():
             return _svg(text, f'style="width: {text.width}px"')
     figures = [part for part in text if isinstance(part, Figure)]

@@ -1,19 +1,18 @@
-"""A document in Markdown: CommonMark with GitHub's tables. Its texts may hold anything."""
+"""Write a document in Markdown: CommonMark with GitHub's tables. All special characters are escaped."""
 
 import re
 from collections.abc import Iterable
 
 from isthmus.features.document import blocks
-from isthmus.features.document.blocks import Block, Figure, Span, Table, Text
+from isthmus.features.document.blocks import Block, Figure, StyledText, TableBlock, Text
 
-# An underscore inside a word is no markup: `late_arrival` stays readable.
+# An underscore inside a word is not markup: `late_arrival` stays readable.
 _MARKUP = re.compile(r"""[\\`*\[\]<>|#&~!$]|_(?![^\W_])""")
 _SPACE = re.compile(r"\s+")
 _LIST = re.compile(r"^([-+=]+|\d+[.)])(?=\s|$)")
 
 
 def to_markdown(blocks: Iterable[Block]) -> str:
-    """The Markdown of a document, without its figures."""
     return "\n\n".join(filter(None, map(_block, blocks))) + "\n"
 
 
@@ -28,24 +27,24 @@ def _block(block: Block) -> str:
         case blocks.Code(text, file):
             return f"{_paragraph(file)}\n\n```\n{text}\n```"
         case blocks.Fields(rows):
-            return _table(Table(["", " "], rows, numbers=[" "]))
+            return _table(TableBlock(["", " "], rows, numbers=[" "]))
         case blocks.Legend(entries):
             return "\n".join(f"* {_paragraph(f'{name}: {about}')}" for _, name, about in entries)
-        case Table():
+        case TableBlock():
             return _table(block)
-        case blocks.Group(_, parts, title):
+        case blocks.BlockGroup(_, parts, title):
             return "\n\n".join(filter(None, (_paragraph(title), *map(_block, parts))))
     return ""
 
 
-def _table(table: Table) -> str:
+def _table(table: TableBlock) -> str:
     rules = ["---:" if name in table.numbers else "---" for name in table.columns]
     lines = [[*map(_inline, table.columns)], rules, *([*map(_inline, row)] for row in table.rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _paragraph(text: Text) -> str:
-    """The text at the start of a line, where a dash or number would begin a list."""
+    """Write a text that starts a line; escape a dash or number that would begin a list."""
     return _LIST.sub(lambda match: match[0][:-1] + "\\" + match[0][-1], _inline(text))
 
 
@@ -57,13 +56,13 @@ def _styled(text: Text) -> str:
     match text:
         case str():
             return _MARKUP.sub(r"\\\g<0>", _SPACE.sub(" ", text))
-        case Span(words, "aside"):
+        case StyledText(words, "aside"):
             return f" ({_inline(words)})"
-        case Span(words, "absent"):
+        case StyledText(words, "absent"):
             return f"*{_inline(words)}*"
-        case Span(words, "strong"):
+        case StyledText(words, "strong"):
             return f"**{_inline(words)}**"
-        case Span(words):
+        case StyledText(words):
             return _inline(words)
         case Figure():
             return ""

@@ -1,4 +1,4 @@
-"""The plug-in classes for Feast, by the names that a `feature_store.yaml` uses, and all that talks to Feast.
+"""The plug-in classes for Feast, by the names that `feature_store.yaml` uses. Only this package imports Feast.
 
 Each class is loaded on access: a feature server that needs the online store does not load the offline one.
 """
@@ -12,10 +12,10 @@ from typing import Any
 import typeguard
 
 
-# Half of the time of importing Feast goes into compiling its classes anew, with checks of the types of arguments. This
-# room has checked them. This import comes before those of all modules of the room.
+# Half of Feast's import time is spent on recompiling its classes with type checks of arguments, which we do not need.
+# This import runs before all modules of this package.
 class _TorchOnDemand(ModuleType):
-    """In place of Feast's module, which imports torch at once: 1.4 s, for answers as tensors that few ask for."""
+    """Replacement for Feast's module, which imports torch at once (1.4 s) for tensor responses that few users need."""
 
     @staticmethod
     def get_torch() -> ModuleType:
@@ -25,17 +25,17 @@ class _TorchOnDemand(ModuleType):
 if "feast" not in sys.modules:
     sys.modules["feast.torch_wrapper"] = _TorchOnDemand("feast.torch_wrapper")
 _typechecked = typeguard.typechecked
-typeguard.typechecked = lambda target: target  # type: ignore[assignment]  # its overloads are for other uses
+typeguard.typechecked = lambda target: target  # type: ignore[assignment]  # none of its overloads fits
 try:
     with warnings.catch_warnings():
-        # Feast's dependencies warn of their own deprecations.
+        # Feast's dependencies emit deprecation warnings.
         warnings.simplefilter("ignore")
         import_module("feast")
 finally:
     typeguard.typechecked = _typechecked
 
 _MODULES = {"IsthmusComputeEngine": "compute", "IsthmusOfflineStore": "offline", "IsthmusOnlineStore": "online"}
-"""The module of each class, and of its configuration, whose name ends with Config."""
+"""Class name to module. The configuration of a class has the same name with the suffix Config."""
 
 
 def __getattr__(name: str) -> Any:

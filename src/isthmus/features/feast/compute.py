@@ -2,13 +2,12 @@
 
     batch_engine: isthmus.feast.IsthmusComputeEngine
 
-Rows go from the offline store to our Redis as Arrow columns. Any other online store gets them the way Feast writes
+Rows go from the offline store to our Redis as Arrow columns. Other online stores get the rows the way Feast writes
 them, and views with a Feast transformation go to Feast's local engine.
 
-Feast marks a view MATERIALIZING before it calls the engine, and refuses to read it until the mark is gone: a killed
-process would leave the view unreadable. Our rows are replaced one at a time, so a view that was readable stays
-readable, and the engine removes the mark before it does anything else. `serve_features_while_materializing` in the
-section `registry` covers the moment between the two.
+Feast marks a view MATERIALIZING before it calls the engine, and does not read it until the mark is removed, so a killed
+process would leave the view unreadable. Our rows are replaced one at a time and stay readable, so the engine removes
+the mark first. `serve_features_while_materializing` in the section `registry` covers the moment before that.
 """
 
 from typing import Any, Literal
@@ -26,7 +25,7 @@ from feast.utils import _convert_arrow_to_proto, _get_column_names, _validate_ve
 
 from isthmus.features.feast.offline import IsthmusOfflineStore, newest, with_entity
 from isthmus.features.feast.online import IsthmusOnlineStore
-from isthmus.features.feast.sources import Source, untyped_keys
+from isthmus.features.feast.sources import FeastSource, untyped_keys
 
 PIECE = 100_000
 """Rows that are converted and written at a time."""
@@ -41,7 +40,7 @@ class IsthmusComputeEngineConfig(FeastConfigBaseModel):
 
 
 class IsthmusComputeEngine(LocalComputeEngine):
-    """Writes the newest row of each key of a view to the online store."""
+    """Feast compute engine that writes the newest row of each key of a view to the online store."""
 
     def _materialize_one(
         self, registry: BaseRegistry, task: MaterializationTask, **kwargs: Any
@@ -53,7 +52,7 @@ class IsthmusComputeEngine(LocalComputeEngine):
         job = f"{task.feature_view.name}-{task.start_time}-{task.end_time}"
         try:
             self._write(registry, task, source)
-        except Exception as error:  # noqa: BLE001 - Feast wants the error in the job, and raises it
+        except Exception as error:  # noqa: BLE001 - Feast raises the error of the job
             return LocalMaterializationJob(job, MaterializationJobStatus.ERROR, error)
         return LocalMaterializationJob(job, MaterializationJobStatus.SUCCEEDED)
 
@@ -79,7 +78,7 @@ class IsthmusComputeEngine(LocalComputeEngine):
     def _rows(self, registry: BaseRegistry, task: MaterializationTask, source: DataSource) -> pa.Table:
         view = task.feature_view
         if isinstance(self.offline_store, IsthmusOfflineStore):
-            view_source = Source.of(self.repo_config, view, untyped_keys(registry, task.project, view))
+            view_source = FeastSource.of(self.repo_config, view, untyped_keys(registry, task.project, view))
             view_source.require_keys()
             known_at = self.repo_config.offline_store.known_at
             source_rows, places = newest(view_source, known_at, task.start_time, task.end_time)
@@ -94,7 +93,7 @@ class IsthmusComputeEngine(LocalComputeEngine):
 
 
 def _plain_source(task: MaterializationTask) -> DataSource | None:
-    """The source, if the task is to write its newest rows as they are, with nothing computed or validated."""
+    """Return the source if the task only copies its newest rows, without computing or validating; else None."""
     view = task.feature_view
     computed = ("aggregations", "feature_transformation", "source_views", "enable_validation", "offline")
     if not isinstance(view, FeatureView) or any(getattr(view, part, None) for part in computed):
@@ -103,7 +102,7 @@ def _plain_source(task: MaterializationTask) -> DataSource | None:
 
 
 def _keep_readable(registry: BaseRegistry, task: MaterializationTask) -> None:
-    """Removes Feast's mark from a view that was materialized before."""
+    """Remove Feast's MATERIALIZING mark from a view that was materialized before."""
     view = task.feature_view
     if view.state == FeatureViewState.MATERIALIZING and view.materialization_intervals:
         view.state = FeatureViewState.AVAILABLE_ONLINE

@@ -1,4 +1,4 @@
-"""Feast's file sources: where they are, how deltalake and Arrow reach them, how a table is written to one."""
+"""Feast's file sources: their paths, access through deltalake and Arrow, and writing tables to them."""
 
 import os
 from collections.abc import Mapping
@@ -23,19 +23,18 @@ OFFLINE = "isthmus.offline"
 
 
 def file_source(source: DataSource | None, where: str) -> FileSource:
-    """The source, if it is a file.
-
-    Raises:
-        ConfigurationError: it is of another kind.
-    """
+    """Return the source if it is a file source; else raise ConfigurationError."""
     if not isinstance(source, FileSource):
-        found = "has no data source" if source is None else f"has a {type(source).__name__}"
-        raise ConfigurationError("feature views", [Problem(where, found, "a FileSource, Parquet or Delta")])
+        problem = "has no data source" if source is None else f"has a {type(source).__name__}"
+        raise ConfigurationError("feature views", [Problem(where, problem, "a FileSource, Parquet or Delta")])
     return source
 
 
 def own_source(config: RepoConfig, view: FeatureView) -> FileSource:
-    """The source of a view; of a registered one, the table beside the registry, which a copied project has, too."""
+    """Return the source of a view.
+
+    For a registered view, this is the table next to the registry, so that a copied project reads its own table.
+    """
     source = file_source(view.batch_source, f"view {view.name}")
     if OFFLINE not in view.tags or config.registry.registry_type != "file" or "://" in config.registry.path:
         return source
@@ -50,14 +49,13 @@ def own_source(config: RepoConfig, view: FeatureView) -> FileSource:
 
 
 def path_of(source: FileSource, repository: Path | str | None) -> str:
-    """The absolute path, or the URL, of a source."""
     path = str(FileSource.get_uri_for_file_path(repository, source.path)).removeprefix("file://")
     delta = isinstance(source.file_format, DeltaFormat)
-    return require_delta(f"file source {source.name}", path, "rename the folder that has it") if delta else path
+    return require_delta(f"file source {source.name}", path, "rename the folder") if delta else path
 
 
 def filesystem_of(source: FileSource, path: str) -> tuple[Any, str]:
-    """Arrow's file system of a path, None for the local one, and the path in it."""
+    """Return Arrow's file system for a path (None if it is local), and the path in that file system."""
     filesystem, inside = FileSource.create_filesystem_and_path(
         path, source.s3_endpoint_override or "", resolved_credentials=source.resolve_credentials()
     )
@@ -65,24 +63,23 @@ def filesystem_of(source: FileSource, path: str) -> tuple[Any, str]:
 
 
 def endpoint(options: Mapping[str, str] | None) -> str | None:
-    """The address among deltalake's options, which Feast has a word for."""
+    """Return the endpoint URL among deltalake's options, for Feast's `s3_endpoint_override`."""
     names = ("aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint")
     return next((value for name, value in (options or {}).items() if name.lower() in names), None)
 
 
 def storage_options(source: FileSource) -> dict[str, str]:
-    """The options with which deltalake reaches a source."""
     known = {**os.environ, **(source.resolve_credentials() or {})} if "://" in source.path else {}
     options = {name: str(value) for name, value in known.items() if name.startswith("AWS_")}
     if source.s3_endpoint_override:
-        # Feast has no word for a server without TLS but the address itself.
+        # Feast has no option for a server without TLS; only the URL shows it.
         plain = {"AWS_ALLOW_HTTP": "true"} if source.s3_endpoint_override.startswith("http://") else {}
         options = {**plain, **options, "AWS_ENDPOINT_URL": source.s3_endpoint_override}
     return options
 
 
 def save(table: pa.Table, target: FileSource, path: str) -> None:
-    """Writes a table to a Parquet file, a folder with one Parquet file, or a Delta table: all of it or nothing."""
+    """Write a table atomically to a Parquet file, a folder with one Parquet file, or a Delta table."""
     filesystem, inside = filesystem_of(target, path)
     if isinstance(target.file_format, DeltaFormat):
         write_deltalake(path, table, mode="overwrite", schema_mode="overwrite", storage_options=storage_options(target))
@@ -95,7 +92,6 @@ def save(table: pa.Table, target: FileSource, path: str) -> None:
 
 
 def parquet(table: pa.Table) -> bytes:
-    """The table as a Parquet file."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     content: bytes = sink.getvalue().to_pybytes()

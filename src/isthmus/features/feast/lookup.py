@@ -1,4 +1,4 @@
-"""Feast's lookups: several views and their entity keys in one round trip, answered with Feast's protos."""
+"""Feast lookups: read several views and their entity keys in one round trip, and return Feast's protos."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -15,7 +15,7 @@ from feast.repo_config import RepoConfig
 from isthmus.features import clock
 from isthmus.features.errors import IsthmusError, RequestError, one_of
 from isthmus.features.feast import values as feast_values
-from isthmus.features.feast.views import Layout, contract_of, is_registered, layout_of, project_of
+from isthmus.features.feast.views import ViewLayout, contract_of, is_registered, layout_of, project_of
 from isthmus.features.online import record
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 
@@ -29,18 +29,13 @@ _STATUSES = np.array(
     ],
     np.uint8,
 )
-"""Feast's code for each code of `Status`."""
 
-Rows = list[tuple[datetime | None, dict[str, Value] | None]]
-"""Event time and values of each key: (None, None) without a row, (event time, None) if it has expired."""
+FeastRows = list[tuple[datetime | None, dict[str, Value] | None]]
+"""Event time and values of each key: (None, None) without a row, (event time, None) if the row has expired."""
 
 
 class ViewLookup:
-    """The features and entity keys that a lookup wants of one view.
-
-    Raises:
-        RequestError: the view has no such feature, or an entity key is not the view's.
-    """
+    """The features and keys that a lookup reads from one view; raises RequestError if the view lacks one."""
 
     def __init__(
         self, config: RepoConfig, table: FeatureView, entity_keys: Sequence[EntityKey], features: Sequence[str] | None
@@ -54,11 +49,10 @@ class ViewLookup:
         self.keys = self.layout.keys(entity_keys)
         self.count = len(entity_keys)
 
-    def rows(self, answer: ViewAnswer) -> Rows:
-        """The answer in Feast's form."""
+    def rows(self, answer: ViewAnswer) -> FeastRows:
         forms = self.layout.forms
         columns = [feast_values.protos(answer.columns[name], forms[name]) for name in self.features]
-        rows: Rows = []
+        rows: FeastRows = []
         for status, event, values in zip(
             answer.status.tolist(), answer.event.tolist(), zip(*columns, strict=True), strict=True
         ):
@@ -68,8 +62,8 @@ class ViewLookup:
         return rows
 
 
-class Lookup:
-    """Lookups of several views in one round trip: views with the same keys share their commands."""
+class FeastLookup:
+    """Lookups of several views in one round trip; views with the same keys share their commands."""
 
     def __init__(self, config: RepoConfig, views: Sequence[ViewLookup]) -> None:
         self.config = config
@@ -84,20 +78,15 @@ class Lookup:
         ]
 
     def queue(self, pipeline: Any) -> Any:
-        """Adds the commands to a pipeline, blocking or asyncio, and returns it."""
         for plan, group in self._groups:
             records = record.query(plan.contract.project, plan.views)
             for name, *rest in [records, *plan.commands(group[0].keys)]:
-                # A cluster's pipeline looks the command up by its name as text.
+                # A cluster's pipeline needs the name of the command as text.
                 pipeline.execute_command(name.decode(), *rest)
         return pipeline
 
     def answers(self, replies: Sequence[Any]) -> list[ViewAnswer]:
-        """The answer of each view as of now.
-
-        Raises:
-            ContractMismatch: a row was written under another schema of the view.
-        """
+        """Decode the replies at the current time; raise ContractMismatch for rows of another schema of the view."""
         at, start = clock.now(), 0
         by_view: dict[int, ViewAnswer] = {}
         try:
@@ -108,16 +97,16 @@ class Lookup:
                 start += 1 + count
                 by_view.update({id(view): answers[view.layout.view.name] for view in group})
         except IsthmusError as error:
-            # The remedies that a Feast user has.
+            # Feast users have other remedies.
             remedy = "write the view's rows again, with `feast materialize` or `isthmus materialize --full`"
             raise type(error)(error.where, error.found, expected=error.expected, remedy=remedy) from None
         return [by_view[id(view)] for view in self._views]
 
 
-class Request:
-    """One request of `get_online_features`, and which rows of the answer each looked-up key fills.
+class OnlineRequest:
+    """A `get_online_features` request, and the response rows that each key fills.
 
-    The arguments are those of Feast's own `_read_features_per_fv`, in its order.
+    The arguments are those of Feast's `_read_features_per_fv`, in the same order.
     """
 
     def __init__(  # noqa: PLR0913 - the signature is Feast's
@@ -136,12 +125,12 @@ class Request:
             unique, places, length = utils._get_unique_entities(table, join_key_values, join_keys)
             view = ViewLookup(config, table, utils._get_entity_key_protos(unique), features)
             self._parts.append((view, table, places, length))
-        self.lookup = Lookup(config, [view for view, *_ in self._parts])
+        self.lookup = FeastLookup(config, [view for view, *_ in self._parts])
 
     def answer(self, replies: Sequence[Any]) -> None:
-        """Appends all features to Feast's response, with our statuses.
+        """Append all features to Feast's response, with our statuses.
 
-        Feast would report PRESENT for a null and NOT_FOUND for an expired row.
+        Feast's own code would report PRESENT for a null and NOT_FOUND for an expired row.
         """
         answers = self.lookup.answers(replies)
         for (view, table, places, length), answer in zip(self._parts, answers, strict=True):
@@ -159,6 +148,6 @@ class Request:
 
 
 @lru_cache(maxsize=256)
-def _plan(project: str, layouts: tuple[Layout, ...], ahead: bool) -> LookupPlan:
+def _plan(project: str, layouts: tuple[ViewLayout, ...], ahead: bool) -> LookupPlan:
     contract = contract_of(project, [layout.view for layout in layouts])
     return LookupPlan(contract, contract.views, ahead=ahead)

@@ -3,9 +3,9 @@
     offline_store:
       type: isthmus.feast.IsthmusOfflineStore
 
-It reads Feast's file sources, Parquet and Delta, and the tables of views that `isthmus apply` has registered. The
-result has a row for each row of the entity dataframe, in its order, duplicates included. Times without a time zone are
-UTC, as everywhere in Feast.
+It reads Feast's file sources (Parquet and Delta) and the tables of views that `isthmus apply` has registered. The
+result has one row per row of the entity dataframe, in the same order, including duplicates. Times without a time zone
+are UTC, as everywhere in Feast.
 """
 
 import fcntl
@@ -39,7 +39,16 @@ from isthmus.features.errors import DataError, RequestError
 from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import pushes, retrieval
 from isthmus.features.feast.retrieval import IsthmusRetrievalJob, WithoutEntities
-from isthmus.features.feast.sources import FIRST, LAST, KnownAt, Rows, Source, ValueTypes, micros, untyped_keys
+from isthmus.features.feast.sources import (
+    FIRST,
+    LAST,
+    FeastSource,
+    KnownAt,
+    SourceRows,
+    ValueTypes,
+    micros,
+    untyped_keys,
+)
 from isthmus.features.feast.values import TIME, moments
 from isthmus.features.feast.views import is_registered
 from isthmus.features.files import write_atomically
@@ -51,14 +60,16 @@ class IsthmusOfflineStoreConfig(FeastConfigBaseModel):
     """The `offline_store` section of a `feature_store.yaml`.
 
     Attributes:
-        known_at: from when on a row is visible, if its source has a created timestamp: `event`, as in Feast's own
-            stores, where the created timestamp only decides between rows of the same event time; or `created`, so that
-            no row is visible before it was created. Each call may ask for that with `filter_by_created_timestamp`.
-            Rows of views that `isthmus apply` has registered are visible from when they were known in any case.
-        without_entities: the rows of a retrieval without an entity dataframe: each key at all `moments` between two
-            dates at which its value changed; or a `snapshot` at the second date, as from Feast's dask store.
-        types: of the values: `source`, as in Feast's own stores; or `declared`, those that the view declares, which
-            the online store serves.
+        known_at: timestamp from which a row is visible, for sources with a created timestamp. With `event`, as in
+            Feast's own stores, the created timestamp only decides between rows with the same event time. With
+            `created`, rows are hidden until they were created; a call can also request this with
+            `filter_by_created_timestamp`. Rows of views that `isthmus apply` has registered are always visible from
+            their known time.
+        without_entities: rows of a retrieval without an entity dataframe. `moments` gives each key at all times between
+            two dates at which its value changed; `snapshot` gives each key at the second date, as in Feast's dask
+            store.
+        types: types of the values. `source` keeps the types of the source, as in Feast's own stores; `declared` uses
+            the types that the view declares and the online store serves.
     """
 
     type: Literal["isthmus.feast.IsthmusOfflineStore", "isthmus.features.feast.IsthmusOfflineStore"] = (
@@ -70,7 +81,7 @@ class IsthmusOfflineStoreConfig(FeastConfigBaseModel):
 
 
 class IsthmusOfflineStore(OfflineStore):
-    """Our point-in-time join behind Feast's interface."""
+    """Feast offline store with our point-in-time join."""
 
     supports_filter_by_created_timestamp = True
 
@@ -87,26 +98,26 @@ class IsthmusOfflineStore(OfflineStore):
         start_date: datetime | None = None,
         end_date: datetime | None = None,
     ) -> IsthmusRetrievalJob:
-        """The features of each entity row as they were at its own time.
+        """Return the features of each entity row as of its own time.
 
-        `entity_df` is a table with the join keys and a time, a DuckDB SQL query for such a table, whose relative paths
-        start from the repository, or None for keys and moments of the views between `start_date` and `end_date`, those
-        that `without_entities` says.
-        `filter_by_created_timestamp` hides rows before they were created, whatever `known_at` says.
+        `entity_df` is a table with the join keys and a time; or a DuckDB SQL query for such a table, with paths
+        relative to the repository; or None for the keys and times between `start_date` and `end_date` that
+        `without_entities` selects. `filter_by_created_timestamp` hides rows until they were created, regardless of
+        `known_at`.
 
         Raises:
-            EntityTimestampInferenceException: `entity_df` has no column `event_timestamp`, nor exactly one time column.
-            FeastEntityDFMissingColumnsError: it lacks a join key.
-            DataError: it cannot be read, or has an invalid time or key.
+            EntityTimestampInferenceException: `entity_df` has neither `event_timestamp` nor exactly one time column.
+            FeastEntityDFMissingColumnsError: `entity_df` lacks a join key.
+            DataError: `entity_df` cannot be read, or has an invalid time or key.
             RequestError: a view has no such feature.
             ConfigurationError: the source of a view is not a file.
         """
         known_at: KnownAt = "created" if filter_by_created_timestamp else config.offline_store.known_at
         on_demand = utils._get_requested_on_demand_feature_views(feature_refs, project, registry)
-        wanted, _ = utils._get_requested_feature_views_to_features_dict(feature_refs, feature_views, on_demand)
+        requested_views, _ = utils._get_requested_feature_views_to_features_dict(feature_refs, feature_views, on_demand)
         parts = []
-        for view, features in wanted.items():
-            source = Source.of(config, view, untyped_keys(registry, project, view))
+        for view, features in requested_views.items():
+            source = FeastSource.of(config, view, untyped_keys(registry, project, view))
             types = config.offline_store.types
             parts.append(retrieval.ViewJoin.of(source, view, features, full_feature_names, known_at, types))
         if entity_df is None:
@@ -114,9 +125,9 @@ class IsthmusOfflineStore(OfflineStore):
             names, time = [*retrieval.spine_keys(parts), retrieval.TIMESTAMP], retrieval.TIMESTAMP
             first, last = (pa.scalar(bound, TIME) for bound in interval)
         else:
-            given = retrieval.entity_table(entity_df, config)
-            names, time = given.column_names, retrieval.time_column(given)
-            at = moments(given[time], f"entity_df, {time}")
+            entity_rows = retrieval.entity_table(entity_df, config)
+            names, time = entity_rows.column_names, retrieval.time_column(entity_rows)
+            at = moments(entity_rows[time], f"entity_df, {time}")
             if at.null_count:
                 raise DataError(f"entity_df, {time}", f"{at.null_count} nulls", expected="a time in every row")
             first, last = pc.min_max(at).values() if len(at) else (None, None)
@@ -124,11 +135,11 @@ class IsthmusOfflineStore(OfflineStore):
         kind = config.offline_store.without_entities
 
         def compute() -> pa.Table:
-            # Only now is a source read, as in Feast's own stores.
-            spine = retrieval.known_moments(parts, *interval, kind) if entity_df is None else given
+            # Sources are read lazily, as in Feast's own stores.
+            spine = retrieval.known_moments(parts, *interval, kind) if entity_df is None else entity_rows
             at = moments(spine[time], f"entity_df, {time}")
             for part in parts:
-                spine = part.joined(spine, at)
+                spine = part.join(spine, at)
             return spine
 
         metadata = RetrievalMetadata(
@@ -151,14 +162,15 @@ class IsthmusOfflineStore(OfflineStore):
         start_date: datetime | None,
         end_date: datetime | None,
     ) -> IsthmusRetrievalJob:
-        """The newest row of each key, among those whose event or created time lies between two times.
+        """Return the newest row of each key, among rows whose event or created time is between two times.
 
-        A row that was created late has an event time that was already materialized, and would otherwise be missed.
+        The created time counts too, because a row that was created late has an event time that was already
+        materialized.
 
         Raises:
             FeastJoinKeysDuringMaterialization: the source lacks a join key.
         """
-        source = Source.queried(
+        source = FeastSource.for_query(
             config, data_source, join_key_columns, feature_name_columns, timestamp_field, created_timestamp_column
         )
 
@@ -179,19 +191,19 @@ class IsthmusOfflineStore(OfflineStore):
         start_date: datetime | None = None,
         end_date: datetime | None = None,
     ) -> IsthmusRetrievalJob:
-        """All rows with an event time in a closed interval, and all their columns if no features are named.
+        """Return all rows with an event time in a closed interval, with all columns if no features are named.
 
         Raises:
             FeastJoinKeysDuringMaterialization: the source lacks a join key.
         """
-        source = Source.queried(
+        source = FeastSource.for_query(
             config, data_source, join_key_columns, feature_name_columns, timestamp_field, created_timestamp_column
         )
 
         def compute() -> pa.Table:
             first, last = _bounds(start_date, end_date)
             columns = source.names(source.features) if source.features else source.data.schema.names
-            table = source.columns(columns, source.within(first, last))
+            table = source.columns(columns, source.time_filter(first, last))
             event = moments(table[timestamp_field], f"{source.where}, column {timestamp_field}").cast(pa.int64())
             inside = pc.and_(pc.greater_equal(event, first), pc.less_equal(event, last))
             return with_entity(table.filter(inside), join_key_columns)
@@ -201,7 +213,7 @@ class IsthmusOfflineStore(OfflineStore):
     def get_table_column_names_and_types_from_data_source(
         self, config: RepoConfig, data_source: DataSource
     ) -> Iterable[tuple[str, str]]:
-        """The columns of a source; of a registered table those that are pushed, whether it has been built or not."""
+        """Return the columns of a source; for a registered table, the columns to push, even before it is built."""
         if columns := data_source.tags.get(pushes.COLUMNS):
             return [(name, kind) for name, kind in json.loads(columns)]
         return data_source.get_table_column_names_and_types(config)
@@ -210,21 +222,21 @@ class IsthmusOfflineStore(OfflineStore):
     def offline_write_batch(
         config: RepoConfig, feature_view: FeatureView, table: pa.Table, progress: Callable[[int], Any] | None
     ) -> None:
-        """Appends rows to the source of a view. Readers and crashes see all of them or none.
+        """Append rows to the source of a view, atomically.
 
-        Rows of a view that `isthmus apply` has registered are pushed: they wait for `isthmus collect` with all others.
+        Rows of a view that `isthmus apply` has registered are pushed instead: they wait for `isthmus collect`.
 
         Raises:
             ValueError: the rows have other columns than the source.
             DataError: a column has another type than the source's, or the source cannot be read.
-            IsthmusError: pushed rows are refused, as by `isthmus.features.feast.pushes.push`.
+            IsthmusError: pushed rows are rejected, see `isthmus.features.feast.pushes.push`.
         """
         if is_registered(feature_view.tags):
             pushes.push(config, feature_view, table)
             if progress:
                 progress(len(table))
             return
-        _append(Source.of(config, feature_view), table)
+        _append(FeastSource.of(config, feature_view), table)
         if progress:
             progress(len(table))
 
@@ -236,7 +248,7 @@ class IsthmusOfflineStore(OfflineStore):
         logging_config: LoggingConfig,
         registry: BaseRegistry,  # noqa: ARG004
     ) -> None:
-        """Adds logged features to the folder that a feature service logs to."""
+        """Add logged features to the log folder of a feature service."""
         destination = logging_config.destination
         if not isinstance(destination, FileLoggingDestination):
             raise RequestError("logging_config", f"logs to a {type(destination).__name__}",
@@ -248,7 +260,7 @@ class IsthmusOfflineStore(OfflineStore):
             base_dir=path,
             basename_template=f"{uuid.uuid4().hex}-{{i}}.parquet",
             partitioning=destination.partition_by,
-            # Hive folder names carry the column, so that it can be read back.
+            # Hive folder names include the column name, so that it can be read back.
             partitioning_flavor="hive" if destination.partition_by else None,
             filesystem=filesystem,
             format="parquet",
@@ -256,17 +268,19 @@ class IsthmusOfflineStore(OfflineStore):
         )
 
 
-def newest(source: Source, known_at: KnownAt, start: datetime | None, end: datetime | None) -> tuple[Rows, Ints]:
-    """The rows of a source, and the places of those to materialize for an interval: the newest of each key.
+def newest(
+    source: FeastSource, known_at: KnownAt, start: datetime | None, end: datetime | None
+) -> tuple[SourceRows, Ints]:
+    """Return the rows of a source, and the positions of the newest row of each key in an interval, to materialize.
 
-    A row belongs to the interval in which its event lies, and to the interval in which it was created if its event
-    lies before the end: successive runs miss nothing that was created late. Where the created time hides rows, one with
-    such a time in the future belongs to the run after that time. None means no bound.
+    A row belongs to the interval of its event time. It also belongs to the interval of its created time, if its event
+    is before the end, so that successive runs do not miss late rows. If the created time hides rows, a row with a
+    created time in the future waits for a later run. None means no bound.
     """
     first, last = _bounds(start, end)
-    condition = source.within(first, last)
+    condition = source.time_filter(first, last)
     if source.created and condition is not None:
-        created_within = source.within(first, last, source.created)
+        created_within = source.time_filter(first, last, source.created)
         condition = None if created_within is None else condition | created_within
     rows = source.rows([feature.name for feature in source.features], known_at, condition)
     event = arrow.micros(rows.history.table()["event_timestamp"])
@@ -282,16 +296,15 @@ def _bounds(start: datetime | None, end: datetime | None) -> tuple[int, int]:
 
 
 def with_entity(table: pa.Table, keys: Sequence[object]) -> pa.Table:
-    """The table with Feast's dummy key, if the view has no entity."""
     if keys:
         return table
     return table.append_column(DUMMY_ENTITY_ID, pa.array([DUMMY_ENTITY_VAL] * len(table), pa.string()))
 
 
-def _append(source: Source, table: pa.Table) -> None:
+def _append(source: FeastSource, table: pa.Table) -> None:
     with _locked(source):
         schema = source.data.schema
-        # pandas passes its index as columns.
+        # pandas adds its index as columns.
         names = [name for name in table.column_names if not name.startswith("__index_level_")]
         if names != schema.names:
             raise ValueError(
@@ -316,8 +329,7 @@ def _append(source: Source, table: pa.Table) -> None:
             pq.write_table(rows, f"{path}/{uuid.uuid4().hex}.parquet", filesystem=filesystem)
 
 
-def _cast(table: pa.Table, schema: pa.Schema, source: Source) -> pa.Table:
-    """Rows in the schema of a source, without pandas's metadata."""
+def _cast(table: pa.Table, schema: pa.Schema, source: FeastSource) -> pa.Table:
     columns = []
     for field in schema:
         column, where = table[field.name], f"{source.where}, column {field.name}"
@@ -331,8 +343,8 @@ def _cast(table: pa.Table, schema: pa.Schema, source: Source) -> pa.Table:
 
 
 @contextmanager
-def _locked(source: Source) -> Iterator[None]:
-    """Lets one process at a time append to a local file, since each rewrites all of it."""
+def _locked(source: FeastSource) -> Iterator[None]:
+    """Let only one process at a time append to a local file, because appending rewrites the file."""
     path = Path(source.path)
     if "://" in source.path or not path.is_file():
         yield

@@ -1,12 +1,12 @@
-"""Feast's online store over our rows, for `online_store` in a `feature_store.yaml`.
+"""Feast's online store with our rows in Redis, for `online_store` in a `feature_store.yaml`.
 
     online_store:
       type: isthmus.feast.IsthmusOnlineStore
       url: redis://localhost:6379
 
 A view that `isthmus apply` has registered keeps its contract: Feast reads and writes the same rows as `isthmus
-materialize` and the server. Any other Feast view gets a contract from its schema. The time rules decide which row
-wins, so a correction with the same event timestamp and a later created timestamp arrives; ttl applies on reading.
+materialize` and the server. Any other Feast view gets a contract from its schema. The time rules decide which row wins,
+so a correction with the same event timestamp and a later created timestamp is stored. The ttl applies on reading.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from pydantic import Field, PositiveInt, StrictStr
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import ConfigurationError, DataError, Problem, RequestError
 from isthmus.features.feast import values as feast_values
-from isthmus.features.feast.lookup import Lookup, Request, Rows, ViewLookup
+from isthmus.features.feast.lookup import FeastLookup, FeastRows, OnlineRequest, ViewLookup
 from isthmus.features.feast.views import contract_of, layout_of, online_name, project_of
 from isthmus.features.online import record
 from isthmus.features.online.scripts import locked, suspects
@@ -48,7 +48,7 @@ from isthmus.features.values.entitykey import KeyValue, entity_keys
 TIMEOUT_SECONDS = 5.0
 SETTING = "online_store.url in feature_store.yaml"
 BATCH = 1000
-"""Keys that a round trip of a deletion covers."""
+"""Keys per round trip of a deletion."""
 
 _NULL = Value()
 _DUMMY_KEY = EntityKey(join_keys=[DUMMY_ENTITY_ID], entity_values=[Value(string_val=DUMMY_ENTITY_VAL)])
@@ -60,13 +60,14 @@ class IsthmusOnlineStoreConfig(FeastConfigBaseModel):
     """The `online_store` section of a `feature_store.yaml`.
 
     Attributes:
-        url: `redis://`, `rediss://` or `unix://`.
-        project: Isthmus's name of the project, if Feast's differs: Isthmus registers `my-shop` as `my_shop`.
-        serve_expired: whether values older than the ttl of their view are read, as from Feast's own stores: training
-            sees none. Registered views keep their ttl.
-        types: of numbers in views that only Feast knows: those that the view `declared`; or those that were `written`,
-            as from Feast's own stores, in rows that are larger and slower.
-        key_ttl_seconds: after so many seconds without a write, Redis forgets an entity, as with Feast's own store.
+        url: URL of Redis, `redis://`, `rediss://` or `unix://`; for a cluster `redis+cluster://` or
+            `rediss+cluster://`.
+        project: name of the project in Isthmus, if Feast's differs: Isthmus registers `my-shop` as `my_shop`.
+        serve_expired: True to return values older than their view's ttl, as Feast's own stores do. Training never sees
+            such values. Registered views always apply their ttl.
+        types: number types of views that only Feast knows. `declared` uses the types of the view; `written` keeps the
+            types that were written, as Feast's own stores do, in larger and slower rows.
+        key_ttl_seconds: seconds without a write after which Redis deletes an entity, as in Feast's own store.
     """
 
     type: Literal["isthmus.feast.IsthmusOnlineStore", "isthmus.features.feast.IsthmusOnlineStore"] = (
@@ -80,26 +81,26 @@ class IsthmusOnlineStoreConfig(FeastConfigBaseModel):
 
 
 class IsthmusOnlineStore(FeastOnlineStore):
-    """Our rows in Redis, behind Feast's interface. Its methods raise a DependencyError if Redis does not answer."""
+    """Feast online store with our rows in Redis. Methods raise DependencyError if Redis does not answer."""
 
     def __init__(self) -> None:
         self._client: Client | None = None
-        # An asyncio connection lives and dies with its event loop.
+        # An asyncio connection belongs to its event loop.
         self._clients: dict[asyncio.AbstractEventLoop, redis.asyncio.Redis] = {}
 
     @property
     def async_supported(self) -> SupportedAsyncMethods:
-        """Both: Feast's server needs no thread per read or write."""
+        """Reads and writes: Feast's server needs no thread for either."""
         return SupportedAsyncMethods(read=True, write=True)
 
     def _is_versioned_read_supported(self) -> bool:
-        """Feast's question before it reads a version of a view that is not the current one."""
+        """Feast calls this before it reads an earlier version of a view."""
         return True
 
     def online_write_batch(
         self, config: RepoConfig, table: FeatureView, data: Batch, progress: Callable[[int], Any] | None
     ) -> None:
-        """Writes rows; a row replaces the stored row unless that is newer by (event, created, content).
+        """Write rows. A row replaces the stored row unless that is newer by (event, created, content).
 
         Raises:
             DataError: a value has another type than its feature.
@@ -133,9 +134,9 @@ class IsthmusOnlineStore(FeastOnlineStore):
         created: pa.ChunkedArray | None,
         untyped: Sequence[str] = (),
     ) -> None:
-        """`online_write_batch` for Arrow columns, shape (n,) each: only values stored as protos become protos.
+        """Write rows from Arrow columns of shape (n,), like `online_write_batch` but mostly without protos.
 
-        Join keys without a declared type are `untyped`: they have that of their column.
+        Join keys without a declared type are `untyped`; they get the type of their column.
 
         Raises:
             DataError: a column has another type than its feature, or a row lacks its time or a key.
@@ -163,7 +164,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
     async def online_write_batch_async(
         self, config: RepoConfig, table: FeatureView, data: Batch, progress: Callable[[int], Any] | None
     ) -> None:
-        """`online_write_batch` in a thread: packing a batch would block the event loop, too."""
+        """Run `online_write_batch` in a thread, because packing a batch would also block the event loop."""
         await asyncio.to_thread(self.online_write_batch, config, table, data, progress)
 
     def online_read(
@@ -172,14 +173,16 @@ class IsthmusOnlineStore(FeastOnlineStore):
         table: FeatureView,
         entity_keys: list[EntityKey],
         requested_features: list[str] | None = None,
-    ) -> Rows:
-        """Event time and values of each key: (None, None) without a row, (event time, None) if it has expired.
+    ) -> FeastRows:
+        """Return the event time and values of each key.
+
+        The result is (None, None) without a row, and (event time, None) if the row has expired.
 
         Raises:
             ContractMismatch: a row was written under another schema of the view.
         """
         view = ViewLookup(config, table, entity_keys, requested_features)
-        lookup = Lookup(config, [view])
+        lookup = FeastLookup(config, [view])
         return view.rows(lookup.answers(self._replies(lookup))[0])
 
     async def online_read_async(
@@ -188,19 +191,18 @@ class IsthmusOnlineStore(FeastOnlineStore):
         table: FeatureView,
         entity_keys: list[EntityKey],
         requested_features: list[str] | None = None,
-    ) -> Rows:
-        """`online_read` on the event loop."""
+    ) -> FeastRows:
         view = ViewLookup(config, table, entity_keys, requested_features)
-        lookup = Lookup(config, [view])
+        lookup = FeastLookup(config, [view])
         return view.rows(lookup.answers(await self._replies_async(lookup))[0])
 
     def _read_features_per_fv(self, *args: Any, **kwargs: Any) -> None:
         """Feast's hook for stores that read all views of a request at once."""
-        request = Request(*args, **kwargs)
+        request = OnlineRequest(*args, **kwargs)
         request.answer(self._replies(request.lookup))
 
     async def _read_features_per_fv_async(self, *args: Any, **kwargs: Any) -> None:
-        request = Request(*args, **kwargs)
+        request = OnlineRequest(*args, **kwargs)
         request.answer(await self._replies_async(request.lookup))
 
     def update(
@@ -212,12 +214,12 @@ class IsthmusOnlineStore(FeastOnlineStore):
         entities_to_keep: Sequence[Entity],  # noqa: ARG002
         partial: bool,  # noqa: ARG002
     ) -> None:
-        """Removes the rows of deleted views, and checks that rows can hold the schemas of the others.
+        """Delete the rows of removed views, and check that rows can hold the schemas of the remaining ones.
 
-        A view that goes takes all of its versions along; a version of a view that stays goes alone.
+        Removing a view deletes all its versions; removing a version of a view that stays deletes only that version.
 
         Raises:
-            ConfigurationError: some cannot; all of them are reported.
+            ConfigurationError: rows cannot hold some schemas; lists all of them.
         """
         problems: list[Problem] = []
         for table in tables_to_keep:
@@ -236,16 +238,15 @@ class IsthmusOnlineStore(FeastOnlineStore):
         tables: Sequence[FeatureView],
         entities: Sequence[Entity],  # noqa: ARG002 - Feast's interface
     ) -> None:
-        """Removes the rows of all views of the project, and of no other project."""
+        """Delete the rows of all views of this project only."""
         self._remove(config, tables)
 
     async def initialize(self, config: RepoConfig) -> None:
-        """Connects; Feast's server calls it before its first request."""
+        """Connect to Redis; Feast's server calls this before its first request."""
         with answering(config.online_store.url, SETTING):
             await self._connected_async(config).execute_command("PING")  # type: ignore[no-untyped-call]  # so in redis-py
 
     async def close(self) -> None:
-        """Closes the asyncio connections of this event loop and the blocking connection."""
         client = self._clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.aclose()
@@ -261,7 +262,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
     def _connected_async(self, config: RepoConfig) -> redis.asyncio.Redis:
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            # A loop that ended without `close` took its connections with it.
+            # Drop the clients of loops that ended without `close`.
             self._clients = {alive: client for alive, client in self._clients.items() if not alive.is_closed()}
             address = Address.of(config.online_store.url)
             kind: Any = redis.asyncio.RedisCluster if address.cluster else redis.asyncio.Redis
@@ -270,12 +271,12 @@ class IsthmusOnlineStore(FeastOnlineStore):
             )
         return self._clients[loop]
 
-    def _replies(self, lookup: Lookup) -> list[Any]:
+    def _replies(self, lookup: FeastLookup) -> list[Any]:
         with answering(lookup.config.online_store.url, SETTING):
             pipeline = self._connected(lookup.config).pipeline(transaction=False)
             return list(lookup.queue(pipeline).execute())
 
-    async def _replies_async(self, lookup: Lookup) -> list[Any]:
+    async def _replies_async(self, lookup: FeastLookup) -> list[Any]:
         with answering(lookup.config.online_store.url, SETTING):
             pipeline = self._connected_async(lookup.config).pipeline(transaction=False)
             return list(await lookup.queue(pipeline).execute())
@@ -298,19 +299,19 @@ class IsthmusOnlineStore(FeastOnlineStore):
                     pipeline.expire(name, seconds)
                 pipeline.execute()
 
-    def _remove(self, config: RepoConfig, tables: Sequence[FeatureView], kept: Collection[str] = ()) -> None:
-        """Removes the views' table records, then their fields from every hash of the project.
+    def _remove(self, config: RepoConfig, tables: Sequence[FeatureView], remaining: Collection[str] = ()) -> None:
+        """Delete the views' table records, then their fields from every hash of the project.
 
-        Without its record, a running materialization ends with an error and the next run compares every row. Of views
-        whose name is not kept, all versions go.
+        Without its record, a running materialization ends with an error and the next run compares every row. For views
+        whose name is not in `remaining`, all versions are deleted.
         """
         fields = [online_name(config, table) for table in tables]
         if not fields:
             return
         versioned = config.registry.enable_online_feature_view_versioning
-        gone = {table.name.encode() for table in tables if versioned and table.name not in kept}
+        gone = {table.name.encode() for table in tables if versioned and table.name not in remaining}
         project = project_of(config)
-        # A hash's name begins with the project and a colon, so no other project's name matches.
+        # The names of hashes start with the project and a colon, so other projects do not match.
         pattern = re.sub(r"([*?\[\]\\])", r"\\\1", project) + ":*"
         with answering(config.online_store.url, SETTING):
             client = self._connected(config)
@@ -332,13 +333,13 @@ class IsthmusOnlineStore(FeastOnlineStore):
 
 
 def _whole(table: FeatureView, keys: Sequence[EntityKey]) -> list[EntityKey]:
-    """The entity keys of rows that Feast's SDK writes, which leaves join keys out that the view does not declare."""
+    """Return complete entity keys: Feast's SDK omits join keys that the view does not declare."""
     entities = [name for name in table.entities if name != DUMMY_ENTITY_NAME]
     if len(table.entity_columns) < len(entities) and min(len(key.join_keys) for key in keys) < len(entities):
         raise RequestError(
-            f"view {table.name}", "a row lacks a join key, for which Feast has no type",
-            expected=f"one for {' and '.join(entities)}",
-            remedy="declare its type, by a field of the view or by value_type of the entity, and run `feast apply`",
+            f"view {table.name}", "a row lacks a join key, because Feast does not know its type",
+            expected=f"a value for {' and '.join(entities)}",
+            remedy="declare its type with a field of the view or value_type of the entity, and run `feast apply`",
         )  # fmt: skip
-    # For a view without entities, `materialize` and lookups name a key that `write_to_online_store` leaves out.
+    # For a view without entities, `materialize` and lookups use a dummy key that `write_to_online_store` omits.
     return [key if key.join_keys else _DUMMY_KEY for key in keys]

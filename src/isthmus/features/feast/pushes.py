@@ -1,7 +1,7 @@
-"""Rows that Feast's SDK pushes for the history of a view that `isthmus apply` has registered.
+"""Push rows with Feast's SDK to the history of a view that `isthmus apply` has registered.
 
-They go the way of all pushed rows: into the stream in Redis from which `isthmus collect` brings them to the table. With
-`IsthmusOnlineStore` this process appends them; with `online_store: {type: remote}` the server does.
+Rows go into the stream in Redis, like all pushed rows, and `isthmus collect` adds them to the table. With
+`IsthmusOnlineStore`, this process writes to the stream; with `online_store: {type: remote}`, the server does.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, RequestError
 from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.online import SETTING, TIMEOUT_SECONDS, IsthmusOnlineStoreConfig
-from isthmus.features.feast.views import contract_of, layout_of, project_of, registered
+from isthmus.features.feast.views import contract_of, layout_of, project_of, tagged_contract
 from isthmus.features.offline.canonical import declared_schema
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.redis.connection import answering, connect
@@ -30,61 +30,59 @@ from isthmus.features.values.plain import plain
 from isthmus.features.values.rows import RowCodec
 
 COLUMNS = "isthmus.columns"
-"""The tag of a registered table with the columns that a push has, which is the table without what builds add."""
+"""The tag of a registered table with the columns of a push: those of the table, without those that builds add."""
 
 PIECE = 100_000
-"""Rows that Redis takes at once: it knows no command of a million parts."""
+"""Rows per command to Redis, which does not accept commands with a million parts."""
 
 _EVENT, _KNOWN = "event_timestamp", "known_at"
 
 
 def columns_of(view: ViewContract) -> list[tuple[str, str]]:
-    """The columns that rows of a view are pushed with, each with its Arrow type."""
     return [(field.name, str(field.type)) for field in declared_schema(view)]
 
 
 def push(config: RepoConfig, table: FeatureView, rows: pa.Table) -> None:
-    """Puts rows of a registered view on their way to its history: all or none, or of many some `PIECE` by `PIECE`.
+    """Push rows of a registered view, in atomic pieces of `PIECE` rows. If a piece fails, earlier ones stay pushed.
 
     Raises:
         ConfigurationError: the online store is neither ours nor a server.
-        DataError: a column has another type than its feature, or a row lacks a key or a time or is of the future.
+        DataError: a column has another type than its feature, or a row lacks a key or a time or is in the future.
         DependencyError: Redis or the server does not answer, or too many rows wait.
-        RequestError: a column is missing, or the server refuses the rows.
+        RequestError: a column is missing, or the server rejects the rows.
     """
-    view = registered(table.name, table.tags)
+    view = tagged_contract(table.name, table.tags)
     columns = _columns(view, rows)
     if isinstance(config.online_store, IsthmusOnlineStoreConfig):
-        layout_of(config, table)  # must be of this project
+        layout_of(config, table)  # checks that the view belongs to this project
         _append(config, view, columns)
     elif isinstance(config.online_store, RemoteOnlineStoreConfig):
         _post(config, view, columns)
     else:
         kind = type(config.online_store).__name__.removesuffix("Config")
-        problem = Problem("online_store", f"is {kind}, and pushed rows wait for their history in our Redis",
+        problem = Problem("online_store", f"is {kind}, but pushed rows need the Redis of Isthmus",
                           "isthmus.feast.IsthmusOnlineStore or remote")  # fmt: skip
         raise ConfigurationError("feature_store.yaml", [problem])
 
 
 def _columns(view: ViewContract, rows: pa.Table) -> dict[str, pa.ChunkedArray]:
-    """Each column in its declared type."""
-    wanted = [name for name, _ in columns_of(view)]
-    if missing := [name for name in wanted if name not in rows.column_names]:
-        raise RequestError(f"view {view.name}", f"the rows lack {', '.join(missing)}", expected=", ".join(wanted))
+    required = [name for name, _ in columns_of(view)]
+    if missing := [name for name in required if name not in rows.column_names]:
+        raise RequestError(f"view {view.name}", f"the rows lack {', '.join(missing)}", expected=", ".join(required))
     columns = {}
     for name in (_EVENT, _KNOWN):
         where = f"view {view.name}, {name}"
         times = columns[name] = feast_values.moments(rows[name], where)
         if times.null_count:
-            # What is known from when on is for the pusher to say: the online store has the rows by now.
+            # Only the caller knows since when the rows are known: the online store already has them.
             raise DataError(where, f"{times.null_count} nulls", expected="a time in every row of a history")
         later = np.flatnonzero(micros(times) > clock.now())
         if len(later):
-            found = f"{times[int(later[0])].as_py().isoformat()} in row {later[0]} lies in the future"
-            raise DataError(where, found, expected="no later than now")
+            problem = f"{times[int(later[0])].as_py().isoformat()} in row {later[0]} is in the future"
+            raise DataError(where, problem, expected="a time no later than now")
     for column in (*view.keys, *view.fields):
         where = f"view {view.name}, column {column.name}"
-        columns[column.name] = feast_values.typed(rows[column.name], column.dtype, where)
+        columns[column.name] = feast_values.cast_to(rows[column.name], column.dtype, where)
     return columns
 
 
@@ -120,7 +118,7 @@ def _post(config: RepoConfig, view: ViewContract, columns: Mapping[str, pa.Chunk
         ) from error  # fmt: skip
     if answer.status_code != requests.codes.ok:
         kind = DependencyError if answer.status_code >= requests.codes.server_error else RequestError
-        raise kind(f"view {view.name}", f"the server refuses the rows ({answer.status_code}: {answer.text})")
+        raise kind(f"view {view.name}", f"the server rejected the rows ({answer.status_code}: {answer.text})")
 
 
 @rest_error_handling_decorator  # type: ignore[untyped-decorator]  # so in Feast

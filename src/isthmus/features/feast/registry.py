@@ -1,8 +1,8 @@
-"""The project in Feast's own registry, for Feast's SDK, CLI and UI.
+"""Write the project to Feast's own registry, for Feast's SDK, CLI and UI.
 
 Feast registers the results of our transforms; it never runs them. Its online store is our server, through Feast's
-remote client, or `IsthmusOnlineStore` over the same rows in Redis, which reads the contract of a view from its tags.
-Its offline store is `IsthmusOfflineStore` over the tables of the views.
+remote client, or `IsthmusOnlineStore` with the same rows in Redis, which reads a view's contract from its tags. Its
+offline store is `IsthmusOfflineStore` with the tables of the views.
 """
 
 import json
@@ -45,21 +45,11 @@ def register(
     offline: OfflineStore,
     server: str,
 ) -> list[str]:
-    """Write `feature_store.yaml` and make the registry beside it hold exactly the project's declarations.
+    """Write `feature_store.yaml`, and replace the content of the registry next to it with the project's declarations.
 
-    Feast loads the class of `offline_store` when it opens the file, so the file needs Isthmus. The second file,
-    `client/feature_store.yaml`, is for lookups by a client that has Feast alone.
-
-    Args:
-        contract: the compiled declarations.
-        views: feature views by name.
-        services: feature services by name.
-        folder: folder of the registry and of both files.
-        offline: store of the views' tables.
-        server: URL of the online lookup API.
-
-    Returns:
-        The registered objects, each as its kind and name.
+    Feast loads the class of `offline_store` when it opens the file, so that file needs Isthmus. The second file,
+    `client/feature_store.yaml`, is for lookups by a client that has only Feast. `server` is the URL of the online
+    lookup API. Returns the registered objects, each as its kind and name.
 
     Raises:
         DependencyError: the registry is damaged.
@@ -67,7 +57,7 @@ def register(
     config = {
         "project": contract.project.replace("-", "_"),
         "provider": "local",
-        # Of Feast's registries, a file is the one whose path starts from the folder: a copied project has its own.
+        # Only the path of a file registry is relative to the folder, so that a copied project has its own.
         "registry": {"registry_type": "file", "path": "registry.pb"},
         "offline_store": {"type": "isthmus.feast.IsthmusOfflineStore", "known_at": "created"},
         "online_store": {"type": "remote", "path": server},
@@ -97,16 +87,16 @@ def register(
             for table in tables.values():
                 table.tags[OFFLINE] = os.path.relpath(offline.root, folder)
         objects: list[Any] = [*keys.values(), *tables.values(), *(_service(s, tables) for s in services.values())]
-        wanted = {(type(item).__name__, item.name) for item in objects}
+        declared = {(type(item).__name__, item.name) for item in objects}
         registered: list[Any] = [*store.list_entities(), *store.list_feature_views(), *store.list_feature_services()]
-        gone = [item for item in registered if (type(item).__name__, item.name) not in wanted]
+        gone = [item for item in registered if (type(item).__name__, item.name) not in declared]
         store.apply(objects, objects_to_delete=gone, partial=False)
     return [f"{type(item).__name__} {item.name}" for item in objects]
 
 
 @contextmanager
 def _draft(registry: Path) -> Iterator[Path]:
-    """A copy of the registry, which replaces it at the end of the block: Feast writes its file in place."""
+    """Yield a copy of the registry, which replaces it at the end of the block: Feast does not write atomically."""
     with TemporaryDirectory(prefix=".registry-", dir=registry.parent) as folder:
         draft = Path(folder) / registry.name
         if registry.exists():
@@ -115,11 +105,11 @@ def _draft(registry: Path) -> Iterator[Path]:
             yield draft
         except DecodeError as error:
             raise DependencyError(
-                "apply", f"Feast's registry in {registry.parent} cannot be used ({error})",
-                remedy=f"remove {registry.parent} and run `isthmus apply`, which writes it again",
+                "apply", f"Feast's registry in {registry.parent} is damaged ({error})",
+                remedy=f"delete {registry.parent} and run `isthmus apply` to write it again",
             ) from error  # fmt: skip
         write_atomically(registry, draft.read_bytes())
-    # Where earlier versions kept it.
+    # The file of earlier versions.
     registry.with_suffix(".db").unlink(missing_ok=True)
 
 
@@ -134,7 +124,7 @@ def _view(
         + [_field(field.name, field.dtype, field.description) for field in view.schema],
         ttl=view.ttl or timedelta(0),
         source=feast.PushSource(
-            # As in a push to the server, which names the view.
+            # A push to the server names the view.
             name=view.name,
             batch_source=feast.FileSource(
                 name=_table_name(view.name, contract),
@@ -158,7 +148,7 @@ def _view(
 
 
 def _table_name(view: str, contract: Contract) -> str:
-    """The name of the source that is a view's table. Names of sources differ by more than case, and views have some."""
+    """Return the name of a view's table as a source. Feast requires names that differ in more than case."""
     views, name = {name.lower() for name in contract.views}, f"{view}_table"
     while name.lower() in views:
         name += "_"
@@ -166,7 +156,7 @@ def _table_name(view: str, contract: Contract) -> str:
 
 
 def _service(service: FeatureService, tables: Mapping[str, feast.FeatureView]) -> feast.FeatureService:
-    """Without request fields and request transforms: they are never stored, so Feast has no use for them."""
+    """Convert a service, without request fields and request transforms: these are never stored."""
     parts = []
     for part in service.features:
         if isinstance(part, FeatureProjection) and isinstance(part.view, FeatureView):

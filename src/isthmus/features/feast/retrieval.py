@@ -1,4 +1,4 @@
-"""A retrieval by Feast's offline store: the entity dataframe, and the columns that each view adds to it."""
+"""Retrievals of Feast's offline store: the entity dataframe, and the columns that each view adds to it."""
 
 import os
 import warnings
@@ -23,7 +23,7 @@ from isthmus.features import clock
 from isthmus.features.errors import DataError, RequestError, one_of
 from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import values as feast_values
-from isthmus.features.feast.sources import FIRST, KnownAt, Rows, Source, ValueTypes, micros
+from isthmus.features.feast.sources import FIRST, FeastSource, KnownAt, SourceRows, ValueTypes, micros
 from isthmus.features.offline.history import connection
 from isthmus.features.values import arrow
 
@@ -34,14 +34,11 @@ WithoutEntities = Literal["moments", "snapshot"]
 
 @dataclass(eq=False)
 class IsthmusRetrievalJob(RetrievalJob):
-    """A lazily computed table.
+    """A table that is computed when it is read.
 
     Attributes:
-        compute: returns the table.
-        repository: folder that relative paths start from.
-        full_feature_names: whether columns are named `view__feature`.
         on_demand: views that Feast computes from the table.
-        metadata: of the retrieval; None of a job that only reads a source.
+        metadata: metadata of the retrieval; None if the job only reads a source.
     """
 
     compute: Callable[[], pa.Table]
@@ -52,7 +49,6 @@ class IsthmusRetrievalJob(RetrievalJob):
 
     @property
     def on_demand_feature_views(self) -> list[OnDemandFeatureView]:
-        """Feast's name for `on_demand`."""
         return list(self.on_demand)
 
     def _to_arrow_internal(self, timeout: int | None = None) -> pa.Table:  # noqa: ARG002 - Feast's interface
@@ -62,10 +58,10 @@ class IsthmusRetrievalJob(RetrievalJob):
         return self._to_arrow_internal(timeout).to_pandas()
 
     def persist(self, storage: SavedDatasetStorage, allow_overwrite: bool = False, timeout: int | None = None) -> None:
-        """Writes the table to a Parquet file, a folder with one Parquet file, or a Delta table: all of it or nothing.
+        """Write the table atomically to a Parquet file, a folder with one Parquet file, or a Delta table.
 
         Raises:
-            SavedDatasetLocationAlreadyExists: the location is not empty, and must not be overwritten.
+            SavedDatasetLocationAlreadyExists: the location is not empty, and `allow_overwrite` is False.
         """
         target = feast_files.file_source(storage.to_data_source(), "the saved dataset")
         path = feast_files.path_of(target, self.repository)
@@ -78,19 +74,16 @@ class IsthmusRetrievalJob(RetrievalJob):
 
 @dataclass(frozen=True, eq=False)
 class ViewJoin:
-    """One view of a retrieval.
+    """A view of a retrieval.
 
     Attributes:
-        name: the view, or its alias.
-        source: of its rows.
-        keys: the columns of the spine that hold its keys.
+        name: name of the view, or its alias.
+        keys: columns of the spine with its join keys.
         columns: feature name to the name of its column in the result.
-        known_at: the timestamp from which a row is visible.
-        types: of the values.
     """
 
     name: str
-    source: Source
+    source: FeastSource
     keys: tuple[str, ...]
     columns: Mapping[str, str]
     known_at: KnownAt
@@ -98,10 +91,10 @@ class ViewJoin:
 
     @classmethod
     def of(
-        cls, source: Source, view: FeatureView, features: Sequence[str], full_names: bool, known_at: KnownAt,
+        cls, source: FeastSource, view: FeatureView, features: Sequence[str], full_names: bool, known_at: KnownAt,
         types: ValueTypes,
     ) -> "ViewJoin":  # fmt: skip
-        """The join of a view's features, which the view must have, with the rows of its source."""
+        """Create the join of a view's features with its source; raise RequestError if a feature is missing."""
         name = str(view.projection.name_to_use())  # type: ignore[no-untyped-call]  # so in Feast
         known = [column.name for column in source.features]
         for feature in features:
@@ -114,18 +107,17 @@ class ViewJoin:
             known_at = "created"
         return cls(name, source, keys, columns, known_at, types)
 
-    def joined(self, spine: pa.Table, at: pa.ChunkedArray) -> pa.Table:
-        """The spine with the columns of this view."""
+    def join(self, spine: pa.Table, at: pa.ChunkedArray) -> pa.Table:
         keys = [
-            feast_values.typed(spine[name], self.source.key_type(key), f"entity_df, join key {name}")
+            feast_values.cast_to(spine[name], self.source.key_type(key), f"entity_df, join key {name}")
             for name, key in zip(self.keys, self.source.keys, strict=True)
         ]
-        # Events after the last moment of the spine, or expired before its first moment, cannot match.
+        # Events after the last time of the spine, or expired before its first time, cannot match.
         condition = None
         if len(at):
             first, last = (int(bound.value) for bound in pc.min_max(at).values())
             ttl = self.source.ttl
-            condition = self.source.within(None if ttl is None else max(first - ttl, FIRST), last)
+            condition = self.source.time_filter(None if ttl is None else max(first - ttl, FIRST), last)
         rows = self.source.rows(list(self.columns), self.known_at, condition)
         if len(at) and self.source.contract is None:
             self._warn_of_hidden(rows, last)
@@ -134,20 +126,20 @@ class ViewJoin:
             spine = spine.append_column(column, rows.values(feature, self.types).take(places))
         return spine
 
-    def _warn_of_hidden(self, rows: Rows, last: int) -> None:
-        """Says how many rows nobody sees who asks for moments up to `last`, microseconds since 1970 UTC."""
+    def _warn_of_hidden(self, rows: SourceRows, last: int) -> None:
+        """Warn about rows that were created after `last` (microseconds since 1970 UTC), which no result can include."""
         event, known = (arrow.micros(rows.history.table()[name]) for name in (TIMESTAMP, "known_at"))
         if hidden := np.count_nonzero((event <= last) & (known > last)):
             warnings.warn(
                 f"view {self.name}: {hidden:,} of {len(event):,} rows are hidden: they were created after the last "
-                f"moment asked for, {clock.moment(last)}. If that is when history was loaded, ask without "
-                "filter_by_created_timestamp, and with `known_at: event` in `offline_store`",
+                f"requested time, {clock.moment(last)}. If they were created by loading history, do not use "
+                "filter_by_created_timestamp, and set `known_at: event` in `offline_store`",
                 stacklevel=2,
             )
 
 
 def entity_table(entity_df: pd.DataFrame | pa.Table | str, config: RepoConfig) -> pa.Table:
-    """The entity dataframe or query as a table."""
+    """Return the entity dataframe, or the result of the entity query, as a table."""
     where = "entity_df"
     if isinstance(entity_df, str):
         with connection(os.cpu_count() or 1) as db:
@@ -157,7 +149,7 @@ def entity_table(entity_df: pd.DataFrame | pa.Table | str, config: RepoConfig) -
                     db.execute("SET file_search_path = ?", [str(config.repo_path)])
                 return db.sql(entity_df).to_arrow_table()
             except duckdb.Error as error:
-                first = next(iter(str(error).strip().splitlines()), "it gives no rows")
+                first = next(iter(str(error).strip().splitlines()), "it returns no rows")
                 raise DataError(where, f"the query fails ({first})", expected="a SELECT in DuckDB's SQL") from error
     if isinstance(entity_df, pa.Table):
         return entity_df
@@ -166,12 +158,12 @@ def entity_table(entity_df: pd.DataFrame | pa.Table | str, config: RepoConfig) -
     try:
         return pa.Table.from_pandas(entity_df, preserve_index=False)
     except (pa.ArrowException, ValueError, TypeError) as error:
-        raise DataError(where, f"has columns that are no table ({error})",
-                        expected="columns of one type each, each name once") from error  # fmt: skip
+        raise DataError(where, f"cannot be converted to a table ({error})",
+                        expected="columns of one type each, with unique names") from error  # fmt: skip
 
 
 def time_column(spine: pa.Table) -> str:
-    """The column of the times: `event_timestamp`, or else the only timestamp column."""
+    """Return the name of the time column: `event_timestamp`, or else the only timestamp column."""
     if TIMESTAMP in spine.column_names:
         return TIMESTAMP
     times = [field.name for field in spine.schema if pa.types.is_timestamp(field.type)]
@@ -181,37 +173,37 @@ def time_column(spine: pa.Table) -> str:
 
 
 def check_columns(spine: Sequence[str], views: Sequence[ViewJoin]) -> None:
-    """Rejects a spine whose columns lack a join key, and two columns of the same name."""
-    wanted = {key for view in views for key in view.keys}
-    if missing := wanted - {*spine}:
-        raise feast_errors.FeastEntityDFMissingColumnsError(wanted, missing)  # type: ignore[no-untyped-call]  # so in Feast
+    """Raise if the spine lacks a join key, or if two columns have the same name."""
+    required = {key for view in views for key in view.keys}
+    if missing := required - {*spine}:
+        raise feast_errors.FeastEntityDFMissingColumnsError(required, missing)  # type: ignore[no-untyped-call]  # so in Feast
     names = {*spine}
     for view in views:
         for column in view.columns.values():
             if column in spine:
-                raise DataError("entity_df", f"has a column {column}, which is a feature of view {view.name}, too",
-                                remedy="rename it, or ask with full_feature_names=True")  # fmt: skip
+                raise DataError("entity_df", f"has a column {column}, which is also a feature of view {view.name}",
+                                remedy="rename it, or use full_feature_names=True")  # fmt: skip
             if column in names:
                 raise feast_errors.FeatureNameCollisionError([f"{view.name}:{column}"], False)
             names.add(column)
 
 
 def spine_keys(views: Sequence[ViewJoin]) -> tuple[str, ...]:
-    """The join keys of the view with the most: without an entity dataframe, its moments are asked for."""
+    """Return the join keys of the view with the most keys; without an entity dataframe, they define the rows."""
     names = max((view.keys for view in views), key=len, default=())
     extra = {key for view in views for key in view.keys} - {*names}
     if extra:
-        raise RequestError("get_historical_features", f"without an entity_df, views of different keys: {min(extra)}",
-                           expected=f"views that are joined by {', '.join(names)}",
-                           remedy="ask for them one after the other, or give an entity_df")  # fmt: skip
+        raise RequestError("get_historical_features", f"no entity_df, and only some views have the key {min(extra)}",
+                           expected=f"views with the join keys {', '.join(names)}",
+                           remedy="retrieve the views one at a time, or pass an entity_df")  # fmt: skip
     return names
 
 
 def known_moments(views: Sequence[ViewJoin], start: datetime, end: datetime, kind: WithoutEntities) -> pa.Table:
-    """Each key of the views with each moment in a closed interval at which a row of that key became visible.
+    """Return each key of the views with each time in a closed interval at which a row of the key became visible.
 
-    As a snapshot, each key that has a value at the end, with that moment. The views with the most keys determine the
-    rows; views with fewer keys are only joined to them.
+    For a snapshot, return each key that has a value at the end, with the end time. The views with the most keys
+    determine the rows; views with fewer keys are only joined to them.
     """
     names = spine_keys(views)
     first, last = micros(start), micros(end)
@@ -219,7 +211,7 @@ def known_moments(views: Sequence[ViewJoin], start: datetime, end: datetime, kin
     for view in views:
         if {*view.keys} != {*names}:
             continue
-        history = view.source.rows([], view.known_at, view.source.within(None, last)).history.table()
+        history = view.source.rows([], view.known_at, view.source.time_filter(None, last)).history.table()
         event = arrow.micros(history["event_timestamp"])
         since = np.maximum(event, arrow.micros(history["known_at"]))
         inside = since <= last

@@ -1,6 +1,6 @@
-"""Feast's file sources as histories, whatever the names and types of their columns.
+"""Read Feast's file sources as histories, with any column names and types.
 
-The join sees keys, times and the place of a row. Values come from those places, in any type.
+The join only reads keys, times and row positions. Values are then taken from these positions, in any type.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.errors import ConfigurationError, DataError, first_line, one_of
 from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import values as feast_values
-from isthmus.features.feast.views import is_registered, key_problems, registered
+from isthmus.features.feast.views import is_registered, key_problems, tagged_contract
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.latest import LatestRows
 from isthmus.features.offline.partitions import files_of
@@ -47,22 +47,16 @@ KnownAt = Literal["created", "event"]
 ValueTypes = Literal["source", "declared"]
 
 _NO_DATA = [".", "_SUCCESS", "_metadata", "_common_metadata", "_committed", "_started", "_temporary"]
-"""Files that are no data. Arrow's default also ignores `__log_date=…`, the folders of Feast's logs."""
+"""Prefixes of files without data. Arrow's default also ignores `__log_date=…`, the folders of Feast's logs."""
 
 FIRST, LAST = -(1 << 63), (1 << 63) - 1
 _NANOSECONDS = 2**63 // 1000 - 1
-"""The last microsecond that a time in nanoseconds can hold."""
+"""The last microsecond that a time in nanoseconds can represent."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
-    """A column of a source.
-
-    Attributes:
-        name: in Feast.
-        column: name in the source.
-        dtype: the declared type; None leaves the column as it is.
-    """
+    """A column: its names in Feast and in the source, and its declared type. None keeps the source's type."""
 
     name: str
     column: str
@@ -70,20 +64,16 @@ class SourceColumn:
 
 
 @dataclass(frozen=True)
-class Source:
+class FeastSource:
     """The columns of a file source that a view or a query reads.
 
     Reading raises a DataError if the source is missing or damaged, or if a column is missing or has another type.
 
     Attributes:
-        files: Feast's declaration.
-        repository: folder that relative paths start from.
         keys: join keys, in the view's order; empty if the view has no entity.
-        features: all features of the view.
         event: column of the event timestamps.
         created: column of the created timestamps, or empty.
-        ttl: microseconds, or None.
-        contract: of a view that `isthmus apply` has registered.
+        contract: contract of a view that `isthmus apply` has registered, or None.
     """
 
     files: FileSource
@@ -96,13 +86,8 @@ class Source:
     contract: ViewContract | None = None
 
     @classmethod
-    def of(cls, config: RepoConfig, view: FeatureView, untyped: Sequence[str] = ()) -> "Source":
-        """The source of a view, whose join keys without a field are `untyped`.
-
-        Raises:
-            ConfigurationError: it is not a file, or a join key has a type that keys cannot have.
-            ContractMismatch: Isthmus has registered the view, but its tags lack its contract.
-        """
+    def of(cls, config: RepoConfig, view: FeatureView, untyped: Sequence[str] = ()) -> "FeastSource":
+        """Return the source of a view, whose `untyped` keys have no field; raise ConfigurationError without a file."""
         source = feast_files.own_source(config, view)
         columns = {name: column for column, name in source.field_mapping.items()}
         key_fields = [field for field in view.entity_columns if field.name != DUMMY_ENTITY_ID]
@@ -118,20 +103,15 @@ class Source:
         return cls(
             source, config.repo_path, keys, features, columns.get(event, event),
             columns.get(created, created), view.ttl // clock.MICROSECOND if view.ttl else None,
-            registered(view.name, view.tags) if is_registered(view.tags) else None,
+            tagged_contract(view.name, view.tags) if is_registered(view.tags) else None,
         )  # fmt: skip
 
     @classmethod
-    def queried(
+    def for_query(
         cls, config: RepoConfig, source: DataSource, keys: Sequence[str], features: Sequence[str], event: str,
         created: str | None,
-    ) -> "Source":  # fmt: skip
-        """The source of a query of Feast's, which uses the column names of the source.
-
-        Raises:
-            ConfigurationError: it is not a file.
-            FeastJoinKeysDuringMaterialization: it lacks a join key.
-        """
+    ) -> "FeastSource":  # fmt: skip
+        """Return the source of a Feast query, which uses column names of the source; it must have all join keys."""
         files = feast_files.file_source(source, "the data source")
         key_columns, feature_columns = (tuple(SourceColumn(name, name) for name in names) for names in (keys, features))
         queried = cls(files, config.repo_path, key_columns, feature_columns, event, created or "")
@@ -139,33 +119,26 @@ class Source:
         return queried
 
     def require_keys(self) -> None:
-        """Fails with Feast's own error, a FeastJoinKeysDuringMaterialization, if the source lacks a join key."""
+        """Raise FeastJoinKeysDuringMaterialization, as Feast does, if the source lacks a join key."""
         names, keys = {*self.data.schema.names}, {key.column for key in self.keys}
         if not keys <= names:
             raise FeastJoinKeysDuringMaterialization(self.path, keys, names)
 
     @property
     def where(self) -> str:
-        """The source's name in messages."""
         return f"source {self.files.name or self.files.path}"
 
     @property
     def path(self) -> str:
-        """The absolute path or the URL."""
         return feast_files.path_of(self.files, self.repository)
 
     def names(self, features: Iterable[SourceColumn]) -> list[str]:
-        """The names in the source of the keys, of these features and of the timestamps."""
         times = [self.event, self.created] if self.created else [self.event]
         return list(dict.fromkeys([*(column.column for column in (*self.keys, *features)), *times]))
 
     @cached_property
     def data(self) -> ds.Dataset:
-        """The source as of the first access.
-
-        Raises:
-            ContractMismatch: its table was built under another contract than the view is registered with.
-        """
+        """The source as of the first access; raises ContractMismatch if the table belongs to another contract."""
         if self.contract is not None:
             root, options = self.path.rstrip("/").rpartition("/")[0], feast_files.storage_options(self.files)
             history = OfflineStore(root, options).history(self.contract)
@@ -178,37 +151,36 @@ class Source:
             filesystem, path = feast_files.filesystem_of(self.files, self.path)
             return ds.dataset(
                 path, format="parquet", filesystem=filesystem, ignore_prefixes=_NO_DATA,
-                # For a file, Arrow would make columns of the folders above it that have a "=" in their names.
+                # For a single file, Arrow would turn parent folders with "=" in their names into columns.
                 partitioning=None if filesystem is None and Path(path).is_file() else "hive",
             )  # fmt: skip
 
     def columns(self, names: Sequence[str], condition: pc.Expression | None = None) -> pa.Table:
-        """The named columns of the source."""
         missing = sorted({*names} - {*self.data.schema.names})
         if missing:
             raise DataError(
                 f"{self.where}, {self.path}", f"has no column {', '.join(missing)}",
                 expected=one_of(self.data.schema.names),
-                remedy="if the source has changed, change the feature view with it, or map the column in field_mapping",
+                remedy="if the source has changed, update the feature view, or map the column in field_mapping",
             )  # fmt: skip
         with self.reading():
             return self.data.to_table(columns=list(names), filter=condition)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Turns the errors of a missing or damaged file into a DataError."""
         try:
             yield
         except (FileNotFoundError, TableNotFoundError) as error:
-            raise DataError(self.where, f"nothing at {self.path}", remedy="write it, or correct its path") from error
+            raise DataError(self.where, f"nothing at {self.path}", remedy="create it, or correct its path") from error
         except (DeltaError, OSError, pa.ArrowException, ValueError) as error:
             raise DataError(self.where, f"{self.path} cannot be read ({first_line(error)})",
-                            expected="Parquet, or Delta where its file_format says so") from error  # fmt: skip
+                            expected="Parquet, or Delta if its file_format is Delta") from error  # fmt: skip
 
-    def within(self, first: int | None, last: int | None, column: str = "") -> pc.Expression | None:
-        """The condition that the time in a column (the event time) lies in a closed interval of microseconds.
+    def time_filter(self, first: int | None, last: int | None, column: str = "") -> pc.Expression | None:
+        """Return a filter for rows whose time in `column` is between `first` and `last` (microseconds, inclusive).
 
-        It only saves reading: where Arrow cannot compare exactly, more rows pass.
+        The default column is the event time. The filter only saves reading: if Arrow cannot compare exactly, it lets
+        more rows pass. None means no filter.
         """
         schema, name = self.data.schema, column or self.event
         if name not in schema.names or not pa.types.is_timestamp(schema.field(name).type):
@@ -217,27 +189,27 @@ class Source:
         bounds = [bound for bound in (first, last) if bound is not None]
         if not bounds or (kind.unit == "ns" and max(map(abs, bounds)) >= _NANOSECONDS):
             return None
-        # All thousand nanoseconds of a microsecond are the same time to us.
+        # Our times have microseconds: include all nanoseconds of the last one.
         field = ds.field(name)
         low = None if first is None else field >= _as(first, kind)
         high = None if last is None else field <= _as(min(last, LAST - 1) + 1, kind)
         return high if low is None else low if high is None else low & high
 
-    def rows(self, names: Sequence[str], known_at: KnownAt, condition: pc.Expression | None = None) -> "Rows":
-        """The rows with an event timestamp and a complete key.
+    def rows(self, names: Sequence[str], known_at: KnownAt, condition: pc.Expression | None = None) -> "SourceRows":
+        """Read the rows that have an event timestamp and a complete key.
 
         Args:
             names: features to read, by Feast's names.
-            known_at: the timestamp from which a row is visible. With `event`, the created timestamp only decides
-                between rows of the same event time.
-            condition: rows to read.
+            known_at: timestamp from which a row is visible. With `event`, the created timestamp only decides between
+                rows with the same event time.
+            condition: filter of the rows to read.
         """
         for features in ([column for column in self.features if column.name in names], list(self.features)):
             table = self.columns(self.names(features), condition)
             history = self._history(table, known_at)
             identity = [name for name in history.column_names if name != "place"]
             tied = len(history.group_by(identity, use_threads=False).aggregate([])) < len(history)
-            # Ties are decided by the content of the rows, which needs all features.
+            # The content of rows breaks ties, which needs all features.
             if not tied or features == list(self.features):
                 break
         if len(history) < len(table):
@@ -247,38 +219,38 @@ class Source:
             )
         created = arrow.micros(history["content_hash" if known_at == "event" else "known_at"])
         if tied:
-            history = _decided(history, self._content(table))
+            history = _break_ties(history, self._content(table))
         names = [f"key_{n}" for n in range(max(len(self.keys), 1))]
         keys = tuple(Column(name, feast_values.arrow_key_type(history.schema.field(name).type, name)) for name in names)
         view = ViewContract("source", (), keys, (Column("place", Int64),), self.ttl, 0, (), "feast")
-        return Rows(self, ViewHistory(view, history, 0), created, table)
+        return SourceRows(self, ViewHistory(view, history, 0), created, table)
 
     def values(self, table: pa.Table, name: str, types: ValueTypes) -> pa.ChunkedArray:
-        """A feature, by Feast's name, of rows with the columns of the source."""
+        """Return a feature, by Feast's name, from rows with the columns of the source."""
         feature = next(feature for feature in self.features if feature.name == name)
         column = table[feature.column]
         if types == "source":
             return column
-        return feast_values.typed(column, feature.dtype, f"{self.where}, column {feature.column}")
+        return feast_values.cast_to(column, feature.dtype, f"{self.where}, column {feature.column}")
 
     def key_type(self, key: SourceColumn) -> DataType:
-        """The type of a join key. Feast says String of a key for which it has none, where the source has another."""
+        """Return the type of a join key. Feast reports String for a key without a type: then use the source's type."""
         where = f"{self.where}, join key {key.column}"
         if key.column not in self.data.schema.names:
-            return key.dtype or String  # reading says what is missing
+            return key.dtype or String  # reading then reports the missing column
         kind = self.data.schema.field(key.column).type
         if key.dtype is None or (key.dtype == String and not feast_values.is_text(kind)):
             return feast_values.arrow_key_type(kind, where)
         return key.dtype
 
     def _content(self, table: pa.Table) -> Ints:
-        """The content hashes of rows with all columns, equal to those of online rows with the same values."""
+        """Return the content hashes of rows with all columns, equal to those of online rows with the same values."""
         columns, by_name = [], {}
         for name in sorted(feature.name for feature in self.features):
             try:
                 column = self.values(table, name, "declared")
             except DataError:
-                column = self.values(table, name, "source")  # which no online row holds
+                column = self.values(table, name, "source")  # a value that online rows cannot hold
             dtype = next((dtype for dtype in TYPES.values() if ARROW[dtype.name] == column.type), None)
             if dtype is None:
                 dtype, texts = String, [None if value is None else repr(value) for value in column.to_pylist()]
@@ -290,7 +262,7 @@ class Source:
         return RowCodec(view).content(by_name, len(table))
 
     def _history(self, table: pa.Table, known_at: KnownAt) -> pa.Table:
-        """Keys, times and places of the rows with a time and a complete key.
+        """Return keys, times and positions of the rows that have a time and a complete key.
 
         The column `content_hash` holds the created time if `known_at` does not, else 0.
         """
@@ -302,11 +274,11 @@ class Source:
         keys = {}
         for n, key in enumerate(self.keys):
             column, where = table[key.column], f"{self.where}, join key {key.column}"
-            keys[f"key_{n}"] = feast_values.typed(column, self.key_type(key), where)
+            keys[f"key_{n}"] = feast_values.cast_to(column, self.key_type(key), where)
         if not keys:
             keys["key_0"] = pa.array(np.zeros(len(table), np.int64))
         by_event = known_at == "event"
-        # Nothing but a key or a time can be null, and where the event is not, the other times are not either.
+        # Only keys and times can be null, and all times of a row with an event time are set.
         return pa.table({
             **keys,
             "event_timestamp": event,
@@ -317,40 +289,38 @@ class Source:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class SourceRows:
     """Rows of a source.
 
     Attributes:
-        source: of the rows.
-        history: keys (`key_0` and so on), times and places.
-        created: shape (n,), microseconds since 1970 UTC; of the event where there is no created timestamp.
-        table: the columns that were read, by the source's names.
+        history: keys (`key_0` and so on), times and positions.
+        created: created times, or event times without a created timestamp; shape (n,), microseconds since 1970 UTC.
+        table: columns that were read, by the source's names.
     """
 
-    source: Source
+    source: FeastSource
     history: ViewHistory
     created: Ints
     table: pa.Table
 
     def values(self, feature: str, types: ValueTypes) -> pa.ChunkedArray:
-        """A feature, by Feast's name."""
         return self.source.values(self.table, feature, types)
 
     def answer(self, at: pa.ChunkedArray, keys: Sequence[pa.ChunkedArray], threads: int) -> pa.ChunkedArray:
-        """The place of the row for each key and time, shape (n,) each; null if there is none, or it has expired."""
+        """Return the position of the row for each key and time, shape (n,) each; null if missing or expired."""
         columns = list(keys) or [pa.array(np.zeros(len(at), np.int64))]
         names = [column.name for column in self.history.view.keys]
         spine = pa.table([at, *columns], ["event_timestamp", *names])
         return point_in_time(spine, [self.history], threads)[self.history.view.full_name("place")]
 
     def latest(self, places: Ints) -> Ints:
-        """Of the rows at these places, the place of the newest row of each key."""
+        """Return the position of the newest row of each key, among the rows at these positions."""
         history = ViewHistory(self.history.view, self.history.table().take(places), 0)
         return places[LatestRows.of(history, LAST).place]
 
 
 def untyped_keys(registry: BaseRegistry, project: str, view: FeatureView) -> list[str]:
-    """The join keys of a view for which Feast has found no field: of no declared type, and mapped to other columns."""
+    """Return the join keys of a view for which Feast has no field: they have no declared type."""
     typed = {field.name for field in view.entity_columns}
     if len(typed) >= len(view.entities):
         return []
@@ -359,7 +329,6 @@ def untyped_keys(registry: BaseRegistry, project: str, view: FeatureView) -> lis
 
 
 def micros(time: datetime) -> int:
-    """Microseconds since 1970 UTC of a time."""
     return int(feast_values.micros([time], "time")[0])
 
 
@@ -367,8 +336,8 @@ def _as(at: int, kind: pa.DataType) -> pa.Scalar:
     return pa.scalar(at, pa.int64()).cast(pa.timestamp("us")).cast(kind, safe=False)
 
 
-def _decided(history: pa.Table, content: Ints) -> pa.Table:
-    """The rows with a `content_hash` that breaks ties: the content hash, or the rank by (created, content)."""
+def _break_ties(history: pa.Table, content: Ints) -> pa.Table:
+    """Return the rows with a `content_hash` that breaks ties: the content hash, or the rank by (created, content)."""
     created = history["content_hash"].to_numpy()
     if created.any():
         order = np.lexsort((content, created))

@@ -1,7 +1,7 @@
-"""Conversion of Feast's protos and tables to our columns, and back to protos: values, entity keys and times.
+"""Convert values, entity keys and times between Feast's protos and tables and our columns.
 
-A value of another type, or out of the range of its type, raises a DataError, in an entity key a RequestError. The
-argument `where` names the column or the view in messages.
+A value of another type, or out of the range of its type, raises a DataError; in an entity key it raises a RequestError.
+The argument `where` names the column or the view in messages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,21 +28,15 @@ from isthmus.features.values.entitykey import KeyValue
 TIME = pa.timestamp("us", tz="UTC")
 _SECOND = 1_000_000
 _NO_TIME = -(2**63)
-"""What Feast writes for a null timestamp in a column that has values."""
+"""Feast's value for a null timestamp in a column that has values."""
 
 _LATEST = 2**63 // _SECOND - 1
 _NULL = Value()
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """How a Feast type is encoded in a row and in a proto.
-
-    Attributes:
-        dtype: its type in our rows.
-        kind: the field of `Value` that holds it.
-        serialized: whether the row holds the proto itself, as bytes, because none of our types fits.
-    """
+class ValueForm:
+    """The encoding of a Feast type: our type, the field of `Value`, and whether rows store the serialized proto."""
 
     dtype: DataType
     kind: str
@@ -59,7 +53,7 @@ _KINDS = {
     "String": "string",
     "Bytes": "bytes",
 }
-_ALIASES = {  # Feast types that are text or bytes by a different name.
+_ALIASES = {  # Feast types that are text or bytes under another name.
     "ImageBytes": ("Bytes", "bytes"),
     "PdfBytes": ("Bytes", "bytes"),
     "Json": ("String", "json"),
@@ -71,37 +65,37 @@ _ALIASES = {  # Feast types that are text or bytes by a different name.
 _NUMBERS = ("int32_val", "int64_val", "float_val", "double_val")
 _LISTS = ("int32_list_val", "int64_list_val", "float_list_val", "double_list_val")
 
-FORMS: Mapping[str, Form] = {
-    **{name: Form(TYPES[name], f"{kind}_val") for name, kind in _KINDS.items()},
-    **{name: Form(TYPES[ours], f"{kind}_val") for name, (ours, kind) in _ALIASES.items()},
-    **{f"Array({name})": Form(TYPES[f"Array({name})"], f"{kind}_list_val") for name, kind in _KINDS.items()},
+FORMS: Mapping[str, ValueForm] = {
+    **{name: ValueForm(TYPES[name], f"{kind}_val") for name, kind in _KINDS.items()},
+    **{name: ValueForm(TYPES[ours], f"{kind}_val") for name, (ours, kind) in _ALIASES.items()},
+    **{f"Array({name})": ValueForm(TYPES[f"Array({name})"], f"{kind}_list_val") for name, kind in _KINDS.items()},
 }
-"""The Feast types that have a type of ours, by Feast's names."""
+"""The Feast types that match one of our types, by Feast's names."""
 
 
-def form_of(dtype: FeastType, *, written: bool = False) -> Form | None:
-    """How a type is encoded: maps, sets and structs as serialized protos. None for a type without values.
+def form_of(dtype: FeastType, *, written: bool = False) -> ValueForm | None:
+    """Return the encoding of a type, or None for a type without values. Maps, sets and structs are serialized protos.
 
-    With `written`, numbers are serialized protos, too, which hold the width that was written.
+    With `written`, numbers are serialized protos too, which keep the width that was written.
     """
     if str(dtype) in FORMS:
         form = FORMS[str(dtype)]
-        return Form(Bytes, form.kind, serialized=True) if written and form.kind in (*_NUMBERS, *_LISTS) else form
+        return ValueForm(Bytes, form.kind, serialized=True) if written and form.kind in (*_NUMBERS, *_LISTS) else form
     kind = f"{dtype.to_value_type().name.removeprefix('VALUE_').lower()}_val"
-    return Form(Bytes, kind, serialized=True) if kind in Value.DESCRIPTOR.fields_by_name else None
+    return ValueForm(Bytes, kind, serialized=True) if kind in Value.DESCRIPTOR.fields_by_name else None
 
 
-def column(protos: Sequence[Value], form: Form, where: str) -> Values:
-    """The NumPy form of n protos; an empty proto is null.
+def column(protos: Sequence[Value], form: ValueForm, where: str) -> Values:
+    """Convert n protos to a NumPy column; an empty proto is null.
 
-    Numbers may have another width: they are rounded to ours, unless the row holds the proto itself.
+    Numbers of another width are converted to ours, unless the row stores the proto itself.
     """
     kinds = _kinds(protos)
     numbers = next((numbers for numbers in (_NUMBERS, _LISTS) if form.kind in numbers), (form.kind,))
     if unexpected := {*kinds} - {*numbers, "null_val", ""}:
-        raise DataError(where, f"a value is a {min(unexpected)}", expected=f"{form.kind}, or none")
+        raise DataError(where, f"a value is a {min(unexpected)}", expected=f"{form.kind}, or null")
     if not form.serialized and {*kinds} - {form.kind, "null_val", ""}:
-        return _converted(protos, kinds, form, where)
+        return _convert_numbers(protos, kinds, form, where)
     valid = np.array([kind not in ("null_val", "") for kind in kinds], bool)
     if form.dtype.element is not None:
         lists = [list(getattr(proto, form.kind).val) if kind == form.kind else None
@@ -109,7 +103,7 @@ def column(protos: Sequence[Value], form: Form, where: str) -> Values:
         if form.kind == "unix_timestamp_list_val":
             lists = [None if items is None else [_micros(item, where) for item in items] for items in lists]
         return from_python(lists, form.dtype)
-    # Map entries have no order; deterministic serialization gives equal maps equal bytes.
+    # Map entries have no order: deterministic serialization makes equal maps equal bytes.
     items: list[Any] = [
         proto.SerializeToString(deterministic=True) if form.serialized else getattr(proto, form.kind)
         for proto in protos
@@ -121,14 +115,14 @@ def column(protos: Sequence[Value], form: Form, where: str) -> Values:
         data = objects(items, len(items))
         data[~valid] = None
         return Values(data, valid)
-    # An unset proto field reads as zero, which is what we store under a null.
+    # An unset proto field is zero, which is also the value that we store for a null.
     return Values(np.array(items, form.dtype.numpy), valid)
 
 
-def arrow_column(values: pa.ChunkedArray, dtype: FeastType, form: Form, where: str) -> Values:
-    """The NumPy form of n values of a declared type; Feast converts those that rows hold as protos."""
+def arrow_column(values: pa.ChunkedArray, dtype: FeastType, form: ValueForm, where: str) -> Values:
+    """Convert n values of a declared type to a NumPy column; Feast converts values that rows store as protos."""
     if not form.serialized:
-        return from_arrow(typed(values, form.dtype, where), form.dtype)
+        return from_arrow(cast_to(values, form.dtype, where), form.dtype)
     if _without_nan(values).null_count == len(values) and form.kind not in (*_NUMBERS, *_LISTS):
         return column([_NULL] * len(values), form, where)
     try:
@@ -138,8 +132,8 @@ def arrow_column(values: pa.ChunkedArray, dtype: FeastType, form: Form, where: s
     return column(protos, form, where)
 
 
-def protos(values: Values, form: Form) -> list[Value]:
-    """A proto per value, an empty proto for null. Timestamps are cut to whole seconds, as Feast's are."""
+def protos(values: Values, form: ValueForm) -> list[Value]:
+    """Return a proto per value, an empty proto for null. Timestamps are cut to whole seconds, as in Feast."""
     if form.serialized:
         return [_NULL if item is None else Value.FromString(item) for item in values.data]
     items = values.tolist(form.dtype)
@@ -154,7 +148,6 @@ def protos(values: Values, form: Form) -> list[Value]:
 
 
 def key_columns(keys: Sequence[EntityKey], columns: Sequence[Column], where: str) -> dict[str, list[KeyValue]]:
-    """Join key name to its values in n entity keys."""
     names = {column.name for column in columns}
     rows = [dict(zip(key.join_keys, key.entity_values, strict=True)) for key in keys]
     for row in rows:
@@ -164,10 +157,10 @@ def key_columns(keys: Sequence[EntityKey], columns: Sequence[Column], where: str
 
 
 def plain_keys(values: pa.ChunkedArray, column: Column, where: str) -> list[KeyValue]:
-    """The values of a join key, in the form of `key_columns`; numbers in a key of text are text."""
+    """Return the values of a join key in the form of `key_columns`; numbers become text in a String key."""
     if column.dtype == String and pa.types.is_integer(values.type):
         values = values.cast(pa.string())
-    keys = typed(values, column.dtype, f"{where}, join key {column.name}")
+    keys = cast_to(values, column.dtype, f"{where}, join key {column.name}")
     if keys.null_count:
         raise DataError(f"{where}, join key {column.name}", f"{keys.null_count} nulls", expected="no null")
     plain: list[KeyValue] = (keys.cast(pa.int64()) if column.dtype.name == "UnixTimestamp" else keys).to_pylist()
@@ -175,23 +168,21 @@ def plain_keys(values: pa.ChunkedArray, column: Column, where: str) -> list[KeyV
 
 
 def key_type(value: Value) -> str:
-    """Feast's name of the type of an entity key's value, if the key has no declared type."""
+    """Return Feast's type name of an entity key's value, for a key without a declared type."""
     kind = str(value.WhichOneof("val")).removesuffix("_val")
     return _wide(next((name for name, known in _KINDS.items() if known == kind), kind))
 
 
 def inferred_key_type(kind: pa.DataType, where: str) -> str:
-    """`key_type` of the values that a column of an Arrow type has."""
     return _wide(arrow_key_type(kind, where).name)
 
 
 def _wide(key: str) -> str:
-    # Who asks has whole numbers of one width, who wrote may have had the other.
+    # Writers and readers may use different integer widths for the same key.
     return "Int64" if key == "Int32" else key
 
 
 def arrow_key_type(kind: pa.DataType, where: str) -> DataType:
-    """The type of a join key whose column is of an Arrow type."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     for fits, dtype in (
@@ -208,7 +199,7 @@ def arrow_key_type(kind: pa.DataType, where: str) -> DataType:
 
 
 def micros(times: Sequence[datetime], where: str) -> Ints:
-    """Microseconds since 1970 UTC of n times; times without a time zone are UTC, as everywhere in Feast."""
+    """Return microseconds since 1970 UTC of n times; times without a time zone are UTC, as in Feast."""
     if not all(map(is_time, times)):
         raise DataError(where, "a row has no event timestamp", expected="one in every row")
     aware = (time.replace(tzinfo=UTC) if time.tzinfo is None else time for time in times)
@@ -216,7 +207,7 @@ def micros(times: Sequence[datetime], where: str) -> Ints:
 
 
 def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-    """A column of times as microseconds in UTC; times without a time zone are UTC, as everywhere in Feast."""
+    """Return a column of times as microseconds in UTC; times without a time zone are UTC, as in Feast."""
     kind = column.type
     if _without_nan(column).null_count == len(column):
         return pa.chunked_array([pa.nulls(len(column), TIME)])
@@ -232,27 +223,27 @@ def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
         raise DataError(where, f"has a time that does not fit ({error})", expected="microseconds") from None
 
 
-def typed(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.ChunkedArray:
-    """A column cast to its declared type without loss; None leaves it as it is."""
+def cast_to(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.ChunkedArray:
+    """Cast a column to its declared type without loss; None keeps its type."""
     if dtype is None:
         return column
-    wanted = ARROW[dtype.name]
+    target = ARROW[dtype.name]
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    if column.type == wanted:
+    if column.type == target:
         return column
-    if not pa.types.is_floating(wanted):
-        # pandas has NaN for a null, and doubles for a column without values, whatever its type.
+    if not pa.types.is_floating(target):
+        # pandas uses NaN for null, and doubles for a column without values.
         column = _without_nan(column)
         if column.null_count == len(column):
-            return pa.chunked_array([pa.nulls(len(column), wanted)])
+            return pa.chunked_array([pa.nulls(len(column), target)])
     if dtype.name == "UnixTimestamp":
         return moments(column, where)
-    if not _alike(column.type, wanted):
+    if not _compatible(column.type, target):
         raise DataError(where, f"has type {column.type}", expected=f"{dtype}, as declared",
-                        remedy="if the source has changed, change the feature view with it")  # fmt: skip
+                        remedy="if the source has changed, update the feature view")  # fmt: skip
     try:
-        return _cast(column, wanted)
+        return _cast(column, target)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(where, f"has a value that does not fit ({error})", expected=f"{dtype}, as declared") from None
 
@@ -262,37 +253,36 @@ def _without_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def is_time(time: datetime | None) -> bool:
-    """Whether a time is neither None nor pandas's `NaT`, which does not equal itself."""
+    """Return whether a time is neither None nor pandas's `NaT`, which does not equal itself."""
     return time is not None and time == time
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column holds text, as it is or by a dictionary."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind))
 
 
-def _alike(actual: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a column of type `actual` may hold values of type `wanted`; text never holds numbers."""
-    if pa.types.is_list(wanted):
+def _compatible(actual: pa.DataType, target: pa.DataType) -> bool:
+    """Return whether a column of type `actual` may hold values of type `target`; text never holds numbers."""
+    if pa.types.is_list(target):
         lists: bool = pa.types.is_list(actual) or pa.types.is_large_list(actual) or pa.types.is_fixed_size_list(actual)
-        return lists and _alike(actual.value_type, wanted.value_type)
+        return lists and _compatible(actual.value_type, target.value_type)
     if pa.types.is_null(actual):
         return True
     numbers: bool = pa.types.is_integer(actual) or pa.types.is_floating(actual) or pa.types.is_decimal(actual)
-    if pa.types.is_integer(wanted) or pa.types.is_floating(wanted):
+    if pa.types.is_integer(target) or pa.types.is_floating(target):
         # pandas stores integers with nulls as floating-point numbers.
         return numbers
-    if pa.types.is_timestamp(wanted):
+    if pa.types.is_timestamp(target):
         return bool(pa.types.is_timestamp(actual))
     texts = is_text(actual)
     blobs = pa.types.is_binary(actual) or pa.types.is_large_binary(actual) or pa.types.is_fixed_size_binary(actual)
-    return bool((texts and pa.types.is_string(wanted)) or (blobs and pa.types.is_binary(wanted)) or actual == wanted)
+    return bool((texts and pa.types.is_string(target)) or (blobs and pa.types.is_binary(target)) or actual == target)
 
 
-def _converted(protos: Sequence[Value], kinds: Sequence[str], form: Form, where: str) -> Values:
-    """Numbers of several widths in the type of a feature: whole numbers exactly, others to the nearest."""
+def _convert_numbers(protos: Sequence[Value], kinds: Sequence[str], form: ValueForm, where: str) -> Values:
+    """Convert numbers of several widths to a feature's type: whole numbers exactly, others to the nearest."""
     items: list[Any] = [
         None if kind in ("null_val", "") else getattr(proto, kind) for proto, kind in zip(protos, kinds, strict=True)
     ]
@@ -308,7 +298,7 @@ def _converted(protos: Sequence[Value], kinds: Sequence[str], form: Form, where:
 
 
 def _cast(array: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
-    """The values in another type: whole numbers exactly, others to the nearest; an ArrowInvalid if that is infinite."""
+    """Cast values: whole numbers exactly, others to the nearest. Raise ArrowInvalid if a value becomes infinite."""
     converted = array.cast(kind)
     if _infinities(converted) > _infinities(array):
         raise pa.ArrowInvalid("it is beyond the largest number")
@@ -326,13 +316,13 @@ def _kinds(protos: Sequence[Value]) -> list[str]:
 
 def _micros(seconds: int, where: str) -> int:
     if abs(seconds) > _LATEST:
-        raise DataError(where, f"a timestamp of {seconds} seconds", expected=f"{_LATEST} before or after 1970 at most")
+        raise DataError(where, f"a timestamp of {seconds} seconds", expected=f"at most {_LATEST} before or after 1970")
     return seconds * _SECOND
 
 
 def _key_values(values: Sequence[Value], column: Column, where: str) -> list[KeyValue]:
     kind = f"{_KINDS[column.dtype.name]}_val"
-    # Both integer widths make the same key.
+    # Both integer widths give the same key.
     allowed = {"int32_val", "int64_val"} if kind in ("int32_val", "int64_val") else {kind}
     kinds = _kinds(values)
     if unexpected := {*kinds} - allowed:

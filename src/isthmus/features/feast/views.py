@@ -1,4 +1,4 @@
-"""The contracts of Feast's views, and how their features are encoded in rows and protos."""
+"""The contracts of Feast's views, and the encoding of their features in rows and protos."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,87 +15,84 @@ from isthmus.features import clock
 from isthmus.features.contract.schema import Column, Contract, ViewContract, sha256
 from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, one_of
 from isthmus.features.feast import values as feast_values
-from isthmus.features.feast.values import FORMS, Form, form_of
+from isthmus.features.feast.values import FORMS, ValueForm, form_of
 from isthmus.features.types import KEY_TYPES
 from isthmus.features.values.entitykey import KeyValue
 
 _Types = tuple[tuple[str, str], ...]
-"""Names, each with Feast's name of its type."""
+"""Pairs of a name and Feast's name of its type."""
 
-_REGISTER = "run `isthmus apply`, which registers it again"
+_REGISTER = "run `isthmus apply` to register it again"
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
-    """The contract of a view, and how each feature is encoded in rows and protos."""
+class ViewLayout:
+    """The contract of a view, and the encoding of each feature in rows and protos."""
 
     view: ViewContract
-    forms: Mapping[str, Form]
+    forms: Mapping[str, ValueForm]
 
     def keys(self, keys: Sequence[EntityKey]) -> dict[str, list[KeyValue]]:
-        """Join key name to its values in n entity keys."""
         return feast_values.key_columns(keys, self.view.keys, f"view {self.view.name}")
 
 
 @dataclass(frozen=True)
 class _FeastView(ViewContract):
-    """A view that only Feast knows. Its ttl affects reads, not stored rows, so it may change under them."""
+    """A view that only Feast knows. Its ttl affects reads and not stored rows, so it is not part of the hash."""
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the canonical form without the ttl, in hex."""
         return sha256({**self.as_dict(), "ttl": None})
 
 
 def project_of(config: RepoConfig) -> str:
-    """The project whose rows in Redis these are."""
+    """Return the project whose rows in Redis are read and written."""
     return str(config.online_store.project or config.project)
 
 
 def contract_of(project: str, views: Iterable[ViewContract]) -> Contract:
-    """A contract of these views only."""
     return Contract(project, {view.name: view for view in views}, {}, {}, {})
 
 
 def is_registered(tags: Mapping[str, str]) -> bool:
-    """Whether `isthmus apply` has registered the view with these tags."""
     return "isthmus.contract" in tags
 
 
-def registered(name: str, tags: Mapping[str, str]) -> ViewContract:
-    """The contract in the tags of a view that `isthmus apply` has registered.
+def tagged_contract(name: str, tags: Mapping[str, str]) -> ViewContract:
+    """Return the contract in the tags of a view that `isthmus apply` has registered.
 
     Raises:
-        ContractMismatch: it is missing, or its hash is not the one in the tags.
+        ContractMismatch: the contract is missing, or its hash differs from the hash in the tags.
     """
     where, hashed = _registration(name), tags["isthmus.contract"]
     try:
         view = ViewContract.from_dict(name, json.loads(tags.get("isthmus.view", "null")))
         view = replace(view, slot=tags.get("isthmus.slot", ""))
     except (ValueError, KeyError, TypeError) as error:
-        raise ContractMismatch(where, "does not carry its contract", remedy=_REGISTER) from error
+        raise ContractMismatch(where, "has no readable contract in its tags", remedy=_REGISTER) from error
     if view.hash != hashed:
-        raise ContractMismatch(where, f"carries contract {view.hash[:12]}", expected=hashed[:12], remedy=_REGISTER)
+        raise ContractMismatch(
+            where, f"has contract {view.hash[:12]} in its tags", expected=hashed[:12], remedy=_REGISTER
+        )
     return view
 
 
 def online_name(config: RepoConfig, table: FeatureView) -> str:
-    """The name under which the rows of a view lie: with versions of views, the rows of each version by themselves.
+    """Return the name of a view's rows in Redis. If Feast's view versioning is on, each version has its own rows.
 
-    No other view has such a name: Feast allows no `@` in names.
+    Such a name is unique, because Feast does not allow `@` in names.
     """
     if is_registered(table.tags):
         return table.name + table.tags.get("isthmus.slot", "")
     version = None
     if config.registry.enable_online_feature_view_versioning:
-        # What a request names wins over what is current.
+        # The version in the request takes precedence over the current one.
         version = table.projection.version_tag
         version = table.current_version_number if version is None else version
     return f"{table.name}@v{version}" if version else table.name
 
 
 def key_problems(view: str, keys: _Types) -> list[Problem]:
-    """The join keys of a view that have a type which keys cannot have."""
     allowed = [dtype.name for dtype in KEY_TYPES]
     wrong = [(key, dtype) for key, dtype in keys if dtype not in allowed]
     return [Problem(f"{view}.{key}", f"is a join key of type {dtype}", one_of(allowed)) for key, dtype in wrong]
@@ -103,12 +100,12 @@ def key_problems(view: str, keys: _Types) -> list[Problem]:
 
 def layout_of(
     config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] = (), inferred: Iterable[tuple[str, str]] = ()
-) -> Layout:
-    """The layout of a view. Join keys that it does not declare have a type that is `inferred`, or that of `keys`.
+) -> ViewLayout:
+    """Return the layout of a view. Undeclared join keys get their type from `inferred` or from the values in `keys`.
 
     Raises:
-        ConfigurationError: a type that rows cannot hold.
-        ContractMismatch: the view was registered by Isthmus and changed since, or belongs to another project.
+        ConfigurationError: rows cannot hold one of the types.
+        ContractMismatch: Isthmus registered the view and it changed since, or it belongs to another project.
     """
     key_types = tuple((field.name, str(field.dtype)) for field in table.entity_columns)
     if keys and (not key_types or len(key_types) < len(table.entities)):
@@ -121,44 +118,48 @@ def layout_of(
     ttl = None if config.online_store.serve_expired else getattr(table, "ttl", None)
     fields = tuple((field.name, field.dtype) for field in table.features)
     written = config.online_store.types == "written"
-    return _derived(online_name(config, table), key_types, fields, ttl // clock.MICROSECOND if ttl else None, written)
+    return _derive(online_name(config, table), key_types, fields, ttl // clock.MICROSECOND if ttl else None, written)
 
 
 @lru_cache(maxsize=1024)
-def _derived(
+def _derive(
     name: str, keys: _Types, fields: tuple[tuple[str, FeastType], ...], ttl: int | None, written: bool
-) -> Layout:
-    forms: dict[str, Form] = {}
+) -> ViewLayout:
+    forms: dict[str, ValueForm] = {}
     problems: list[Problem] = []
-    # Sorted by name: the order of fields means nothing to Feast.
+    # Sorted by name: Feast ignores the order of fields.
     for field, dtype in sorted(fields, key=itemgetter(0)):
         if form := form_of(dtype, written=written):
             forms[field] = form
         else:
-            problems.append(Problem(f"{name}.{field}", f"has type {dtype}", "one that has values"))
+            problems.append(Problem(f"{name}.{field}", f"has type {dtype}", "a type with values"))
     problems += key_problems(name, keys)
     if problems:
         raise ConfigurationError("feature views", problems)
     columns = tuple(Column(field, form.dtype) for field, form in forms.items())
     key_columns = tuple(Column(key, FORMS[dtype].dtype) for key, dtype in sorted(keys))
-    # A feature stored as a serialized proto has type Bytes, so the contract must say of which kind the proto is.
+    # Serialized protos all have type Bytes, so the contract also records the kind of the proto.
     code = " ".join(["feast", *(f"{field}:{form.kind}" for field, form in forms.items() if form.serialized)])
-    return Layout(_FeastView(name, (), key_columns, columns, ttl, 0, (), code), forms)
+    return ViewLayout(_FeastView(name, (), key_columns, columns, ttl, 0, (), code), forms)
 
 
 @lru_cache(maxsize=1024)
-def _registered(project: str, name: str, keys: _Types, fields: _Types, tags: tuple[tuple[str, str], ...]) -> Layout:
-    where, view, owner = _registration(name), registered(name, dict(tags)), dict(tags).get("isthmus.project", "")
+def _registered(project: str, name: str, keys: _Types, fields: _Types, tags: tuple[tuple[str, str], ...]) -> ViewLayout:
+    where, view, owner = (
+        _registration(name),
+        tagged_contract(name, dict(tags)),
+        dict(tags).get("isthmus.project", ""),
+    )
     if owner != project:
         raise ContractMismatch(
-            where, f"belongs to project {owner}, these are the rows of {project}",
-            remedy=f"set online_store.project to {owner} in feature_store.yaml, if that is what you want to read",
+            where, f"belongs to project {owner}, but the online store reads project {project}",
+            remedy=f"set online_store.project to {owner} in feature_store.yaml to read its rows",
         )  # fmt: skip
     field_types = [(column.name, column.dtype.name) for column in view.fields]
     key_types = [(column.name, column.dtype.name) for column in view.keys]
     if sorted(fields) != sorted(field_types) or sorted(keys) != sorted(key_types):
-        raise ContractMismatch(where, "has other fields than its contract", remedy=_REGISTER)
-    return Layout(view, {field: FORMS[dtype] for field, dtype in field_types})
+        raise ContractMismatch(where, "has different fields than its contract", remedy=_REGISTER)
+    return ViewLayout(view, {field: FORMS[dtype] for field, dtype in field_types})
 
 
 def _registration(name: str) -> str:

@@ -27,7 +27,7 @@ from isthmus.features.redis.routing import CHUNK, Piece
 from isthmus.features.values.arrow import to_arrow
 from isthmus.features.values.columns import Ints, Values, from_python
 from isthmus.features.values.entitykey import KeyValue, decode_key, entity_key, entity_keys, key_prefix
-from isthmus.features.values.rows import HEADER, VERSION, Block, RowCodec, known_of
+from isthmus.features.values.rows import HEADER, VERSION, Block, RowCodec, known_times
 
 PIECE = 4000
 """Rows that are packed at a time: a small part of all memory, and few enough for Redis to start on them soon."""
@@ -99,7 +99,7 @@ class OnlineStore:
         def write(rule: bytes) -> list[int]:
             return run(self.client, scripts.WRITE, [view.online_name.encode(), rule], [(names, rows)]) or [0, 0, 0]
 
-        return self._pushed(view, lambda: names, known_of(rows), write)
+        return self._pushed(view, lambda: names, known_times(rows), write)
 
     def _pushed(
         self,
@@ -179,7 +179,7 @@ class OnlineStore:
         """Notes which of these keys have rows that were known after the horizon: those were pushed."""
         stored = zip(names, self.rows(view, names), strict=True)
         rows = [(name, row) for name, row in stored if row and len(row) >= HEADER.size]
-        known = known_of([row for _, row in rows])
+        known = known_times([row for _, row in rows])
         later = np.flatnonzero(known > horizon)
         self._suspect(view, [rows[place][0] for place in later], known[later])
 
@@ -274,7 +274,7 @@ class OnlineStore:
             rows, keys = [], []
             for name, row in zip(names, self.rows(view, names), strict=True):
                 key = self._read_key(view, name)
-                if key is not None and row and row[1:9] == view.prefix and known_of([row])[0] > horizon:
+                if key is not None and row and row[1:9] == view.prefix and known_times([row])[0] > horizon:
                     rows.append(row)
                     keys.append(key)
             if rows:

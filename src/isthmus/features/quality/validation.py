@@ -93,7 +93,7 @@ def check(
     findings = []
     for n, expectation in enumerate(declared):
         match expectation:
-            case expectations.Rows(at_least=low, at_most=high):
+            case expectations.RowCount(at_least=low, at_most=high):
                 passed = rows >= low and (high is None or rows <= high)
                 findings.append(_finding(view, expectation, passed, f"{rows:,} rows"))
             case expectations.Fresh(within=within):

@@ -1,1 +1,1 @@
-"""The transport: address, connection, pipeline, refusals and the embedded server."""
+"""Connections to Redis: addresses, pipelines, error messages and the embedded server."""

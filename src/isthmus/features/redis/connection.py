@@ -1,4 +1,4 @@
-"""Connecting to a Redis or a Redis Cluster, and the error that its refusals become."""
+"""Connect to Redis or Redis Cluster, and turn its errors into DependencyError."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,16 +11,15 @@ from redis.exceptions import RedisClusterException
 from isthmus.features.errors import DependencyError
 from isthmus.features.redis.address import SCHEMES, Address, without_credentials
 from isthmus.features.redis.pipeline import Client
-from isthmus.features.redis.refusal import Refusal, only_writes, refusal, words
+from isthmus.features.redis.refusal import Refusal, refusal, rejects_only_writes, words
 
 SETTING = "stores.online in isthmus.toml"
-"""Where the URL of Redis is configured, unless Feast's online store has its own."""
 
 
 def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
-    """A client for the Redis or Redis Cluster at a URL (see `Address`); no wait is longer than `timeout` seconds.
+    """Connect to the Redis or Redis Cluster at a URL (see `Address`); raise DependencyError if that fails.
 
-    `setting` says where the URL is configured, for the remedy of an error.
+    Each wait is limited to `timeout` seconds. `setting` names the setting with the URL, for the remedy of an error.
     """
     options: dict[str, Any] = {"protocol": 2, "socket_timeout": timeout, "socket_connect_timeout": timeout}
     with answering(url, setting):
@@ -31,36 +30,36 @@ def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
             client = redis.Redis.from_url(url, **options)
             client.ping()
         except (ValueError, TypeError):
-            # The parser quotes the URL, and with it the password: its message and traceback stay here.
+            # The parser's message and traceback contain the URL with the password: drop them.
             raise DependencyError(
                 f"Redis at {without_credentials(url)}", "is not the URL of a Redis",
                 expected=f"{', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}, with / ? # and @ in a password percent-encoded",
                 remedy=f"correct {setting}" + _embedded(setting), passes=False,
             ) from None  # fmt: skip
         except redis.ResponseError as error:
-            if not only_writes(error):
+            if not rejects_only_writes(error):
                 raise
     return client
 
 
 @contextmanager
 def answering(url: str, setting: str = SETTING) -> Iterator[None]:
-    """Turns a refusal of Redis, or its silence, into a DependencyError that does not show the password."""
+    """Convert a Redis error or timeout into a DependencyError that does not show the password."""
     try:
         yield
     except (redis.RedisError, RedisClusterException, OSError) as error:
         if isinstance(error, OSError) and error.filename is not None:
-            raise  # about a file, not about a connection
+            raise  # an error of a file, not of the connection
         embedded = _embedded(setting)
         start = f"start it{',' if embedded else ' or'} correct {setting}{embedded}"
-        refused = refusal(error) or Refusal(f"does not answer ({words(error)})", start, passes=True)
-        remedy, text, shown = refused.remedy.replace("{setting}", setting), refused.found, True
+        cause = refusal(error) or Refusal(f"does not answer ({words(error)})", start, passes=True)
+        remedy, text, shown = cause.remedy.replace("{setting}", setting), cause.problem, True
         for node in Address.of(url).urls:
             if password := parse_url(node).get("password"):  # type: ignore[no-untyped-call]
-                # A Redis that does not know a command repeats its arguments.
+                # A Redis that does not know a command repeats its arguments in the error.
                 text, shown = text.replace(password, "..."), shown and password not in str(error)
         raise DependencyError(
-            f"Redis at {without_credentials(url)}", text, remedy=remedy, passes=refused.passes
+            f"Redis at {without_credentials(url)}", text, remedy=remedy, passes=cause.passes
         ) from (error if shown else None)  # fmt: skip
 
 

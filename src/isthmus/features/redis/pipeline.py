@@ -1,4 +1,4 @@
-"""Commands in flight: many at once, on the connection to one Redis or on those to every primary of a cluster."""
+"""Send many commands to Redis at once, over one connection, or over a connection to each primary of a cluster."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -14,16 +14,16 @@ from isthmus.features.redis.routing import FIRST_KEY, MOVING, Command, Piece, Sc
 Client = redis.Redis | redis.RedisCluster
 
 IN_FLIGHT = 3
-"""Batches that are sent before the replies to the first one are awaited: Redis works while the next is prepared."""
+"""Batches that are sent before we wait for the first replies, so that Redis works while we prepare the next."""
 
 _READS = 5000
 """Commands in one batch of a lookup."""
 
 
 def ask(client: Client, commands: Sequence[Command]) -> list[Any]:
-    """The replies to commands whose first argument is a key: one round trip, to all nodes at once.
+    """Return the replies to commands whose first argument is a key. Takes one round trip, to all nodes at once.
 
-    With very many commands, the later ones are sent while the replies to the first ones come in.
+    With very many commands, later ones are sent while the first replies arrive.
     """
     replies: list[Any] = []
     batches = (commands[start : start + _READS] for start in range(0, len(commands), _READS))
@@ -37,10 +37,10 @@ def ask(client: Client, commands: Sequence[Command]) -> list[Any]:
 
 
 def run(client: Client, script: Script, arguments: Sequence[bytes], pieces: Iterable[Piece]) -> list[int]:
-    """Runs a script over all keys, a few calls ahead of the replies; returns the sums of what it replied.
+    """Run a script over all keys, a few calls ahead of the replies; return the sums of its counts.
 
-    A connection that is lost before the first reply is opened again once: any call may run twice. Later that is an
-    error, since a Redis that was restarted may have lost what it had confirmed.
+    A connection that is lost before the first reply is reopened once, so any call may run twice. A later loss is an
+    error, because a restarted Redis may have lost writes that it had confirmed.
     """
     batches = (by_slot if isinstance(client, redis.RedisCluster) else by_size)(pieces)
     commands = ([script.call(arguments, piece) for piece in batch] for batch in batches)
@@ -58,15 +58,15 @@ def run(client: Client, script: Script, arguments: Sequence[bytes], pieces: Iter
 
 
 def _follow(client: Client, command: Command) -> Any:
-    """The reply to a command that its node has refused, by way of redis-py, which follows a slot to its node."""
-    # The name as text: by it redis-py decides where a command goes.
+    """Repeat a rejected command with redis-py, which follows a moved slot to its node."""
+    # redis-py routes a command by its name, which must be text.
     return client.execute_command(command[0].decode(), *command[1:])  # type: ignore[no-untyped-call]
 
 
 class _Exchange:
-    """The connections of one run, each used by nobody else until all its replies are read.
+    """The connections of one run; each is used exclusively until all its replies are read.
 
-    `key` is which part of a command is its key; `first` turns the first command on a connection into what is sent.
+    `key` is the index of a command's key. `first` changes the first command on each connection before it is sent.
     """
 
     def __init__(self, client: Client, key: int, first: Callable[[Command], Command] = lambda same: same) -> None:
@@ -79,7 +79,7 @@ class _Exchange:
         self._answered = self._retried = False
 
     def run(self, batches: Iterable[Sequence[Command]]) -> Generator[tuple[Sequence[Command], list[Any]]]:
-        """Each batch with its replies, in order; a refusal that another try may help is returned as the reply."""
+        """Yield each batch with its replies, in order. Errors that a retry may fix are returned as replies."""
         try:
             for batch in batches:
                 self._send(batch)
@@ -108,7 +108,7 @@ class _Exchange:
         return self._flying.popleft(), replies
 
     def _reconnect(self, loss: redis.ConnectionError) -> None:
-        """Sends everything in flight on new connections, once."""
+        """Send everything in flight again on new connections, at most once."""
         if self._answered or self._retried:
             raise loss
         self._retried = True
@@ -133,13 +133,13 @@ class _Exchange:
 
     def _collect(self) -> list[Any]:
         replies: list[Any] = [None] * len(self._flying[0])
-        followed = (NoScriptError, *MOVING) if isinstance(self._client, redis.RedisCluster) else NoScriptError
+        retryable = (NoScriptError, *MOVING) if isinstance(self._client, redis.RedisCluster) else NoScriptError
         for node, places in self._places[0].items():
             read = self._connections[node][1].read_response
             for place in places:
                 try:
                     replies[place] = read(disable_decoding=True)
-                except followed as refusal:
+                except retryable as refusal:
                     replies[place] = refusal
         return replies
 
@@ -158,7 +158,7 @@ class _Exchange:
         self._connections[node] = (pool, pool.get_connection())
 
     def _release(self) -> None:
-        """Gives the connections back; one with unread replies is closed."""
+        """Return the connections to their pools; close those with unread replies."""
         for pool, connection in self._connections.values():
             if self._flying:
                 connection.disconnect()

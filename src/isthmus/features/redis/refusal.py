@@ -1,4 +1,4 @@
-"""Redis's refusals in words of ours: what they mean, what to do, and whether waiting is enough."""
+"""Explain Redis errors: what they mean, what to do, and whether waiting helps."""
 
 import re
 import ssl
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import redis
 from redis.exceptions import ClusterError, MovedError, RedisClusterException
 
-# What Redis says of a command in a script comes with the script's own words around it, and in Redis 6 as ERR.
+# Errors of commands inside a script are embedded in the script's error, and start with ERR in Redis 6.
 _IN_A_SCRIPT = re.compile(r"(?:-|: )(WRONGTYPE|OOM|READONLY|MISCONF|NOREPLICAS|MASTERDOWN|NOPERM) ")
 _PHRASES = {
     "can't run this command or subcommand": "NOPERM",
@@ -27,89 +27,90 @@ _PHRASES = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refusal explained: what Redis refuses and why, what to do, and whether waiting may be enough.
+    """An explained Redis error. In the remedy, `{setting}` is replaced by the name of the setting with the URL."""
 
-    In the remedy, `{setting}` stands for where its URL is configured.
-    """
-
-    found: str
+    problem: str
     remedy: str
     passes: bool = False
 
 
 _REFUSALS = {
-    "OOM": Refusal("is out of memory and takes no writes", "raise its maxmemory, or remove what it need not hold"),
+    "OOM": Refusal("is out of memory and takes no writes", "raise its maxmemory, or delete data that is not needed"),
     "WRONGPASS": Refusal("does not accept the user and the password", "correct {setting}"),
-    "NOAUTH": Refusal("asks for a password, and the URL has none", "name user and password in {setting}"),
-    "UNEXPECTED": Refusal("takes no password, and the URL has one", "leave the password out of {setting}"),
+    "NOAUTH": Refusal("asks for a password, and the URL has none", "add the user and password to {setting}"),
+    "UNEXPECTED": Refusal("takes no password, and the URL has one", "remove the password from {setting}"),
     "NOPERM": Refusal(
-        "does not allow its user this command", "allow it with ACL SETUSER, or name another user in {setting}"
+        "does not allow its user this command", "allow it with ACL SETUSER, or use another user in {setting}"
     ),
-    "READONLY": Refusal("is a replica and takes no writes", "name the primary in {setting}"),
+    "READONLY": Refusal("is a replica and takes no writes", "use the address of the primary in {setting}"),
     "MISCONF": Refusal(
-        "cannot save to its disk and takes no writes", "free space there and see its log; it takes writes once it can"
+        "cannot save to its disk and takes no writes",
+        "free disk space and see its log; it takes writes again once it can save",
     ),
     "MOVED": Refusal("is one node of a cluster", "begin the URL in {setting} with redis+cluster://"),
-    "NOCLUSTER": Refusal("is no cluster", "begin the URL in {setting} with redis:// or rediss://"),
+    "NOCLUSTER": Refusal("is not a cluster", "begin the URL in {setting} with redis:// or rediss://"),
     "WRONGTYPE": Refusal(
-        "has what another program wrote where Isthmus has a hash (WRONGTYPE)",
-        "delete that key and run `isthmus materialize --full`, and give the other program a database of its own; "
-        "or correct {setting} if it is another Redis",
+        "has a key of Isthmus that another program overwrote with another type (WRONGTYPE)",
+        "delete that key, run `isthmus materialize --full`, and use another database for the other program; "
+        "or correct {setting} if this is the wrong Redis",
     ),
-    "LOADING": Refusal("was started and is still loading its rows", "wait until it has them", passes=True),
-    "BUSY": Refusal("is busy with a script of another client", "wait until it is done, or end it", passes=True),
+    "LOADING": Refusal("was started and is still loading its rows", "wait until they are loaded", passes=True),
+    "BUSY": Refusal(
+        "is busy with a script of another client", "wait until it is done, or kill it with SCRIPT KILL", passes=True
+    ),
     "MASTERDOWN": Refusal("is a replica without its primary", "wait until it is back", passes=True),
     "NOREPLICAS": Refusal("has too few replicas and takes no writes", "wait until they are back", passes=True),
-    "CLUSTERDOWN": Refusal("is a cluster that is not whole", "wait until every slot has a node again", passes=True),
-    "TRYAGAIN": Refusal("is a cluster that is moving these rows", "wait until they are there", passes=True),
-    "MAXCLIENTS": Refusal("has as many connections as it may have", "wait, or raise its maxclients", passes=True),
+    "CLUSTERDOWN": Refusal("is a cluster with missing nodes", "wait until every slot has a node again", passes=True),
+    "TRYAGAIN": Refusal("is a cluster that is moving these rows", "wait until they are moved", passes=True),
+    "MAXCLIENTS": Refusal(
+        "has reached its maximum number of connections", "wait, or raise its maxclients", passes=True
+    ),
 }
 
-_UNTRUSTED = "name who vouches for it with ?ssl_ca_certs=FILE in {setting}, and the host by the name that it has there"
-_NO_TLS = "begin the URL in {setting} with rediss:// where Redis speaks TLS, and with redis:// where it does not"
+_UNTRUSTED = "give its authority with ?ssl_ca_certs=FILE in {setting}, and use the host name in its certificate"
+_NO_TLS = "begin the URL in {setting} with rediss:// if Redis uses TLS, and with redis:// if it does not"
 
 
 def refusal(error: BaseException) -> Refusal | None:
-    """The refusal behind an error of redis-py, or behind its causes; None if Redis does not answer."""
+    """Explain an error of redis-py or one of its causes; return None if Redis does not answer."""
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return Refusal(f"shows a certificate that is not trusted ({cause.verify_message})", _UNTRUSTED)
         if isinstance(cause, ssl.SSLError):
-            return Refusal(f"does not speak the TLS that was expected ({cause.reason or cause})", _NO_TLS)
+            return Refusal(f"does not accept the TLS connection ({cause.reason or cause})", _NO_TLS)
         code = _code(cause)
         if code == "NOPERM":
-            known = _REFUSALS[code]
-            return Refusal(f"{known.found} ({words(cause)})", known.remedy)
+            return Refusal(f"{_REFUSALS[code].problem} ({words(cause)})", _REFUSALS[code].remedy)
         if code in _REFUSALS:
             return _REFUSALS[code]
     if isinstance(error, redis.ResponseError):
-        return Refusal(f"refuses ({words(error)})", "see its message, and correct {setting} if it is another Redis")
+        return Refusal(
+            f"returned an error ({words(error)})", "see its message, and correct {setting} if this is the wrong Redis"
+        )
     return None
 
 
-def of_a_replica(reply: object) -> bool:
-    """Whether a reply refuses a write because the server is a replica."""
+def is_replica_error(reply: object) -> bool:
     return isinstance(reply, redis.ResponseError) and _code(reply) == "READONLY"
 
 
-def of_another_type(error: redis.ResponseError) -> bool:
-    """Whether a command is refused because its key is no hash."""
+def is_type_error(error: redis.ResponseError) -> bool:
     return _code(error) == "WRONGTYPE"
 
 
-def only_writes(error: BaseException) -> bool:
-    """Whether a refused PING means that only writes are refused: a Redis that cannot save still answers lookups."""
+def rejects_only_writes(error: BaseException) -> bool:
+    """Return whether a failed PING rejects only writes: a Redis that cannot save still answers lookups."""
     return _code(error) == "MISCONF"
 
 
 def words(error: BaseException) -> str:
-    """The message of an error, without the command that a pipeline puts before it."""
+    """Return the message of an error, without the command that a pipeline puts before it."""
     message = str(error).rpartition("of pipeline caused error: ")[2].strip().rstrip(".")
     return message or ("not in time" if isinstance(error, TimeoutError) else type(error).__name__)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and its causes: redis-py wraps the errors of cluster nodes and of sockets."""
+    """Iterate over an error and its causes: redis-py wraps the errors of cluster nodes and of sockets."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
@@ -117,7 +118,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _code(error: BaseException) -> str:
-    """The word that a refusal begins with, even if a script reports it."""
+    """Return the first word of a Redis error, even if a script reports it."""
     if isinstance(error, MovedError):
         return "MOVED"
     if not isinstance(error, redis.RedisError | ClusterError | RedisClusterException):
@@ -128,4 +129,4 @@ def _code(error: BaseException) -> str:
         return code
     if inside := _IN_A_SCRIPT.search(text):
         return inside[1]
-    return next((meant for phrase, meant in _PHRASES.items() if phrase in text), code)
+    return next((code for phrase, code in _PHRASES.items() if phrase in text), code)

@@ -1,6 +1,6 @@
-"""What is sent where, decided without I/O: scripts, slots and refusals, for the blocking client and for the server.
+"""Decide which commands go where, without I/O: scripts, slots and retries.
 
-`pipeline` drives it over redis-py's blocking connections, `isthmus.serving.redis` over asyncio.
+`pipeline` uses it with redis-py's blocking connections, `isthmus.serving.redis` with asyncio.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,28 +11,28 @@ from redis.exceptions import AskError, ClusterDownError, NoScriptError, TryAgain
 
 Command = tuple[bytes, ...]
 Piece = tuple[Sequence[bytes], Sequence[bytes]]
-"""Keys, and one value for each or none at all."""
+"""Keys, and one value for each key or no values."""
 
 CHUNK = 1000
-"""Keys in one call of a script: long enough to make round trips rare, short enough not to block Redis."""
+"""Keys per call of a script: enough to make round trips rare, few enough not to block Redis."""
 
 FIRST_KEY = 3
-"""Position of the first key in a call of a script."""
+"""Index of the first key in a call of a script."""
 
 MOVING = (AskError, TryAgainError, ClusterDownError)  # A MovedError is an AskError.
-"""A node's refusals that mean: another node has the key, or will have it soon."""
+"""Errors of a node that mean: another node has the key, or will have it soon."""
 
 _ROUND = 1000
-"""Calls in one batch to a cluster."""
+"""Calls per batch to a cluster."""
 
 _BLOCK_KEYS, _BLOCK_BYTES = 1 << 16, 1 << 24
-"""How much is gathered for a cluster before it is sorted by slots: with 4 keys a slot, a quarter of the calls."""
+"""Keys and bytes to collect for a cluster before sorting by slot: 4 keys per slot take a quarter of the calls."""
 
 
 class Script:
-    """A Lua script over many keys that replies with counts, which add up to the same totals however keys are grouped.
+    """A Lua script over many keys. It replies with counts whose totals do not depend on how keys are grouped.
 
-    It works on KEYS and ARGV: first the arguments that all keys share, then one value for each key or none.
+    The script reads KEYS and ARGV: first the arguments that all keys share, then one value for each key or none.
     """
 
     def __init__(self, text: str) -> None:
@@ -40,47 +40,45 @@ class Script:
         self._sha = sha1(self._text, usedforsecurity=False).hexdigest().encode()
 
     def call(self, arguments: Sequence[bytes], piece: Piece) -> Command:
-        """The call of a script that Redis knows."""
+        """Return a call of the script by its hash; Redis must already know the script."""
         keys, values = piece
         return (b"EVALSHA", self._sha, b"%d" % len(keys), *keys, *arguments, *values)
 
     def with_text(self, call: Command) -> Command:
-        """The call with the script's text, after which Redis knows it."""
+        """Return the call with the script's text, which also loads it into Redis."""
         return (b"EVAL", self._text, *call[2:])
 
     def calls(self, arguments: Sequence[bytes], piece: Piece, *, cluster: bool) -> list[Command]:
-        """The commands that run the script over a piece, for a caller that sends them all at once.
+        """Return the commands that run the script over a piece, for a caller that sends them all at once.
 
-        On a single server the first one brings the text, so no restart can have lost it for the rest. In a cluster all
-        do, since each may go to another node.
+        On a single server, the first command carries the text, so that the script is there even after a restart. In a
+        cluster all commands carry it, because each may go to another node.
         """
         batches = by_slot([piece]) if cluster else by_size([piece])
         calls = [self.call(arguments, part) for batch in batches for part in batch]
         return [self.with_text(call) if cluster or not n else call for n, call in enumerate(calls)]
 
     def after_refusal(self, arguments: Sequence[bytes], call: Command, refusal: Exception) -> list[Command]:
-        """The commands to send in place of a refused call.
+        """Return the commands that replace a rejected call.
 
-        A node that does not know the script gets its text. While a slot moves, its keys are on two nodes: each key goes
-        alone.
+        A node that does not know the script gets its text. While a slot moves, its keys are on two nodes, so each key
+        gets a call of its own.
         """
         if isinstance(refusal, NoScriptError):
             return [self.with_text(call)]
         values = FIRST_KEY + int(call[2])
-        rest = call[values + len(arguments) :]
-        pieces = [([key], rest[n : n + 1]) for n, key in enumerate(call[FIRST_KEY:values])]
+        key_values = call[values + len(arguments) :]
+        pieces = [([key], key_values[n : n + 1]) for n, key in enumerate(call[FIRST_KEY:values])]
         return [self.with_text(self.call(arguments, piece)) for piece in pieces]
 
 
 def total(counts: Sequence[Sequence[int]]) -> list[int]:
-    """The sums of what the calls of a script replied."""
     return [sum(column) for column in zip(*counts, strict=True)]
 
 
 def by_node(
     commands: Sequence[Command], key: int, owner: Callable[[int], str], places: Iterable[int] | None = None
 ) -> dict[str, list[int]]:
-    """Node to the positions of the commands that go there."""
     nodes: dict[str, list[int]] = {}
     for place in range(len(commands)) if places is None else places:
         nodes.setdefault(owner(key_slot(commands[place][key])), []).append(place)
@@ -88,14 +86,14 @@ def by_node(
 
 
 def by_size(pieces: Iterable[Piece]) -> Iterator[Sequence[Piece]]:
-    """Batches of one call with at most `CHUNK` keys, for a single server."""
+    """Yield batches of one call with at most `CHUNK` keys, for a single server."""
     for piece in pieces:
         for part in _chunks(piece):
             yield [part]
 
 
 def by_slot(pieces: Iterable[Piece]) -> Iterator[Sequence[Piece]]:
-    """Batches of calls whose keys share a slot, as Redis Cluster demands."""
+    """Yield batches of calls whose keys share a slot, as Redis Cluster requires."""
     slots: dict[int, tuple[list[bytes], list[bytes]]] = {}
     count = size = 0
     for keys, values in pieces:

@@ -1,7 +1,7 @@
-"""Stops the server of a folder when its users are gone: `python -I -S watcher.py folder seconds present start server`.
+"""Stop a folder's server when its users are gone: `python -I -S watcher.py folder seconds present start server`.
 
-It is started beside the server. Users stop that themselves. A killed user cannot, but the lock that it holds on
-`present.lock` ends with it.
+The watcher is started together with the server. Usually the last user stops the server. If that user is killed, its
+lock on `present.lock` is released and the watcher stops the server.
 """
 
 import fcntl
@@ -14,23 +14,23 @@ from pathlib import Path
 
 
 def main(seconds: float, present: int, start: int, server: int) -> None:
-    """Waits until no process uses the server, and stops it if it still runs; the arguments are open lock files.
+    """Wait until no process uses the server, and stop it if it still runs. The arguments are open lock files.
 
-    A server that does not stop within so many seconds is left to itself, so that the next user is told of it.
+    A server that does not stop within `seconds` keeps running; the next user gets an error.
     """
-    # In the order in which users take them, so that nobody waits for somebody who waits for him.
+    # Take the locks in the same order as the users, to avoid a deadlock.
     for lock in (present, start):
         fcntl.flock(lock, fcntl.LOCK_EX)
     deadline = None
     while not _stopped(server):
         process, _, socket = os.pread(server, 4096, 0).decode().partition(" ")
-        # A server that has just been started has not noted yet who it is.
+        # A server that has just been started has not written its process id yet.
         if socket and deadline is None:
             deadline = time.monotonic() + seconds
             with suppress(ProcessLookupError):
                 os.kill(int(process), signal.SIGTERM)
         if deadline is not None and time.monotonic() > deadline:
-            sys.stdout.write(f"process {process} has got SIGTERM and does not end\n")
+            sys.stdout.write(f"process {process} did not stop after SIGTERM\n")
             return
         time.sleep(0.01)
     if deadline is not None:

@@ -1,4 +1,4 @@
-"""Feature values between Arrow and NumPy columns."""
+"""Convert feature values between Arrow and NumPy columns."""
 
 from typing import Any
 
@@ -26,22 +26,18 @@ if ARROW.keys() != TYPES.keys():
 
 
 def null_elements(column: pa.ChunkedArray | pa.Array) -> int:
-    """Nulls within the arrays of an Arrow column; 0 for a column of scalars."""
+    """Count nulls inside the arrays of an Arrow column; 0 for a column of scalars."""
     return int(pc.list_flatten(column).null_count) if pa.types.is_list(column.type) else 0
 
 
 def other_sizes(column: pa.ChunkedArray | pa.Array, size: int) -> list[int]:
-    """The rows of an Arrow column whose arrays are not null and not of this size."""
+    """Return the row numbers of non-null arrays in an Arrow column that do not have this size."""
     rows: list[int] = pc.indices_nonzero(pc.not_equal(pc.list_value_length(column), size)).to_pylist()
     return rows
 
 
 def from_arrow(array: pa.ChunkedArray | pa.Array, dtype: DataType) -> Values:
-    """The NumPy form of an Arrow column that has the type of `dtype`.
-
-    Raises:
-        DataError: an array holds a null.
-    """
+    """Convert an Arrow column with the type of `dtype`; raise DataError if an array holds a null."""
     valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
     if dtype.element is not None:
         if null_elements(array):
@@ -61,7 +57,6 @@ def from_arrow(array: pa.ChunkedArray | pa.Array, dtype: DataType) -> Values:
 
 
 def to_arrow(values: Values, dtype: DataType) -> pa.Array:
-    """The Arrow form of a NumPy column."""
     if dtype.element is not None:
         arrays = values.data[values.valid].tolist()
         lengths = np.zeros(len(values.data) + 1, np.int32)
@@ -82,6 +77,6 @@ def to_arrow(values: Values, dtype: DataType) -> pa.Array:
 
 
 def micros(array: pa.ChunkedArray | pa.Array) -> Ints:
-    """A column of timestamps without nulls as microseconds since 1970 UTC."""
+    """Return a column of timestamps without nulls as microseconds since 1970 UTC."""
     times: Ints = pc.cast(array, pa.int64()).to_numpy(zero_copy_only=False)
     return times

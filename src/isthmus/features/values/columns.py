@@ -1,6 +1,6 @@
-"""Feature values as NumPy columns: the form between Arrow, the packed row, an answer and a model.
+"""Feature values as NumPy columns, the common form of Arrow columns, packed rows, responses and model inputs.
 
-A server loads this, and Arrow (`values.arrow`, a third of its memory) only for whoever asks for it.
+Servers load this module. They load Arrow (`values.arrow`, a third of their memory) only when it is needed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,22 +19,21 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A column: shape (n,) values and the mask of those that are not null.
+    """A column: values of shape (n,) and the mask of non-null values.
 
-    Fixed-width types have their NumPy type (Bool as uint8, UnixTimestamp as int64 microseconds) and 0 where null; all
-    others have dtype object and None where null. An array of fixed-width elements is a NumPy array of their type, an
-    array of String or Bytes a list.
+    Fixed-width types have their NumPy type (Bool as uint8, UnixTimestamp as int64 microseconds), with 0 for null. All
+    other types have dtype object, with None for null. An array of fixed-width elements is a NumPy array; an array of
+    String or Bytes is a list.
     """
 
     data: np.ndarray[Any, Any]
     valid: Mask
 
     def take(self, rows: np.ndarray[Any, Any] | slice) -> "Values":
-        """The rows of an index, a mask or a slice."""
         return Values(self.data[rows], self.valid[rows])
 
     def tolist(self, dtype: DataType) -> list[Any]:
-        """Python values with None for null; UnixTimestamp stays in microseconds."""
+        """Return Python values with None for null; UnixTimestamp stays in microseconds."""
         data = self.data.astype(bool) if dtype.name == "Bool" else self.data
         values: list[Any] = data.tolist()
         if not self.valid.all():
@@ -46,16 +45,12 @@ class Values:
 
 
 def objects(items: Iterable[Any], count: int) -> np.ndarray[Any, Any]:
-    """A column of any objects, shape (count,): arrays of equal length do not become a matrix."""
+    """Return a column of any objects, shape (count,). Arrays of equal length do not become a matrix."""
     return np.fromiter(items, object, count)
 
 
 def from_python(values: Sequence[Any], dtype: DataType) -> Values:
-    """The NumPy form of Python values; None is null, a UnixTimestamp is in microseconds.
-
-    Raises:
-        DataError: an array holds a null.
-    """
+    """Convert Python values (UnixTimestamp in microseconds); raise DataError if an array holds a null."""
     valid = np.fromiter((value is not None for value in values), bool, len(values))
     if dtype.element is not None:
         element = dtype.element
@@ -68,11 +63,7 @@ def from_python(values: Sequence[Any], dtype: DataType) -> Values:
 
 
 def array_of(value: Any, element: DataType, where: str = "") -> Any:
-    """An array as `Values` has it, from a list or a NumPy array; `where` is what an error is about.
-
-    Raises:
-        DataError: it holds a null, or has several dimensions.
-    """
+    """Convert a list or array to its form in `Values`; raise DataError for nulls and several dimensions."""
     where = where or f"an array of {element}"
     if isinstance(value, np.ndarray) and element.numpy is not None and value.dtype.kind in "biuf":
         array = value.astype(element.numpy, copy=False)
@@ -86,13 +77,13 @@ def array_of(value: Any, element: DataType, where: str = "") -> Any:
 
 
 def other_size(arrays: Iterable[Any], size: int) -> tuple[int, int] | None:
-    """The row and the size of the first array, None where null, that is not of this size."""
+    """Return (row, size) of the first non-null array that does not have this size, or None."""
     sizes = ((row, len(array)) for row, array in enumerate(arrays) if array is not None)
     return next((pair for pair in sizes if pair[1] != size), None)
 
 
 def split(flat: Any, lengths: Sequence[int] | np.ndarray[Any, Any], valid: Sequence[bool]) -> np.ndarray[Any, Any]:
-    """The arrays whose elements are back to back in `flat`, shape (n,); None where not valid."""
+    """Split `flat` into n consecutive arrays of these lengths, shape (n,); None where not valid."""
     ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).tolist()
     parts = zip(pairwise(ends), valid, strict=True)
     return objects([flat[start:end] if present else None for (start, end), present in parts], len(valid))

@@ -1,6 +1,6 @@
-"""CSV files as typed Arrow batches. A value depends on its cell and on its column's declared type, and on nothing else.
+"""Read CSV files as typed Arrow batches. A value depends only on its cell and the declared type of its column.
 
-The first row names the columns. Lines without a character are not rows, as for Python's `csv`.
+The first row names the columns. Empty lines are not rows, as in Python's `csv`.
 """
 
 import csv
@@ -21,13 +21,13 @@ from isthmus.features.errors import DataError, first_line
 from isthmus.features.types import DataType, String
 from isthmus.features.values.arrow import ARROW
 
-_REPAIR = "bring the complete file there, or correct its path"
+_REPAIR = "replace it with the complete file, or correct its path"
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _BLOCK = 1 << 20
 _LARGEST_BLOCK = 2**31 - 1
 _RAGGED = re.compile(r"Row #(\d+): Expected \d+ columns, got (\d+): (.*)", re.DOTALL)
 _END = b"end"
-"""The cells of a row after the last one: it is a part of a cell whose quotation mark is not closed."""
+"""Cells of an extra last row. It ends up inside a cell if a quotation mark is not closed."""
 _FORMS = {
     "Bool": "true, false, 1 or 0", "Int32": "a whole number of 32 bits", "Int64": "a whole number of 64 bits",
     "Float32": "a number of 32 bits", "Float64": "a number of 64 bits", "String": "text in UTF-8",
@@ -36,11 +36,7 @@ _FORMS = {
 
 
 class CsvFile:
-    """A CSV file, plain or compressed (`.gz`, `.bz2`, `.zst`, or alone in a `.zip`).
-
-    Attributes:
-        schema: names and types of the columns.
-    """
+    """A CSV file, plain or compressed (`.gz`, `.bz2`, `.zst`, or alone in a `.zip`). `schema` has the column types."""
 
     def __init__(
         self,
@@ -52,28 +48,25 @@ class CsvFile:
         name: str = "",
         remedy: Callable[[str], str] = str,
     ) -> None:
-        """Read the header.
+        """Read the header; raise DataError if the file is empty or damaged, or two columns have the same name.
 
         Args:
-            path: the file.
-            where: the place of an error.
-            types: column name to type; names that the file does not have are ignored, other columns are String.
+            path: CSV file.
+            where: place of an error.
+            types: column name to type. Names that the file does not have are ignored; other columns are String.
             nulls: texts of cells that are null, quoted or not.
-            name: the file's name in errors, if the place does not have it.
-            remedy: for a column with a cell that is not of its type.
-
-        Raises:
-            DataError: the file is empty or damaged, or two columns have the same name.
+            name: name of the file in errors, if `where` does not contain it.
+            remedy: function that returns the remedy for a column with a cell of the wrong type.
         """
         self._path, self._where, self._name, self._remedy = path, where, name and f"{name} ", remedy
         self._nulls = pa.array(nulls, pa.string())
         with self._reading(), TextIOWrapper(self._open(), "utf-8-sig", "replace", newline="") as text:
             header = next(filter(None, csv.reader(text)), [])
         if not header or any("\N{REPLACEMENT CHARACTER}" in column for column in header):
-            found = "has a first row that is not UTF-8" if header else "cannot be read as CSV (it is empty)"
-            raise self._error(found, "a first row with the names of the columns")
-        if twice := sorted({column for column in header if header.count(column) > 1}):
-            raise self._error(f"has several columns called {twice[0]!r}", "a name of its own for each",
+            problem = "has a first row that is not UTF-8" if header else "cannot be read as CSV (it is empty)"
+            raise self._error(problem, "a first row with the names of the columns")
+        if duplicates := sorted({column for column in header if header.count(column) > 1}):
+            raise self._error(f"has several columns called {duplicates[0]!r}", "unique column names",
                               "rename them in the first row")  # fmt: skip
         self._kinds = [types.get(column, String).name for column in header]
         self.schema = pa.schema([(column, ARROW[kind]) for column, kind in zip(header, self._kinds, strict=True)])
@@ -82,8 +75,8 @@ class CsvFile:
         """Read the rows, in order.
 
         Raises:
-            DataError: a row has more or fewer cells than the header, a cell is not of its column's type, or the last
-                quoted cell does not end. It names the row; the header is row 1.
+            DataError: a row has more or fewer cells than the header, a cell does not have its column's type, or the
+                last quoted cell does not end. The message names the row; the header is row 1.
         """
         rows, batches = 0, self._cells()
         last = next(batches)
@@ -94,7 +87,7 @@ class CsvFile:
         end = last.slice(len(last) - 1)
         if any(column[0].as_py() != _END for column in end.columns):
             raise self._error(f"ends within a quoted cell of row {rows + len(last)}", "a complete file",
-                              "close the quotation mark in that row, or bring the complete file")  # fmt: skip
+                              "close the quotation mark in that row, or use the complete file")  # fmt: skip
         yield self._typed(last.slice(0, len(last) - 1), rows)
 
     def _typed(self, cells: pa.RecordBatch, before: int) -> pa.RecordBatch:
@@ -104,7 +97,7 @@ class CsvFile:
         return pa.RecordBatch.from_arrays(typed, schema=self.schema)
 
     def _cells(self) -> Iterator[pa.RecordBatch]:
-        """Read the header, the rows and the row of `_END`, as bytes. Blocks grow until the longest row fits."""
+        """Read the header, the rows and the `_END` row as bytes. The block size grows until the longest row fits."""
         block, done = _BLOCK, 0
         while True:
             read = 0
@@ -127,7 +120,7 @@ class CsvFile:
         end = b"\n" + b",".join([_END] * len(names))
         with self._reading(), self._open() as file:
             try:
-                # Only a single thread knows the numbers of rows.
+                # With several threads, Arrow's errors have no row numbers.
                 yield from pa.csv.open_csv(
                     pa.PythonFile(_Ended(file, end), "r"),
                     pa.csv.ReadOptions(column_names=names, block_size=size, use_threads=False),
@@ -139,28 +132,28 @@ class CsvFile:
                 if ragged is None:
                     raise
                 row, cells, text = ragged.groups()
-                found = f"row {row} has {cells} cells: {text.removesuffix(end.decode())[:80]!r}"
+                problem = f"row {row} has {cells} cells: {text.removesuffix(end.decode())[:80]!r}"
                 remedy = "correct that row; a cell with a comma, a quotation mark or a line break needs quotation marks"
-                raise self._error(found, f"{len(names)}, as in the first row", remedy) from None
+                raise self._error(problem, f"{len(names)}, as in the first row", remedy) from None
 
     def _column(self, cells: pa.Array, name: str, kind: str, before: int) -> pa.Array:
         with suppress(pa.ArrowInvalid):
             return _convert(cells, kind, self._nulls)
-        row, rest = 0, len(cells)
-        while rest > 1:
-            half = rest // 2
+        row, count = 0, len(cells)
+        while count > 1:
+            half = count // 2
             try:
                 _convert(cells.slice(row, half), kind, self._nulls)
             except pa.ArrowInvalid:
-                rest = half
+                count = half
             else:
-                row, rest = row + half, rest - half
+                row, count = row + half, count - half
         cell = cells[row].as_py().decode(errors="replace")[:80]
         raise self._error(f"row {before + row + 1}, column {name}, is {cell!r}",
                           f"{kind}: {_FORMS[kind]}", self._remedy(name))  # fmt: skip
 
-    def _error(self, found: str, expected: str, remedy: str = "") -> DataError:
-        return DataError(self._where, self._name + found, expected=expected, remedy=remedy)
+    def _error(self, problem: str, expected: str, remedy: str = "") -> DataError:
+        return DataError(self._where, self._name + problem, expected=expected, remedy=remedy)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -178,13 +171,13 @@ class CsvFile:
         with ZipFile(self._path) as archive:
             names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
             if len(names) != 1:
-                found = f"holds {len(names)} files" + (f" ({', '.join(names[:5])})" if names else "")
-                raise self._error(found, "one CSV file", "put each file into a .zip of its own")
+                problem = f"holds {len(names)} files" + (f" ({', '.join(names[:5])})" if names else "")
+                raise self._error(problem, "one CSV file", "put each file into a separate .zip")
             return archive.open(names[0])
 
 
 class _Ended:
-    """A file with more bytes behind its own."""
+    """A file with extra bytes at its end."""
 
     closed = False
 
@@ -212,15 +205,15 @@ def _convert(cells: pa.Array, kind: str, nulls: pa.Array) -> pa.Array:
         texts = pc.ascii_trim_whitespace(texts)
     texts = pc.if_else(pc.is_in(texts, nulls), None, texts)
     if kind == "UnixTimestamp":
-        # Zeros below a microsecond are no finer time.
+        # Drop trailing zeros below a microsecond: they do not make the time finer.
         texts = pc.replace_substring_regex(texts, r"(\.\d{6})0+(\D|$)", r"\1\2")
     elif kind in ("Int32", "Int64", "Float32", "Float64"):
         texts = pc.replace_substring_regex(texts, r"^\+([0-9.])", r"\1")
-        # Arrow would take 0x10 for 16, and 1e400 for infinity.
-        other = pc.match_substring_regex(texts, r"^[+-]?0[xX]")
+        # Arrow would read 0x10 as 16, and 1e400 as infinity.
+        invalid = pc.match_substring_regex(texts, r"^[+-]?0[xX]")
         if kind.startswith("Float"):
             named = pc.match_substring_regex(texts, "(?i)inf")
-            other = pc.and_(pc.is_inf(texts.cast(ARROW[kind])), pc.invert(named))
-        if pc.any(other).as_py():
-            raise pa.ArrowInvalid("another number")
+            invalid = pc.and_(pc.is_inf(texts.cast(ARROW[kind])), pc.invert(named))
+        if pc.any(invalid).as_py():
+            raise pa.ArrowInvalid("not a decimal number")
     return texts.cast(ARROW[kind])

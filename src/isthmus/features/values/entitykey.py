@@ -1,4 +1,4 @@
-"""The name of the Redis hash that holds the rows of an entity key."""
+"""Encode and decode entity keys: the names of the Redis hashes that hold their rows."""
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,16 +8,16 @@ from isthmus.features.contract.schema import Column
 from isthmus.features.errors import RequestError
 
 KeyValue = bool | int | str | bytes
-"""A join key's value; a UnixTimestamp is in microseconds."""
+"""A join key's value; UnixTimestamp is in microseconds."""
 
 _TAGS = {"Bool": b"b", "Int32": b"i", "Int64": b"i", "UnixTimestamp": b"t", "String": b"s", "Bytes": b"y"}
 
 
 def entity_key(project: str, keys: Sequence[tuple[Column, KeyValue]]) -> bytes:
-    """The name of the Redis hash of an entity key.
+    """Return the name of the Redis hash of an entity key.
 
-    The project comes first and delimited, then the names of the join keys in alphabetical order, then each value with
-    its type and, for text and bytes, its length: no two different keys share a name.
+    The name starts with the project and a delimiter, then the names of the join keys in alphabetical order, then each
+    value with its type and, for text and bytes, its length. Different keys always have different names.
     """
     ordered = sorted(keys, key=lambda pair: pair[0].name)
     values = [_encode([value], column)[0] for column, value in ordered]
@@ -25,12 +25,11 @@ def entity_key(project: str, keys: Sequence[tuple[Column, KeyValue]]) -> bytes:
 
 
 def key_prefix(project: str, keys: Iterable[Column]) -> bytes:
-    """The common beginning of the names of all entity keys with these join keys."""
+    """Return the common prefix of the names of all entity keys with these join keys."""
     return f"{project}:{','.join(sorted(column.name for column in keys))}:".encode()
 
 
 def _encode(values: Sequence[Any], column: Column, before: bytes = b"") -> list[bytes]:
-    """Values of a join key in the form that a hash's name has, each after the bytes `before`."""
     head = before + _TAGS[column.dtype.name]
     if column.dtype.numpy is not None:
         pack = struct.Struct("<?" if column.dtype.name == "Bool" else "<q").pack
@@ -39,37 +38,34 @@ def _encode(values: Sequence[Any], column: Column, before: bytes = b"") -> list[
         try:
             values = [value.encode() for value in values]
         except UnicodeEncodeError as error:
-            raise RequestError(f"key {error.object!r}", "is not text", expected="text with a UTF-8 form") from None
+            raise RequestError(
+                f"key {error.object!r}", "is not text", expected="text that can be encoded in UTF-8"
+            ) from None
     pack = struct.Struct("<I").pack
     return [head + pack(len(value)) + value for value in values]
 
 
 def decode_key(project: str, columns: Sequence[Column], name: bytes) -> tuple[KeyValue, ...]:
-    """The inverse of `entity_key`: the values in the alphabetical order of their join keys."""
+    """Decode the result of `entity_key`: the values in the alphabetical order of their join keys."""
     return decode_values(name.removeprefix(key_prefix(project, columns)))
 
 
-def decode_values(rest: bytes) -> tuple[KeyValue, ...]:
-    """The values of a key without its prefix."""
+def decode_values(data: bytes) -> tuple[KeyValue, ...]:
     values: list[KeyValue] = []
-    while rest:
-        tag, end = rest[:1], _size(rest, 0)
+    while data:
+        tag, end = data[:1], _size(data, 0)
         if tag == b"b":
-            values.append(rest[1] != 0)
+            values.append(data[1] != 0)
         elif tag in (b"s", b"y"):
-            values.append(rest[5:end].decode() if tag == b"s" else rest[5:end])
+            values.append(data[5:end].decode() if tag == b"s" else data[5:end])
         else:
-            values += struct.unpack_from("<q", rest, 1)
-        rest = rest[end:]
+            values += struct.unpack_from("<q", data, 1)
+        data = data[end:]
     return tuple(values)
 
 
 def key_size(columns: Sequence[Column], data: bytes, place: int) -> int:
-    """The bytes of a key with these join keys, without its prefix, that begins at a place.
-
-    Raises:
-        ValueError: there is no such key.
-    """
+    """Return the size in bytes of a key, without its prefix, at `place`; raise ValueError if there is none."""
     start = place
     for column in sorted(columns, key=lambda column: column.name):
         if data[place : place + 1] != _TAGS[column.dtype.name]:
@@ -79,7 +75,7 @@ def key_size(columns: Sequence[Column], data: bytes, place: int) -> int:
 
 
 def key_part(columns: Sequence[Column], name: str, key: bytes) -> bytes:
-    """The value of one of these join keys, with its tag, within a key without its prefix."""
+    """Return the value of one join key, with its tag, from a key without its prefix."""
     place = 0
     for column in sorted(columns, key=lambda column: column.name):
         end = place + _size(key, place)
@@ -90,7 +86,6 @@ def key_part(columns: Sequence[Column], name: str, key: bytes) -> bytes:
 
 
 def _size(data: bytes, place: int) -> int:
-    """The bytes of a value with its tag."""
     match data[place : place + 1]:
         case b"b":
             return 2
@@ -100,14 +95,12 @@ def _size(data: bytes, place: int) -> int:
 
 
 def entity_keys(project: str, columns: Sequence[Column], values: Mapping[str, Sequence[KeyValue]]) -> list[bytes]:
-    """`entity_key` for n rows of key columns."""
     return encode_keys(columns, values, key_prefix(project, columns))
 
 
 def encode_keys(
     columns: Sequence[Column], values: Mapping[str, Sequence[KeyValue]], prefix: bytes = b""
 ) -> list[bytes]:
-    """The keys of n rows of key columns after a prefix."""
     ordered = sorted(columns, key=lambda column: column.name)
     parts = [_encode(values[column.name], column, b"" if n else prefix) for n, column in enumerate(ordered)]
     return [b"".join(row) for row in zip(*parts, strict=True)] if len(parts) > 1 else parts[0]

@@ -1,4 +1,4 @@
-"""Equality of columns, to the bit."""
+"""Bitwise equality of columns."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Arrow columns as the JSON of the API has them, which a push reads back to the same values."""
+"""Convert Arrow columns to JSON values of the API. Pushing these values restores the same column."""
 
 import base64
 import math
@@ -11,10 +11,9 @@ _BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
 
 
 def plain(column: pa.ChunkedArray | pa.Array) -> list[Any]:
-    """The values of a column: times as whole microseconds since 1970 UTC, bytes as Base64, NaN and infinities by name.
+    """Return times as whole microseconds since 1970 UTC, bytes as Base64, and NaN and infinities by name.
 
-    A time without a zone, or finer than that, is text. A value without a form in JSON is its text, too: whoever reads
-    it says what it should be.
+    Times without a zone or with nanoseconds, and values without a JSON form, become text; the reader reports the error.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):

@@ -3,16 +3,16 @@
     version  1 byte
     prefix   8 bytes   first bytes of the view's contract hash
     event    8 bytes   event time, microseconds since 1970 UTC, signed
-    known    8 bytes   known time, likewise
-    content  8 bytes   hash of what follows, 63 bits
+    known    8 bytes   known time, in the same form
+    content  8 bytes   hash of the following sections, 63 bits
     nulls    1 bit per feature, 1 = null, the first feature in the lowest bit
-    fixed    fixed-width features in declared order, 0 where null
-    ends     4 bytes per variable-length feature: where its bytes end in the last section
-    bytes    variable-length features back to back, no bytes where null; see `variable` for their form
+    fixed    fixed-width features in declared order, 0 for null
+    ends     4 bytes per variable-length feature: the offset of its end in the last section
+    bytes    variable-length features, concatenated; no bytes for null; see `variable` for their form
 
-All numbers are little-endian. The fixed part of all rows of a view has the same width, so the rows of many keys decode
-together as a NumPy array. The content hash folds the fixed part and the variable part into 63 bits, so that it is the
-same number in languages with and without unsigned integers.
+All numbers are little-endian. The fixed part has the same width in all rows of a view, so the rows of many keys decode
+together as a NumPy array. The content hash has 63 bits, so that it is the same number in languages without unsigned
+integers.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Decoded rows of a view for n keys; times are microseconds. Keys without a row have 0 and null."""
+    """Decoded rows of a view for n keys; times in microseconds. Keys without a row have times of 0 and nulls."""
 
     present: Mask
     event: Ints
@@ -49,14 +49,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Features of a type that are read together: several neighbors of fixed width, or a single variable-length one.
+    """Features of one type that are read together: neighboring fixed-width features, or one variable-length feature.
 
     Attributes:
         names: the m features.
-        part: number of the fixed part's field that holds them, or of the end of a variable-length feature.
-        picks: their places in that field; None for all of it, in order.
-        bytes: shape (m,), the byte of the null bits with each feature's bit.
-        masks: shape (m, 1), that bit.
+        part: index of the fixed part's field that holds them, or of a variable-length feature's end.
+        picks: positions in that field; None for the whole field, in order.
+        bytes: index of the null byte with each feature's bit, shape (m,).
+        masks: that bit, shape (m, 1).
     """
 
     names: tuple[str, ...]
@@ -68,19 +68,19 @@ class Selection:
 
 
 class Columns(Mapping[str, Values]):
-    """The features of n rows, each decoded only when it is read.
+    """The features of n rows, each decoded when it is read.
 
     Reading raises DataError if a row is damaged in a way that its header does not show.
 
     Attributes:
-        complete: whether there are rows, none of them missing, and no value is null.
-        packed: the fixed parts of the rows, shape (n,).
+        complete: True if there are rows, no row is missing, and no value is null.
+        packed: fixed parts of the rows, shape (n,).
     """
 
     def __init__(self, codec: "RowCodec", rows: Sequence[bytes | None], packed: np.ndarray[Any, Any]) -> None:
         self._codec, self._rows, self.packed = codec, rows, packed
         self._nulls = packed["nulls"]
-        # Counted in bytes: `any` costs several times as much for a few rows.
+        # Count bytes: `any` takes several times as long for a few rows.
         self.complete = self._nulls.tobytes().count(0) == self._nulls.size > 0
 
     def __getitem__(self, name: str) -> Values:
@@ -95,14 +95,14 @@ class Columns(Mapping[str, Values]):
 
     @property
     def filled(self) -> Mask:
-        """Shape (n,): the rows with a value that is not null."""
+        """The rows with at least one non-null value, shape (n,)."""
         if self.complete:
             return np.full(len(self._rows), len(self) > 0)
         filled: Mask = np.any(~self._nulls & self._codec.every, axis=1)
         return filled
 
     def nulls(self, bits: bytes) -> int:
-        """The number of null values, over all rows, of the features in `bits`, which `RowCodec.bits` returns."""
+        """Count null values, over all rows, of the features in `bits` (from `RowCodec.bits`)."""
         if self.complete:
             return 0
         # For a few rows, a Python integer counts its bits in a tenth of NumPy's time.
@@ -110,14 +110,14 @@ class Columns(Mapping[str, Values]):
         return (null & int.from_bytes(bits * len(self._rows), "little")).bit_count()
 
     def only(self, present: Mask) -> "Columns":
-        """The rows where `present`, and null elsewhere: no value of an expired row stays behind its null."""
+        """Return the columns with null rows where not `present`; the values of expired rows are erased."""
         packed = self.packed.copy()
         packed[~present] = self._codec.nothing
         rows = [row if keep else None for row, keep in zip(self._rows, present.tolist(), strict=True)]
         return Columns(self._codec, rows, packed)
 
     def read(self, selection: Selection) -> tuple[np.ndarray[Any, Any], Mask | None]:
-        """The m selected features as `Values` has them, shape (m, n), and their null mask; None without a null."""
+        """Return the values of the m selected features, shape (m, n), and their null mask, or None without nulls."""
         null: Mask | None = None
         if not self.complete:
             null = (self._nulls.T[selection.bytes] & selection.masks).astype(bool)
@@ -140,17 +140,15 @@ class Columns(Mapping[str, Values]):
 
 
 class RowCodec:
-    """Encodes and decodes the rows of one view.
+    """Encoder and decoder of one view's rows.
 
     Args:
-        view: the view.
-        earlier: its known earlier forms: a message about a row of theirs says what has changed since.
+        earlier: earlier definitions of the view. Errors about rows of these say what has changed since.
 
     Attributes:
         width: bytes of the fixed part.
-        single: feature name to the selection of it alone.
-        every: the null bits of a row without values.
-        nothing: the fixed part of a missing row: 0 and null everywhere.
+        every: null bits of a row without values.
+        nothing: fixed part of a missing row: times of 0 and nulls.
     """
 
     def __init__(self, view: ViewContract, earlier: Iterable[ViewContract] = ()) -> None:
@@ -176,10 +174,10 @@ class RowCodec:
         self.single = {column.name: self.select([column.name])[0] for column in view.fields}
 
     def select(self, names: Sequence[str]) -> list[Selection]:
-        """Features of the view, in as few parts as they can be read in."""
-        wanted, selections = dict.fromkeys(names), []
+        """Return selections that read these features of the view in as few parts as possible."""
+        requested, selections = dict.fromkeys(names), []
         for part, (dtype, run) in enumerate(self._runs):
-            places = [place for place, name in enumerate(run) if name in wanted]
+            places = [place for place, name in enumerate(run) if name in requested]
             if places:
                 picks: Any = None
                 if len(places) < len(run):
@@ -187,12 +185,12 @@ class RowCodec:
                     picks = slice(places[0], places[-1] + 1) if adjacent else np.array(places)
                 selections.append(self._selection([run[place] for place in places], dtype, part, picks))
         for part, column in enumerate(self._variable):
-            if column.name in wanted:
+            if column.name in requested:
                 selections.append(self._selection([column.name], column.dtype, part, None))
         return selections
 
     def bits(self, names: Sequence[str]) -> bytes:
-        """The null bits of a row in which these features are null and the rest are not."""
+        """Return the null bits of a row in which exactly these features are null."""
         bits = sum(1 << self._bit[name] for name in dict.fromkeys(names))
         return bits.to_bytes(len(self.every), "little")
 
@@ -202,11 +200,7 @@ class RowCodec:
         return Selection(tuple(names), dtype, part, picks, bits // 8, masks[:, None])
 
     def encode(self, event: Ints, known: Ints, columns: Mapping[str, Values]) -> list[bytes]:
-        """Packed rows of n keys, from their times and the values of every feature of the view.
-
-        Raises:
-            DataError: a text has no UTF-8 form, or an array has a wrong size or a null.
-        """
+        """Pack rows of n keys from their times and values; raise DataError for values that cannot be packed."""
         packed, tails = self._pack(columns, len(event))
         packed["version"] = VERSION
         packed["prefix"] = self._prefix
@@ -218,18 +212,17 @@ class RowCodec:
         return [row + tail for row, tail in zip(rows, tails, strict=True)] if tails else rows
 
     def content(self, columns: Mapping[str, Values], rows: int) -> Ints:
-        """The content hash in each packed row, shape (n,) int64."""
         return self._hash(*self._pack(columns, rows)).astype(np.int64)
 
     def intact(self, rows: Sequence[bytes | None], block: Block) -> Mask:
-        """Which decoded rows have the content whose hash they carry; True where there is no row."""
+        """Return which decoded rows match the content hash they carry; True for missing rows."""
         packed = block.columns.packed
         tails = [b"" if row is None else row[self.width :] for row in rows] if self._variable else []
         intact: Mask = (self._hash(packed, tails) == packed["content"]) | ~block.present
         return intact
 
     def decode(self, rows: Sequence[bytes | None]) -> Block:
-        """The rows of n keys, decoded together.
+        """Decode the rows of n keys together.
 
         Raises:
             ContractMismatch: a row was written under another contract of the view.
@@ -239,9 +232,10 @@ class RowCodec:
         return self.refuse(rows) if block is None else block
 
     def decode_whole(self, rows: Sequence[bytes | None], *, check: bool) -> tuple[Block, Mask | None]:
-        """The rows of n keys without those that are damaged, and the mask of these, shape (n,), if there are any.
+        """Decode the rows of n keys and treat damaged rows as missing.
 
-        `check` compares the content of each row with the hash that it carries; otherwise only its form counts.
+        Returns the rows and the mask of damaged rows, shape (n,), or None if no row is damaged. `check` also compares
+        the content of each row with its hash; otherwise only its form is checked.
 
         Raises:
             ContractMismatch: all rows were written under another contract of the view.
@@ -258,19 +252,18 @@ class RowCodec:
             if not damaged.any():
                 return block, None
         whole = [None if bad else row for row, bad in zip(rows, damaged.tolist(), strict=True)]
-        # Each row alone is readable. What they hold is looked at where that could not be done together.
+        # Each remaining row can be decoded. Check the content now if damaged rows have prevented that above.
         block, altered = self.decode_whole(whole, check=check and block is None)
         return block, damaged if altered is None else damaged | altered
 
     def _foreign(self, rows: Sequence[bytes | None]) -> bool:
-        """Whether every row is one of another contract."""
         return all(
             row is None or (len(row) >= HEADER.size and row[0] == VERSION and row[1:9] != self.view.prefix)
             for row in rows
         )
 
     def _decode(self, rows: Sequence[bytes | None]) -> Block | None:
-        """None if a row is damaged, or of another contract."""
+        """Decode the rows; return None if a row is damaged or has another contract."""
         missing = rows.count(None)
         filled: Any = rows
         if missing:
@@ -283,7 +276,7 @@ class RowCodec:
         if np.count_nonzero(present) != len(rows) - missing:
             return None
         if self._variable:
-            # Every end is checked, even that of a null: the next value starts there.
+            # Check every end, even of a null: the next value starts there.
             ends = packed["ends"]
             sizes = np.fromiter(map(len, filled), np.int64, len(filled)) - self.width
             if (ends[:, 1:] < ends[:, :-1]).any() or (ends[:, -1] != sizes).any():
@@ -291,7 +284,7 @@ class RowCodec:
         return Block(present, packed["event"], packed["known"], Columns(self, rows, packed))
 
     def _pack(self, columns: Mapping[str, Values], rows: int) -> tuple[np.ndarray[Any, Any], list[bytes]]:
-        """The fixed part of each row without its header, and the variable parts."""
+        """Return the fixed part of each row without its header, and the variable parts."""
         packed = np.zeros(rows, self._dtype)
         null = np.empty((rows, len(self.view.fields)), bool)
         for name, bit in self._bit.items():
@@ -318,7 +311,7 @@ class RowCodec:
         return packed, [b"".join(part) for part in zip(*parts, strict=True)]
 
     def _hash(self, packed: np.ndarray[Any, Any], tails: list[bytes]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-        """Folds 64-bit words with the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
+        """Fold 64-bit words with the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
         body = packed.view(np.uint8).reshape(len(packed), self.width)[:, HEADER.size :]
         padded = np.zeros((len(packed), -(-body.shape[1] // 8) * 8), np.uint8)
         padded[:, : body.shape[1]] = body
@@ -332,14 +325,13 @@ class RowCodec:
         return state >> np.uint64(1)
 
     def refuse(self, rows: Sequence[bytes | None]) -> NoReturn:
-        """Raises the error that names the first bad row's defect."""
         where = f"online rows of view {self.view.name}"
         remedy = "run `isthmus materialize --full` to write them again"
         for row in rows:
             if row is None:
                 continue
             if len(row) < HEADER.size or row[0] != VERSION:
-                expected = f"version {VERSION:02x}, {HEADER.size} bytes at least"
+                expected = f"version {VERSION:02x}, at least {HEADER.size} bytes"
                 value = f"a value of {len(row)} bytes, version {row[:1].hex()}"
                 raise DamagedRowError(where, value, expected=expected, remedy=remedy)
             if row[1:9] != self.view.prefix:
@@ -347,18 +339,18 @@ class RowCodec:
                 since = f" ({view_differences(known, self.view)})" if known else ""
                 origin = f"written under contract {row[1:9].hex()}{since}"
                 raise ContractMismatch(where, origin, expected=self.view.prefix.hex(), remedy=remedy)
-        expected = f"{self.width} bytes and what they announce"
+        expected = f"{self.width} bytes, then the features with the lengths stated there"
         raise DamagedRowError(where, "a row is damaged", expected=expected, remedy=remedy)
 
 
 def mix(state: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """The finalizer of SplitMix64: a bijection that spreads every bit over all bits."""
+    """Apply the finalizer of SplitMix64: a bijection that spreads every bit over all bits."""
     state = state + np.uint64(_SEED)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(_FACTORS[0])
     state = (state ^ (state >> np.uint64(27))) * np.uint64(_FACTORS[1])
     return state ^ (state >> np.uint64(31))
 
 
-def known_of(rows: Sequence[bytes]) -> Ints:
-    """When packed rows became known, shape (n,) int64 microseconds."""
+def known_times(rows: Sequence[bytes]) -> Ints:
+    """Return when packed rows became known, shape (n,) int64 microseconds."""
     return np.fromiter((HEADER.unpack_from(row)[3] for row in rows), np.int64, len(rows))

@@ -1,4 +1,4 @@
-"""The times of all rows of a view that a run confirmed, stored once instead of in every row."""
+"""The confirmed times of all rows of a view, stored once instead of in every row."""
 
 import msgspec
 import numpy as np
@@ -7,22 +7,17 @@ from isthmus.features.values.columns import Ints, Mask
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """The times of all rows of a view that became known early enough, in microseconds since 1970 UTC.
-
-    Attributes:
-        until: rows whose own known time is no later have the stamp's times.
-    """
+    """New times for rows of a view that were known by `until`; all in microseconds since 1970 UTC."""
 
     until: int
     event: int
     known: int
 
     def apply(self, event: Ints, known: Ints) -> tuple[Ints, Ints]:
-        """The times of rows under the stamp, shape (n,) each."""
         stamped = known <= self.until
         return np.where(stamped, self.event, event), np.where(stamped, self.known, known)
 
     def alters(self, event: Ints, known: Ints) -> Mask:
-        """The mask, shape (n,), of rows whose times the stamp changes."""
+        """Return the mask, shape (n,), of rows whose times the stamp changes."""
         altered: Mask = (known <= self.until) & ((event != self.event) | (known != self.known))
         return altered

@@ -1,7 +1,7 @@
-"""The variable part of packed rows: texts, bytes and arrays of a feature as bytes, and back.
+"""Convert texts, bytes and arrays of a feature to the variable part of packed rows, and back.
 
-A String is its UTF-8 form. An array of fixed-width elements is its elements back to back; an array of String or Bytes
-has 4 bytes with the length of each element before it. An empty array takes no bytes and is not null.
+A String is encoded as UTF-8. An array of fixed-width elements is its elements, concatenated. An array of String or
+Bytes has the length of each element in 4 bytes before it. An empty array takes no bytes; it is not null.
 """
 
 import struct
@@ -18,25 +18,17 @@ _LENGTH = struct.Struct("<I")
 
 
 def pack(values: Iterable[Any], dtype: DataType, where: str) -> list[bytes]:
-    """The bytes of n values as `Values` has them, none where null; `where` is the feature, for a message.
-
-    Raises:
-        DataError: a text has no UTF-8 form, or an array holds a null.
-    """
+    """Encode n values of `Values`, null as empty bytes; raise DataError for text that UTF-8 cannot encode."""
     try:
         if dtype.element is None:
             return [b"" if value is None else _blob(value) for value in values]
         return [b"" if value is None else _array(value, dtype.element, where) for value in values]
     except UnicodeEncodeError as error:
-        raise DataError(where, f"{error.object!r} is not text", expected="text with a UTF-8 form") from None
+        raise DataError(where, f"{error.object!r} is not text", expected="text that can be encoded in UTF-8") from None
 
 
 def unpack(packed: Sequence[bytes | None], dtype: DataType) -> np.ndarray[Any, Any]:
-    """The inverse of `pack`, as `Values` has it, shape (n,); None stays None.
-
-    Raises:
-        ValueError: bytes that are no value of the type.
-    """
+    """Decode the result of `pack`, shape (n,); raise ValueError if bytes are not a value of the type."""
     element = dtype.element
     if dtype.name == "String":
         return objects([None if text is None else text.decode() for text in packed], len(packed))
@@ -44,9 +36,9 @@ def unpack(packed: Sequence[bytes | None], dtype: DataType) -> np.ndarray[Any, A
         return objects(packed, len(packed))
     if element.numpy is None:
         return objects([None if array is None else _items(array, element) for array in packed], len(packed))
-    lengths, rest = np.divmod([len(array or b"") for array in packed], np.dtype(element.numpy).itemsize)
-    if rest.any():
-        raise ValueError("a part of an element")
+    lengths, remainders = np.divmod([len(array or b"") for array in packed], np.dtype(element.numpy).itemsize)
+    if remainders.any():
+        raise ValueError("incomplete element")
     flat = np.frombuffer(b"".join([array or b"" for array in packed]), element.numpy)
     return split(flat, lengths, [array is not None for array in packed])
 
@@ -68,11 +60,11 @@ def _items(packed: bytes, element: DataType) -> list[Any]:
     start = 0
     while start < len(packed):
         if len(packed) < start + 4:
-            raise ValueError("a part of a length")
+            raise ValueError("incomplete length")
         (length,) = _LENGTH.unpack_from(packed, start)
         item = packed[start + 4 : start + 4 + length]
         if len(item) != length:
-            raise ValueError("a part of an element")
+            raise ValueError("incomplete element")
         items.append(item.decode() if element.name == "String" else item)
         start += 4 + length
     return items

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from isthmus.features.contract.diff import Change, ServiceChange, changes, consequences
+from isthmus.features.contract.diff import ContractChange, ServiceChange, changes, consequences
 from isthmus.features.contract.schema import Contract, ServiceContract, TransformContract, ViewContract
 from isthmus.features.errors import PackageError, RequestError
 from isthmus.orchestration.project import Project
@@ -49,7 +49,7 @@ class ContractDifference:
 
     before: LocatedContract
     after: LocatedContract
-    changes: list[Change]
+    changes: list[ContractChange]
     services: list[ServiceChange]
     learned: list[str]
 

@@ -6,12 +6,12 @@ from html import escape
 from isthmus.distill.reports.plots import Axis, axis
 from isthmus.features.document.blocks import (
     Block,
+    BlockGroup,
     Bullets,
     Figure,
-    Group,
     Heading,
     Paragraph,
-    Table,
+    TableBlock,
     Text,
     bad,
     cell,
@@ -53,7 +53,7 @@ def page(result: Attribution) -> str:
         Paragraph(_READING),
         *_bounds(result),
         *_notes(result),
-        Group("plots", [waterfall(name, measure) for name, measure in result.measures.items()]),
+        BlockGroup("plots", [waterfall(name, measure) for name, measure in result.measures.items()]),
     ]
     for name, measure in result.measures.items():
         blocks += [Heading(_title(name, measure), 2), parts_table(measure)]
@@ -138,7 +138,7 @@ def _title(name: str, measure: Measure) -> str:
     return f"{measure_name(name)}: {moved}, {_change(measure.difference, measure)}"
 
 
-def parts_table(measure: Measure, kind: str = "stage") -> Table:
+def parts_table(measure: Measure, kind: str = "stage") -> TableBlock:
     """Each part with its range, if parts interact, and its share."""
     rows: list[Sequence[Text]] = []
     for stage, part in measure.parts.items():
@@ -146,21 +146,21 @@ def parts_table(measure: Measure, kind: str = "stage") -> Table:
         share = f"{part.value / measure.difference:z.1%}" if abs(measure.difference) > MIXED else ""
         ends = (_change(part.low, measure), _change(part.high, measure)) if mixed else ("", "")
         rows.append([stage, _change(part.value, measure), *ends, share])
-    return Table([kind, *NUMBERS], rows, numbers=NUMBERS, layout="records")
+    return TableBlock([kind, *NUMBERS], rows, numbers=NUMBERS, layout="records")
 
 
-def _each(result: Attribution) -> Table:
+def _each(result: Attribution) -> TableBlock:
     rows = [[stage, _near(value)] for stage, value in result.each.items()]
     column = "moves the score of a row by"
-    return Table(["stage", column], rows, numbers=[column])
+    return TableBlock(["stage", column], rows, numbers=[column])
 
 
-def _largest(result: Attribution) -> Table:
+def _largest(result: Attribution) -> TableBlock:
     columns = list(result.largest[0]) if result.largest else []
     rows = [
         [_near(value) if isinstance(value, float) else cell(value) for value in row.values()] for row in result.largest
     ]
-    return Table(columns, rows, layout="records")
+    return TableBlock(columns, rows, layout="records")
 
 
 def _near(value: float) -> str:
@@ -174,7 +174,7 @@ def _bounds(result: Attribution) -> Iterator[Block]:
         for bound in result.bounds:
             outcome = good("holds") if bound.holds else bad("broken")
             rows.append([bound.gate.metric, outcome, cell(bound.value), bound.expected])
-        yield Table(["bound", "", "found", "expected"], rows, numbers=["found"])
+        yield TableBlock(["bound", "", "found", "expected"], rows, numbers=["found"])
 
 
 def _notes(result: Attribution) -> Iterator[Block]:

@@ -187,12 +187,12 @@ def lookup(
     as_json: JsonOption = False,
 ) -> None:
     """Show the features of a service for some keys, as the API answers them; no server is needed."""
-    from isthmus.features.document.blocks import Table
+    from isthmus.features.document.blocks import TableBlock
     from isthmus.orchestration.server.lookup import lookup as run
     from isthmus.orchestration.server.lookup import table
 
     answer = run(open_project(project), name, keys or [])
-    present(answer, lambda: [Table(*table(answer, keys or []))], as_json=as_json)
+    present(answer, lambda: [TableBlock(*table(answer, keys or []))], as_json=as_json)
 
 
 @verbs.command()

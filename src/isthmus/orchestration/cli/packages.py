@@ -79,22 +79,22 @@ def _confined(package: Path) -> None:
 
 
 def _inspection_blocks(inspection: "Inspection") -> "list[Block]":
-    from isthmus.features.document.blocks import Table, bad, good
+    from isthmus.features.document.blocks import TableBlock, bad, good
 
     rows: list[list[Text]] = [
         [check.subject, good("ok") if check.error is None else bad("refused"), check.finding]
         for check in inspection.checks
     ]
-    return [Table(["check", "", "found"], rows)]
+    return [TableBlock(["check", "", "found"], rows)]
 
 
 def ladder_blocks(ladder: "Ladder") -> "list[Block]":
     """The rungs: runtime, difference from the student, and what is allowed."""
-    from isthmus.features.document.blocks import Table, bad, good
+    from isthmus.features.document.blocks import TableBlock, bad, good
 
     words: Mapping[bool | None, Text] = {True: good("holds"), False: bad("breaks"), None: "unknown"}
     rows: list[list[Text]] = [
         [rung.form, rung.runtime, words[rung.holds], rung.outcome, f"{rung.tolerance:g}" if rung.tolerance else ""]
         for rung in ladder.rungs
     ]
-    return [Table(["form", "runtime", "", "found", "allowed"], rows)]
+    return [TableBlock(["form", "runtime", "", "found", "allowed"], rows)]

@@ -97,7 +97,7 @@ def rollback(
 def history(project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """List what was deployed and rolled back, the newest first."""
     from isthmus.features.clock import moment
-    from isthmus.features.document.blocks import Table
+    from isthmus.features.document.blocks import TableBlock
     from isthmus.features.projectstatus import short
     from isthmus.orchestration.models.release import history as run
 
@@ -109,7 +109,7 @@ def history(project: ProjectOption = None, as_json: JsonOption = False) -> None:
         ]
         for event in events
     ]  # fmt: skip
-    table = Table(["at", "action", "model", "package", "contract", "precision", "why"], rows)
+    table = TableBlock(["at", "action", "model", "package", "contract", "precision", "why"], rows)
     present(events, lambda: [table], as_json=as_json)
 
 

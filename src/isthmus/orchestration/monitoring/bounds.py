@@ -9,7 +9,7 @@ import msgspec
 from isthmus.distill.declaration import PRODUCTION, SLICES, Distillation, Gate
 from isthmus.distill.evaluation.interval import LEVEL
 from isthmus.features.errors import GateFailed
-from isthmus.features.production import Bound, Measure, PackageQuality, Production, SliceQuality
+from isthmus.features.production import Bound, MeasuredValue, PackageQuality, Production, SliceQuality
 
 KEEPS, LIKE = "keeps_its_quality_in_production", "is_served_what_it_learned_from"
 """The checks."""
@@ -73,7 +73,7 @@ def judged(bound: Gate, package: PackageQuality | None, slices: Sequence[SliceQu
     if package is None or measure not in package.measures:
         return result
     week = next((week for week in reversed(package.weeks) if measure in week.measures), None)
-    parts: list[tuple[Measure, str | None]] = [(package.measures[measure], None)]
+    parts: list[tuple[MeasuredValue, str | None]] = [(package.measures[measure], None)]
     if week is not None:
         parts.append((week.measures[measure], week.week))
     for found, name in parts:
@@ -101,7 +101,7 @@ def _judged_by_slices(bound: Gate, result: Bound, slices: Sequence[SliceQuality]
     )  # fmt: skip
 
 
-def _beyond(bound: Gate, found: Measure, looks: int = 1) -> bool:
+def _beyond(bound: Gate, found: MeasuredValue, looks: int = 1) -> bool:
     """Whether the whole interval is beyond a bound; a figure of so few rows that it has none breaks nothing.
 
     Of several `looks` any may be off by chance: each interval is as much wider as keeps 95 % for all of them together

@@ -11,7 +11,7 @@ from isthmus.distill.declaration import LOST, Distillation, Gate
 from isthmus.distill.evaluation.paired import lost
 from isthmus.distill.types import Array
 from isthmus.features.errors import DataError, IsthmusError
-from isthmus.features.production import Loss
+from isthmus.features.production import QualityLoss
 from isthmus.features.values.columns import Mask
 from isthmus.orchestration.models.release import undo
 from isthmus.orchestration.monitoring.answers import Answered
@@ -29,7 +29,7 @@ CHANCE = 1e-4
 def losses(
     project: Project, declared: Distillation, deployment: Deployment | None, answers: Answered, labels: Array,
     chosen: Mask,
-) -> tuple[Loss, ...]:  # fmt: skip
+) -> tuple[QualityLoss, ...]:  # fmt: skip
     """What the deployment in force loses of each measure that has a bound; nothing if these answers are another's.
 
     The package before it is asked what was answered since the deployment, with the same stored rows, and both are
@@ -45,7 +45,9 @@ def losses(
     if not bounds or deployment is None or (answers.package, answers.precision) != deployment.runs[:2]:
         return ()
     if deployment.probation is None:
-        return tuple(Loss(measure=bound.metric.partition(".")[2], at_most=bound.at_most or 0.0) for bound in bounds)
+        return tuple(
+            QualityLoss(measure=bound.metric.partition(".")[2], at_most=bound.at_most or 0.0) for bound in bounds
+        )
     before = deployment.probation.before
     since = pa.scalar(deployment.deployed_at, pa.int64()).cast(answers.part["written"].type)
     chosen = chosen & pc.greater_equal(answers.part["written"], since).to_numpy()[answers.answer]
@@ -63,10 +65,10 @@ def _asked(project: Project, ids: pa.ChunkedArray, before: Deployment) -> Array:
     return asked(Origins(project), answers, Model(before))[:, 0]
 
 
-def _loss(bound: Gate, before: Deployment, labels: Array, scores: Array, former: Array) -> Loss:
+def _loss(bound: Gate, before: Deployment, labels: Array, scores: Array, former: Array) -> QualityLoss:
     measure = bound.metric.partition(".")[2]
     most = bound.at_most or 0.0
-    known = Loss(measure=measure, at_most=most, former=before.digest, rows=len(labels))
+    known = QualityLoss(measure=measure, at_most=most, former=before.digest, rows=len(labels))
     try:
         found = lost(measure, labels, scores, former)
     except DataError:
@@ -74,7 +76,7 @@ def _loss(bound: Gate, before: Deployment, labels: Array, scores: Array, former:
     return msgspec.structs.replace(known, value=found.value, least=found.least(CHANCE))
 
 
-def take_back(project: Project, deployment: Deployment, found: Sequence[Loss]) -> str:
+def take_back(project: Project, deployment: Deployment, found: Sequence[QualityLoss]) -> str:
     """Undoes a deployment that loses more than it may; says that, or why it cannot be done; "" if it loses no more."""
     loss = next((loss for loss in found if loss.beyond), None)
     if loss is None:
@@ -86,7 +88,7 @@ def take_back(project: Project, deployment: Deployment, found: Sequence[Loss]) -
     return f"{deployment.digest[:12]} was undone: {said(loss)}" if done else ""
 
 
-def said(loss: Loss) -> str:
+def said(loss: QualityLoss) -> str:
     """A loss in words."""
     if not loss.former:
         return "no way back: nothing was deployed before it, or it was gone back to, or `probation_seconds` is 0"

@@ -16,7 +16,7 @@ from isthmus.distill.labels import Binary, Classes, Number
 from isthmus.distill.types import Array
 from isthmus.features import clock
 from isthmus.features.errors import DataError, RequestError
-from isthmus.features.production import Measure, Quality, SliceQuality, Week
+from isthmus.features.production import MeasuredValue, Quality, SliceQuality, Week
 from isthmus.features.values.columns import Ints, Mask
 
 FEWEST = 100
@@ -27,7 +27,7 @@ _DAY = timedelta(days=1) // clock.MICROSECOND
 _MONDAY = 4 * _DAY
 """1970-01-01 was a Thursday: the first Monday came four days later."""
 _CLIP = 1e-7
-Measures = Mapping[str, Measure]
+Measures = Mapping[str, MeasuredValue]
 Measuring = Callable[[Array, Array], Measures]
 """Of (n,) labels and (n, width) outputs."""
 
@@ -169,4 +169,4 @@ def _loss(values: Array) -> Interval:
 
 
 def _plain(measured: Mapping[str, Interval]) -> Measures:
-    return {name: Measure(*found) for name, found in measured.items() if math.isfinite(found.value)}
+    return {name: MeasuredValue(*found) for name, found in measured.items() if math.isfinite(found.value)}

@@ -20,7 +20,14 @@ from isthmus.features.clock import MICROSECOND
 from isthmus.features.contract.schema import Column
 from isthmus.features.errors import IsthmusError, RequestError
 from isthmus.features.files import write_atomically
-from isthmus.features.production import InputDrift, Loss, PackageQuality, Production, SliceQuality, production_file
+from isthmus.features.production import (
+    InputDrift,
+    PackageQuality,
+    Production,
+    QualityLoss,
+    SliceQuality,
+    production_file,
+)
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.frames import source_frames, spine_columns
 from isthmus.orchestration.monitoring import figures
@@ -173,7 +180,7 @@ def _package(
             since, drifted = served_drift(project, declared, folder, answers)
         except IsthmusError as error:
             unknown.append(f"drift is not known: {error}")
-    lost: tuple[Loss, ...] = ()
+    lost: tuple[QualityLoss, ...] = ()
     try:
         lost = losses(project, declared, work.deployment, answers, of, chosen)
     except IsthmusError as error:

@@ -8,12 +8,12 @@ from isthmus.distill.reports.plots import axis
 from isthmus.features import clock
 from isthmus.features.document.blocks import (
     Block,
+    BlockGroup,
     Code,
     Figure,
-    Group,
     Heading,
     Paragraph,
-    Table,
+    TableBlock,
     Text,
     aside,
     bad,
@@ -24,7 +24,7 @@ from isthmus.features.document.blocks import (
     strong,
 )
 from isthmus.features.document.html import image, to_html
-from isthmus.features.production import Measure, PackageQuality, Production, Quality
+from isthmus.features.production import MeasuredValue, PackageQuality, Production, Quality
 from isthmus.orchestration.monitoring.bounds import said, wanted
 from isthmus.orchestration.monitoring.deploymentloss import said as said_loss
 
@@ -55,7 +55,7 @@ def page(result: Production) -> str:
         Paragraph(f"Labels that were known by {_moment(result.at)}."),
         Paragraph(_READING),
         *_blocks(result),
-        Group("plots", list(plots(result).values())),
+        BlockGroup("plots", list(plots(result).values())),
     ]
     for package in result.packages:
         blocks += [Heading(("Package ", code(package.package[:12]), f" in {package.precision}"))]
@@ -164,10 +164,10 @@ def _blocks(result: Production, *, narrow: bool = False) -> Iterator[Block]:
         for bound in result.bounds:
             known = bound.found is not None
             rows.append([wanted(bound), bad("broken") if bound.broken else good("holds") if known else "", said(bound)])
-        yield Table(["bound", "", "found"], rows)
+        yield TableBlock(["bound", "", "found"], rows)
     found = [loss for package in result.packages for loss in package.lost]
     if found:
-        yield Table(["may be lost", "", "found"], [
+        yield TableBlock(["may be lost", "", "found"], [
             [
                 f"{loss.measure}: at most {loss.at_most:g}",
                 bad("beyond") if loss.beyond else "" if loss.value is None else good("holds"),
@@ -181,7 +181,7 @@ def _blocks(result: Production, *, narrow: bool = False) -> Iterator[Block]:
         yield Paragraph(f"{count:,} rows are in no figure: {why}.")
 
 
-def _table(first: str, named: Sequence[tuple[Text, Quality]], only: str | None = None) -> Table:
+def _table(first: str, named: Sequence[tuple[Text, Quality]], only: str | None = None) -> TableBlock:
     """A row for each part; `only` is the measure with its interval, if not all have theirs."""
     measures = list(dict.fromkeys(name for _, part in named for name in part.measures))
     rows = [
@@ -195,10 +195,10 @@ def _table(first: str, named: Sequence[tuple[Text, Quality]], only: str | None =
     ]
     titles = [name.replace("_", " ") for name in measures]
     numbers = ["answers", "labeled", *titles]
-    return Table([first, *numbers], rows, numbers=numbers)
+    return TableBlock([first, *numbers], rows, numbers=numbers)
 
 
-def _parts(found: Measure | None, interval: bool) -> tuple[Text, ...]:
+def _parts(found: MeasuredValue | None, interval: bool) -> tuple[Text, ...]:
     """The figure and, if it has room, its interval."""
     if found is None:
         return (cell(None),)
@@ -216,7 +216,7 @@ def _drift(package: PackageQuality) -> Iterator[Block]:
         drifted = bad(", ".join(found.exceeded)) if found.exceeded else ""
         rows.append([found.name, f"{found.rows:,}", *map(cell, (found.psi, found.ks, found.wasserstein)), drifted])
     numbers = ["rows", "psi", "ks", "wasserstein"]
-    yield Table(["input", *numbers, "drifted"], rows, numbers=numbers)
+    yield TableBlock(["input", *numbers, "drifted"], rows, numbers=numbers)
 
 
 def _moment(at: int) -> str:

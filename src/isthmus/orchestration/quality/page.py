@@ -11,7 +11,7 @@ from isthmus.features.document.blocks import (
     Figure,
     Heading,
     Paragraph,
-    Table,
+    TableBlock,
     Text,
     bad,
     bars,
@@ -52,12 +52,12 @@ def quality_blocks(report: QualityReport) -> Iterator[Block]:
         yield Paragraph(f"{statistics.rows:,} rows, version {statistics.version}, {hashes}")
         plots = map(_plot, statistics.features.values())
         rows: list[list[Text]] = [[*row, plot] for row, plot in zip(feature_rows(statistics), plots, strict=True)]
-        yield Table([*FEATURE_COLUMNS, "distribution"], rows, numbers=FEATURE_COLUMNS[2:])
+        yield TableBlock([*FEATURE_COLUMNS, "distribution"], rows, numbers=FEATURE_COLUMNS[2:])
         if view.findings:
             rows = [
                 [f.feature, f.expectation, f.found, good("holds") if f.passed else bad("broken")] for f in view.findings
             ]
-            yield Table(["feature", "expectation", "found", ""], rows)
+            yield TableBlock(["feature", "expectation", "found", ""], rows)
         for drift in view.drift:
             yield from _drift(drift)
     if any(drift.judged for view in report.views.values() for drift in view.drift):
@@ -98,7 +98,7 @@ def _drift(drift: ViewDrift) -> Iterator[Block]:
             "-" if value is None else decimal(value, 3) for value in (feature.psi, feature.ks, feature.wasserstein)
         )
         rows.append([name, *figures, (bad(", ".join(feature.exceeded)), unseen)])
-    yield Table(["feature", *_MEASURES, "drift"], rows, numbers=_MEASURES)
+    yield TableBlock(["feature", *_MEASURES, "drift"], rows, numbers=_MEASURES)
 
 
 def _plot(feature: FeatureStatistics) -> Figure:

@@ -10,11 +10,11 @@ import numpy as np
 from isthmus.features import clock
 from isthmus.features.document.blocks import (
     Block,
+    BlockGroup,
     Figure,
-    Group,
     Heading,
     Paragraph,
-    Table,
+    TableBlock,
     Text,
     absent,
     bad,
@@ -68,7 +68,7 @@ def page(verdict: Verdict, project: str) -> str:
         if len(differing) > MOST:
             blocks.append(_table("", {name: differing[name] for name in list(differing)[MOST:]}))
     if equal:
-        blocks += [Heading("What is equal"), Group("details", [_table("", equal)], f"{len(equal)} comparisons")]
+        blocks += [Heading("What is equal"), BlockGroup("details", [_table("", equal)], f"{len(equal)} comparisons")]
     return to_html(f"Verdict of {project}", blocks)
 
 
@@ -107,7 +107,7 @@ def _limits(verdict: Verdict) -> Iterator[Block]:
         yield Paragraph(f"{limit[0].upper()}{limit[1:]}.")
 
 
-def _overview(verdict: Verdict) -> Table:
+def _overview(verdict: Verdict) -> TableBlock:
     rows: list[list[Text]] = []
     for name, features in _groups(verdict).items():
         total = merged(list(features.values()))
@@ -117,12 +117,12 @@ def _overview(verdict: Verdict) -> Table:
         rows.append([name, f"{len(features)}", *_figures(total), share])
     if not verdict.differing:
         # Full bars say nothing.
-        return Table(["", "features", *_NUMBERS], [row[:-1] for row in rows], numbers=("features", *_NUMBERS))
+        return TableBlock(["", "features", *_NUMBERS], [row[:-1] for row in rows], numbers=("features", *_NUMBERS))
     numbers = ("features", *_NUMBERS)
-    return Table(["", *numbers, "share"], rows, numbers=numbers)
+    return TableBlock(["", *numbers, "share"], rows, numbers=numbers)
 
 
-def runtimes(verdict: Verdict) -> Table:
+def runtimes(verdict: Verdict) -> TableBlock:
     """A line for each runtime: the rows of each file, and how they differ from the student's."""
     rows: list[list[Text]] = []
     for name, runtime in verdict.runtimes.items():
@@ -132,7 +132,7 @@ def runtimes(verdict: Verdict) -> Table:
             name, f"{len(runtime.files)}", f"{runtime.rows:,}", differing, _number(total.worst),
             f"{runtime.milliseconds:,.0f}",
         ])  # fmt: skip
-    return Table(["runtime", *RUNTIME_NUMBERS], rows, numbers=RUNTIME_NUMBERS)
+    return TableBlock(["runtime", *RUNTIME_NUMBERS], rows, numbers=RUNTIME_NUMBERS)
 
 
 def _groups(verdict: Verdict) -> dict[str, Mapping[str, FeatureVerdict]]:
@@ -162,7 +162,7 @@ def images(verdict: Verdict) -> dict[str, str]:
     return {name: image(figure, _TEXT) for name, figure in figures.items()}
 
 
-def _card(name: str, feature: FeatureVerdict) -> Group:
+def _card(name: str, feature: FeatureVerdict) -> BlockGroup:
     compared, equal, differing, worst, tolerance = map(plain, _figures(feature))
     numbers = f"{differing} of {compared} differ, {equal} are equal; largest difference {worst}, tolerance {tolerance}"
     columns = ["key", "event time", "offline", "online", "online - offline"]
@@ -170,9 +170,9 @@ def _card(name: str, feature: FeatureVerdict) -> Group:
         [each.key, each.event_timestamp or "-", _value(each.offline), _value(each.online), _difference(each)]
         for each in feature.examples
     ]
-    values = Table(columns, rows, numbers=columns[4:], code=columns[2:4], layout="sides")
-    plots = [Group("plots", [_scatter(feature), _histogram(feature)])] if feature.pairs else []
-    return Group("card", [Paragraph(numbers), *plots, values], bad(name))
+    values = TableBlock(columns, rows, numbers=columns[4:], code=columns[2:4], layout="sides")
+    plots = [BlockGroup("plots", [_scatter(feature), _histogram(feature)])] if feature.pairs else []
+    return BlockGroup("card", [Paragraph(numbers), *plots, values], bad(name))
 
 
 def _sides(feature: FeatureVerdict) -> "tuple[np.ndarray, np.ndarray]":
@@ -209,9 +209,9 @@ def _scatter(feature: FeatureVerdict) -> Figure:
     return Figure(points + line, "online over offline", caption, _SIDE, _SIDE)
 
 
-def _table(title: str, features: Mapping[str, FeatureVerdict]) -> Table:
+def _table(title: str, features: Mapping[str, FeatureVerdict]) -> TableBlock:
     rows: Sequence[Sequence[Text]] = [[name, *_figures(feature)] for name, feature in features.items()]
-    return Table([title, *_NUMBERS], rows, numbers=_NUMBERS)
+    return TableBlock([title, *_NUMBERS], rows, numbers=_NUMBERS)
 
 
 def _figures(feature: FeatureVerdict) -> list[Text]:

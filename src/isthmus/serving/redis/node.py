@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AskError, InvalidResponse
 
 from isthmus.features.online.loss import INFO
-from isthmus.features.redis.refusal import of_a_replica
+from isthmus.features.redis.refusal import is_replica_error
 from isthmus.features.redis.routing import Command, Piece, Script
 from isthmus.serving.threads import offload
 
@@ -51,7 +51,7 @@ class Node:
         before = list(self._wires.values())
         replies = await self._replies(packed, len(commands))
         refused = [reply for reply in replies if isinstance(reply, Exception)]
-        if before and any(map(of_a_replica, refused)):
+        if before and any(map(is_replica_error, refused)):
             # Connections from before another server became the primary. New ones go where its name leads now.
             for wire in before:
                 wire.leave()

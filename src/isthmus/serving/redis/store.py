@@ -18,9 +18,9 @@ from isthmus.features.online.record import NEVER, Published
 from isthmus.features.online.scripts import ANNOUNCE, WRITE, PushStep, announced, push_steps, suspects
 from isthmus.features.redis.address import Address
 from isthmus.features.redis.connection import answering
-from isthmus.features.redis.refusal import of_another_type
+from isthmus.features.redis.refusal import is_type_error
 from isthmus.features.redis.routing import Command, Piece, total
-from isthmus.features.values.rows import known_of
+from isthmus.features.values.rows import known_times
 from isthmus.serving import log
 from isthmus.serving.deadlines import Deadline, Deadlines, Waiting
 from isthmus.serving.limits import Limits
@@ -108,7 +108,7 @@ class Store:
         try:
             return await self._redis.ask(commands), {}
         except redis.ResponseError as error:
-            if not of_another_type(error):
+            if not is_type_error(error):
                 raise
         kinds = await self._redis.ask([(b"TYPE", name) for _, name, *_ in commands])
         foreign = {place: kind.decode() for place, kind in enumerate(kinds) if kind not in (b"hash", b"none")}
@@ -119,7 +119,7 @@ class Store:
 
     async def write(self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> int:
         """Writes pushed rows under their entity keys; returns how many replaced what was stored."""
-        announcement = announced(names, known_of(rows))
+        announcement = announced(names, known_times(rows))
         steps = push_steps(view)
         reply: Any = None
         async with self._bounded():

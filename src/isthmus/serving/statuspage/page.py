@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from isthmus.features.document.blocks import Block, Heading, Paragraph, Table, Text, bad, code, good
+from isthmus.features.document.blocks import Block, Heading, Paragraph, TableBlock, Text, bad, code, good
 from isthmus.features.document.html import to_html
-from isthmus.features.projectstatus import Status, minute, short
+from isthmus.features.projectstatus import ProjectStatus, minute, short
 from isthmus.serving.wire.messages import HistoryState, LatencyState, ModelState, PublishedState, StatusAnswer
 
 _STYLE = "td.v, td code { white-space: nowrap }\n"
@@ -42,7 +42,7 @@ def _table(
         return Paragraph(empty)
     told = [n for n in range(len(columns)) if any(row[n] not in ("", "-") for row in rows)]
     names, shown = [columns[n] for n in told], [[row[n] for n in told] for row in rows]
-    return Table(names, shown, [name for name in numbers if name in names], code=_HASHES, layout=layout)
+    return TableBlock(names, shown, [name for name in numbers if name in names], code=_HASHES, layout=layout)
 
 
 def _deployed(models: Sequence[ModelState]) -> Block:
@@ -119,7 +119,7 @@ def _history(events: Sequence[HistoryState]) -> Block:
     return _table(columns, rows, "Nothing was ever deployed.", layout="records")
 
 
-def _project(status: Status | None) -> Iterator[Block]:
+def _project(status: ProjectStatus | None) -> Iterator[Block]:
     if status is None:
         yield Paragraph("Its folder is elsewhere, or `isthmus status` was never run.")
         return

@@ -9,7 +9,7 @@ from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError
 from isthmus.features.online.loss import Losses, refusal
 from isthmus.features.online.record import NEVER
-from isthmus.features.projectstatus import Status
+from isthmus.features.projectstatus import ProjectStatus
 from isthmus.serving.deployment.history import Event
 from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.redis.store import Store, ViewRows
@@ -52,7 +52,7 @@ async def status(
     )
 
 
-def _read(deployment: Path, problems: list[str]) -> tuple[list[Event], Status | None]:
+def _read(deployment: Path, problems: list[str]) -> tuple[list[Event], ProjectStatus | None]:
     events: list[Event] = []
     project = None
     try:
@@ -60,7 +60,7 @@ def _read(deployment: Path, problems: list[str]) -> tuple[list[Event], Status | 
     except DataError as error:
         problems.append(str(error))
     try:
-        project = Status.read(deployment.parent)
+        project = ProjectStatus.read(deployment.parent)
     except DataError as error:
         problems.append(str(error))
     return events, project

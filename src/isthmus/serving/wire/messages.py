@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from isthmus.features.projectstatus import Status
+from isthmus.features.projectstatus import ProjectStatus
 
 FieldStatus = Literal["PRESENT", "NULL_VALUE", "NOT_FOUND", "OUTSIDE_MAX_AGE", "INVALID"]
 
@@ -348,7 +348,7 @@ class StatusAnswer(Struct):
     latency: Annotated[dict[str, LatencyState], Meta(description="By route, and by model for its runs alone.")]
     latency_objective_ms: Annotated[float, Meta(description="What the p99 of its answers shall not be above.")]
     history: Annotated[list[HistoryState], Meta(description="The newest first.")]
-    project: Status | UnsetType = UNSET
+    project: ProjectStatus | UnsetType = UNSET
     problems: list[str] = []
 
 

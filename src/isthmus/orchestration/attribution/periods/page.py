@@ -7,7 +7,17 @@ from typing import Any
 
 import msgspec
 
-from isthmus.features.document.blocks import Block, Bullets, Group, Heading, Paragraph, Table, code, decimal, strong
+from isthmus.features.document.blocks import (
+    Block,
+    BlockGroup,
+    Bullets,
+    Heading,
+    Paragraph,
+    TableBlock,
+    code,
+    decimal,
+    strong,
+)
 from isthmus.features.document.html import to_html
 from isthmus.orchestration.attribution.page import STYLE, measure_name, parts_table, waterfall
 from isthmus.orchestration.attribution.periods.coalitions import MEANINGS
@@ -106,7 +116,7 @@ def page(result: Change) -> str:
         *_origin(result),
         Paragraph(_READING),
         *_notes(result),
-        Group(
+        BlockGroup(
             "plots", [waterfall(name, change.measure, ("before", "after")) for name, change in result.measures.items()]
         ),
         *_tables(result),
@@ -136,7 +146,7 @@ def _tables(result: Change) -> Iterator[Block]:
          decimal(segment.moved, sign="+")]
         for segment in result.largest
     ]  # fmt: skip
-    yield Table([*result.by, *_NUMBERS], rows, numbers=_NUMBERS)
+    yield TableBlock([*result.by, *_NUMBERS], rows, numbers=_NUMBERS)
 
 
 def _origin(result: Change) -> Iterator[Block]:

@@ -7,7 +7,17 @@ from typing import Any
 
 import msgspec
 
-from isthmus.features.document.blocks import Block, Group, Heading, Paragraph, Table, cell, code, decimal, strong
+from isthmus.features.document.blocks import (
+    Block,
+    BlockGroup,
+    Heading,
+    Paragraph,
+    TableBlock,
+    cell,
+    code,
+    decimal,
+    strong,
+)
 from isthmus.features.document.html import to_html
 from isthmus.orchestration.attribution.page import STYLE, parts_table, waterfall
 from isthmus.orchestration.attribution.report import Measure
@@ -79,7 +89,7 @@ def page(result: Explanation) -> str:
     blocks: list[Block] = [Heading(f"{result.name}: answer {result.id}", 1), Paragraph(_origin(result))]
     blocks += [*_notes(result)]
     for number, row in enumerate(result.rows[:ON_PAGE]):
-        blocks += [*_row(number, row, result), Group("plots", [waterfall("score of the row", row.score)])]
+        blocks += [*_row(number, row, result), BlockGroup("plots", [waterfall("score of the row", row.score)])]
     blocks += [*_further(result, ON_PAGE)]
     return to_html(f"Answer {result.id}", blocks, STYLE)
 
@@ -111,7 +121,7 @@ def _row(number: int, row: ExplainedRow, result: Explanation) -> Iterator[Block]
     yield parts_table(score)
     if row.differing:
         rows = [[name, *(cell(row.features[name][form]) for form in _FORMS)] for name in row.differing]
-        yield Table(["input", *_FORMS], rows, numbers=_FORMS)
+        yield TableBlock(["input", *_FORMS], rows, numbers=_FORMS)
     same = len(row.features) - len(row.differing)
     label = "" if row.label is None else f" The label is {row.label:g}."
     known = ", as far as is known" if result.unknown else ""

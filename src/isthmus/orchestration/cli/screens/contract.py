@@ -6,7 +6,7 @@ from typing import Any
 
 from isthmus.features.contract.diff import AVAILABLE, duration
 from isthmus.features.contract.schema import Column, ServiceContract, TransformContract, ViewContract
-from isthmus.features.document.blocks import Block, Fields, Heading, Paragraph, Table, Text, bad, good
+from isthmus.features.document.blocks import Block, Fields, Heading, Paragraph, TableBlock, Text, bad, good
 from isthmus.features.projectstatus import short
 from isthmus.orchestration.apply.contracts import ContractDifference, LocatedContract
 
@@ -56,7 +56,7 @@ def difference_blocks(difference: ContractDifference) -> Iterator[Block]:
             declared = (side.contract.services.get(service.service) for side in (difference.before, difference.after))
             hashes = (short(None if contract is None else contract.hash) for contract in declared)
             rows.append([service.service, style(_OUTCOMES[service.outcome]), *hashes])
-        yield Table(["service", "its models", "hash before", "hash after"], rows)
+        yield TableBlock(["service", "its models", "hash before", "hash after"], rows)
 
 
 def _section(title: str, lines: Mapping[str, str], fields: Sequence[Column] = ()) -> Iterator[Block]:
@@ -64,7 +64,7 @@ def _section(title: str, lines: Mapping[str, str], fields: Sequence[Column] = ()
     yield Fields(list(lines.items()))
     if fields:
         rows = [[column.name, _type(column), AVAILABLE[column.available]] for column in fields]
-        yield Table(["feature", "type", "can exist"], rows)
+        yield TableBlock(["feature", "type", "can exist"], rows)
 
 
 def _of_view(view: ViewContract) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from isthmus.features.document.blocks import Block, Heading, Paragraph, Table, bad, cell, good, strong
+from isthmus.features.document.blocks import Block, Heading, Paragraph, TableBlock, bad, cell, good, strong
 from isthmus.orchestration.cli.screens.models import models_blocks
 
 _FEATURES = 5
@@ -30,7 +30,7 @@ def demo_blocks(outcome: Mapping[str, Any]) -> Iterator[Block]:
     yield Paragraph((f"Seconds: {steps}  ", strong(f"total {total:.1f}")))
 
 
-def _views(outcome: Mapping[str, Any]) -> Table:
+def _views(outcome: Mapping[str, Any]) -> TableBlock:
     rows = []
     for name, built in outcome["views"].items():
         counts = outcome["materialize"][name]
@@ -40,7 +40,7 @@ def _views(outcome: Mapping[str, Any]) -> Table:
         figures = (built["rows"], counts["compared"], counts["changed"], counts["written"], verified, differing)
         rows.append([name, *map(cell, figures)])
     columns = ["rows", "keys", "changed", "written", "verified", "differing"]
-    return Table(["view", *columns], rows, numbers=columns)
+    return TableBlock(["view", *columns], rows, numbers=columns)
 
 
 def _answer(lookup: Mapping[str, Any], prediction: Mapping[str, Any]) -> Iterator[Block]:
@@ -52,5 +52,5 @@ def _answer(lookup: Mapping[str, Any], prediction: Mapping[str, Any]) -> Iterato
     features = [i for i, name in enumerate(names) if "__" in name]
     shown = features[:: max(1, len(features) // _FEATURES)][:_FEATURES]
     rows = [[names[i], cell(results[i]["values"][0]), results[i]["statuses"][0]] for i in shown]
-    yield Table(["feature", "value", "status"], rows, numbers=["value"])
+    yield TableBlock(["feature", "value", "status"], rows, numbers=["value"])
     yield Paragraph(f"{len(shown)} of {len(features)} features of the answer")

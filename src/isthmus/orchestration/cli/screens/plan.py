@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from isthmus.distill.reports.words import UNKNOWN, duration, money, number, scaled
-from isthmus.features.document.blocks import Block, Heading, Paragraph, Table, Text, bad, good
+from isthmus.features.document.blocks import Block, Heading, Paragraph, TableBlock, Text, bad, good
 
 
 def plan_blocks(plan: Mapping[str, Any]) -> Iterator[Block]:
@@ -33,7 +33,7 @@ def _work(half: str, estimate: Mapping[str, Any]) -> str:
 def _training(estimate: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[Block]:
     columns = ["ridge", "bound by", "at least", "expected", "cost"]
     rows = [[*_bounds(name, estimate), _money(device["cost"], plan)] for name, device in _ranked(estimate)]
-    yield Table(["device", *columns], rows, numbers=columns)
+    yield TableBlock(["device", *columns], rows, numbers=columns)
     name = estimate["recommended"]["device"]
     if name is None:
         yield Paragraph("No device that is known can do it.")
@@ -52,7 +52,7 @@ def _serving(estimate: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[B
             *_bounds(name, estimate), tail if device["holds"] else bad(tail),
             number(round(device["requests_per_second"])), _money(device["cost"], plan),
         ])  # fmt: skip
-    yield Table(["device", *columns], rows, numbers=columns)
+    yield TableBlock(["device", *columns], rows, numbers=columns)
     profile, name = plan["profiles"]["serving"], estimate["recommended"]["device"]
     objective = f"{profile['latency_objective_ms']:g} ms"
     if name is None:
@@ -84,7 +84,7 @@ def _decoding(decoding: Mapping[str, Any]) -> Iterator[Block]:
             parts = (estimate["prefill"]["devices"][name], step)
             speeds = [each for part in parts for each in (number(round(part["tokens_per_second"])), part["bound"])]
             rows.append([precision, name, *speeds, duration(step["seconds"] * 1e6)])
-    yield Table(["precision", "device", *columns], rows, numbers=columns)
+    yield TableBlock(["precision", "device", *columns], rows, numbers=columns)
     for precision, estimate in decoding["precisions"].items():
         if check := estimate["check"]:
             measured, expected = (duration(check[part] * 1e6) for part in ("measured_seconds", "seconds"))

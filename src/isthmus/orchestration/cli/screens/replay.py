@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from isthmus.features.document.blocks import Block, Paragraph, Table
+from isthmus.features.document.blocks import Block, Paragraph, TableBlock
 from isthmus.orchestration.recording.replay import Replay
 
 
@@ -10,8 +10,8 @@ def replay_blocks(report: Replay) -> Iterator[Block]:
     """How many answers are the same, and the first that are not, by cause."""
     yield Paragraph(f"{report.same:,} of {report.answers:,} answers are the same to the bit ({report.rows:,} rows)")
     if report.causes:
-        yield Table(["cause", "answers"], [[cause, f"{count:,}"] for cause, count in report.causes.items()])
-        yield Table(
+        yield TableBlock(["cause", "answers"], [[cause, f"{count:,}"] for cause, count in report.causes.items()])
+        yield TableBlock(
             ["answer", "of", "cause", "found"],
             [[one.id, one.at, one.cause, one.found] for one in report.differences],
         )

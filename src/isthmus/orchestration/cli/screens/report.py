@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from isthmus.features import clock
-from isthmus.features.document.blocks import Block, Fields, Paragraph, Table, cell
+from isthmus.features.document.blocks import Block, Fields, Paragraph, TableBlock, cell
 
 _TIMES = ("at", "deployed_at", "served")
 """Parts of reports that are microseconds since 1970 UTC."""
@@ -17,7 +17,7 @@ def report_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
     if report and all(isinstance(value, Mapping) for value in report.values()):
         columns = list(next(iter(report.values())))
         rows = [[name, *map(cell, row.values())] for name, row in report.items()]
-        yield Table(["", *columns], rows, numbers=columns)
+        yield TableBlock(["", *columns], rows, numbers=columns)
     else:
         yield Fields([(key, _items(value) if isinstance(value, list | tuple) else _part(key, value))
                       for key, value in report.items()])  # fmt: skip
@@ -67,7 +67,7 @@ def training_set_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
             for view, features in lag.items()
             for name, feature in features.items()
         ]  # fmt: skip
-        yield Table(["as served", *columns], rows, numbers=columns)
+        yield TableBlock(["as served", *columns], rows, numbers=columns)
 
 
 def export_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
@@ -82,7 +82,7 @@ def export_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
         for file, worst in report["worst"].items()
     ]
     columns = ["worst difference", *measures]
-    yield Table(["model file", *columns], rows, numbers=columns)
+    yield TableBlock(["model file", *columns], rows, numbers=columns)
     threads = f"{served['threads']} thread{'s' if served['threads'] > 1 else ''}"
     yield Paragraph(
         f"Served: {served['precision']}, on this host with {threads}: p50 {served['p50_us']:,.1f} µs, "

@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
 from isthmus.features.document import blocks
-from isthmus.features.document.blocks import ABSENT, Block, Figure, Span, Table, Text
+from isthmus.features.document.blocks import ABSENT, Block, Figure, StyledText, TableBlock, Text
 from isthmus.features.errors import harmless
 
 _STYLES = {"good": "green", "bad": "red", "strong": "bold", "aside": "dim"}
@@ -63,9 +63,9 @@ def _lines(text: RichText, width: int) -> Iterator[RichText]:
 def _parts(block: Block, width: int) -> Iterator[RichText | RichTable]:
     """The lines and tables of a block. Figures are left out."""
     match block:
-        case Table():
+        case TableBlock():
             yield from _tables(block, width)
-        case blocks.Group(_, parts, title):
+        case blocks.BlockGroup(_, parts, title):
             if title:
                 yield _styled(title)
             yield from chain.from_iterable(_parts(part, width) for part in parts)
@@ -89,7 +89,7 @@ def _parts(block: Block, width: int) -> Iterator[RichText | RichTable]:
                 yield line.append_text(RichText(indent).join(_styled(value).split("\n", allow_blank=True)))
 
 
-def _tables(table: Table, width: int) -> Iterator[RichTable]:
+def _tables(table: TableBlock, width: int) -> Iterator[RichTable]:
     """A table in which names and numbers do not wrap, in parts that fit.
 
     Columns of figures are left out, and those without a value.
@@ -113,7 +113,7 @@ def _tables(table: Table, width: int) -> Iterator[RichTable]:
 class _Column:
     """A column: its cells, the width that it needs, and the width at which nothing in it wraps."""
 
-    def __init__(self, table: Table, n: int, cells: Sequence[RichText]) -> None:
+    def __init__(self, table: TableBlock, n: int, cells: Sequence[RichText]) -> None:
         self.name, self.cells = harmless(table.columns[n]), cells
         self.is_number = table.columns[n] in table.numbers
         lines = [line for cell in cells for line in cell.plain.splitlines()]
@@ -141,9 +141,15 @@ def _drawn_table(columns: Sequence[_Column], width: int) -> RichTable:
     return rich
 
 
-def _cell(cell: Text, table: Table, n: int, is_narrow: bool) -> RichText:
+def _cell(cell: Text, table: TableBlock, n: int, is_narrow: bool) -> RichText:
     """Return a cell. On narrow terminals, the interval of a number goes below the number."""
-    if is_narrow and isinstance(cell, tuple) and cell and isinstance(cell[-1], Span) and cell[-1].style == "aside":
+    if (
+        is_narrow
+        and isinstance(cell, tuple)
+        and cell
+        and isinstance(cell[-1], StyledText)
+        and cell[-1].style == "aside"
+    ):
         return RichText("\n").join([_cell(cell[:-1], table, n, False), RichText(harmless(cell[-1].text), "dim")])
     text = _styled(cell)
     if table.columns[n] in table.numbers:
@@ -164,7 +170,7 @@ def _styled(text: Text, style: str = "") -> RichText:
     match text:
         case str():
             return RichText(harmless(text), style)
-        case Span(words, kind):
+        case StyledText(words, kind):
             return RichText(harmless(f" ({words})" if kind == "aside" else words), _STYLES.get(kind, style))
         case Figure():
             return RichText()
