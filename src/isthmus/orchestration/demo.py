@@ -16,9 +16,9 @@ from isthmus.features.values.arrow import micros
 from isthmus.orchestration import status
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.graph import build_definitions
-from isthmus.orchestration.graph.events import REPORT, Materialized, shown
+from isthmus.orchestration.graph.events import REPORT, NodeMaterialization, display_metadata
 from isthmus.orchestration.graph.instance import dagster_home
-from isthmus.orchestration.graph.outline import compiled
+from isthmus.orchestration.graph.outline import compile_outline
 from isthmus.orchestration.graph.resource import Context, Results, selection
 from isthmus.orchestration.graph.steps import STEPS, run_step
 from isthmus.orchestration.project import Project
@@ -84,9 +84,9 @@ class _Here:
                 self.seconds[step] = event.metadata["seconds"]
             metadata = {
                 name: getattr(dg.MetadataValue, value["type"])(value["raw_value"]) if isinstance(value, dict) else value
-                for name, value in shown(event).items()
+                for name, value in display_metadata(event).items()
             }
-            if isinstance(event, Materialized):
+            if isinstance(event, NodeMaterialization):
                 yield dg.MaterializeResult(
                     asset_key=keys[event.node], data_version=dg.DataVersion(event.version), metadata=metadata
                 )
@@ -99,7 +99,7 @@ class _Here:
 
 def _run(steps: _Here) -> None:
     # A demo builds complete tables: daily partitions are for projects that live on.
-    outline = msgspec.structs.replace(compiled(steps.project), days=None)
+    outline = msgspec.structs.replace(compile_outline(steps.project), days=None)
     job = build_definitions(outline, resource=steps).resolve_implicit_global_asset_job_def()
     with dg.DagsterInstance.from_config(str(dagster_home(steps.project))) as instance:
         # Dagster's own lines would bury the progress, and errors arrive as exceptions.

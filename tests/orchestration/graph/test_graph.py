@@ -20,11 +20,11 @@ from dagster_pipes import PipesContext
 
 from isthmus import ConfigurationError
 from isthmus.orchestration.dev import dev
-from isthmus.orchestration.graph import IsthmusTranslator, Node, build_definitions, child
+from isthmus.orchestration.graph import AssetNode, IsthmusTranslator, build_definitions, child
 from isthmus.orchestration.graph.assets import observe
 from isthmus.orchestration.graph.events import DRIFT
 from isthmus.orchestration.graph.outline import outline
-from isthmus.orchestration.graph.resource import CHILD, Context, IsthmusResource, Messages, Results, Steps
+from isthmus.orchestration.graph.resource import CHILD, Context, IsthmusResource, Messages, Results, StepRunner
 from isthmus.orchestration.project import Project
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import VIEWS, Shop
@@ -39,7 +39,7 @@ TABLES = {f"{kind}/{view}" for kind in ("offline", "online") for view in VIEWS}
 class Dagster:
     """A project with the runs that there were of it."""
 
-    def __init__(self, root: Path, instance: dg.DagsterInstance, resource: Steps | None = None) -> None:
+    def __init__(self, root: Path, instance: dg.DagsterInstance, resource: StepRunner | None = None) -> None:
         self.root, self.instance, self.resource = root, instance, resource
 
     def run(self, *nodes: str, days: tuple[str, str] | None = None) -> dg.ExecuteInProcessResult:
@@ -424,19 +424,19 @@ def test_an_outline_is_compiled_anew_only_when_something_changed(shop: Shop, mon
 
 
 class _Ours(IsthmusTranslator):
-    def get_asset_spec(self, node: Node) -> dg.AssetSpec:
+    def get_asset_spec(self, node: AssetNode) -> dg.AssetSpec:
         spec = super().get_asset_spec(node)
         return spec.replace_attributes(key=spec.key.with_prefix("ours"), owners=["team:shop"], group_name="all")
 
 
 class _Circle(IsthmusTranslator):
-    def get_asset_spec(self, node: Node) -> dg.AssetSpec:
+    def get_asset_spec(self, node: AssetNode) -> dg.AssetSpec:
         deps = [dg.AssetKey([MODEL, "deployment"])] if node.id == "offline/shelf_demand" else []
         return super().get_asset_spec(node).replace_attributes(deps=deps)
 
 
 class _Same(IsthmusTranslator):
-    def get_asset_spec(self, node: Node) -> dg.AssetSpec:
+    def get_asset_spec(self, node: AssetNode) -> dg.AssetSpec:
         return super().get_asset_spec(node).replace_attributes(key=dg.AssetKey(node.kind))
 
 

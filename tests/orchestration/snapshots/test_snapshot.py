@@ -21,8 +21,8 @@ from isthmus.features.values.entitykey import decode_values
 from isthmus.features.values.rows import RowCodec
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.cli.cli import app
-from isthmus.orchestration.graph.events import Materialized, Request
-from isthmus.orchestration.graph.outline import compiled
+from isthmus.orchestration.graph.events import NodeMaterialization, StepRequest
+from isthmus.orchestration.graph.outline import compile_outline
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.snapshots.create import copy, shelf, signer, snapshot, undisclosed
@@ -339,13 +339,13 @@ def test_the_command_says_how_many_owners_there_are(owned: Project) -> None:
 
 def test_the_asset_says_how_many_owners_there_are(owned: Project) -> None:
     node = f"snapshot/{SERVICE}"
-    (made,) = run_step(owned, Request("snapshot", (node,)), silent)
-    assert isinstance(made, Materialized)
+    (made,) = run_step(owned, StepRequest("snapshot", (node,)), silent)
+    assert isinstance(made, NodeMaterialization)
     assert (made.node, made.metadata["owners"], made.metadata["dagster/row_count"]) == (node, "60", 120)
     # Another owner makes it stale, and the package, which names the owner; no model is trained again for it.
-    before = compiled(owned)
+    before = compile_outline(owned)
     Shop(owned.root).replace('owner="customer"', 'owner="store"')
-    after = compiled(Project(owned.root))
+    after = compile_outline(Project(owned.root))
     assert before.snapshots[0].code != after.snapshots[0].code
     assert (before.models[0].training, before.models[0].examples) == (
         after.models[0].training,

@@ -26,7 +26,7 @@ from isthmus.features.days import Days
 from isthmus.features.offline.store import OfflineStore
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.apply.diff import apply_diff
-from isthmus.orchestration.graph.outline import compiled
+from isthmus.orchestration.graph.outline import compile_outline
 from isthmus.orchestration.tables.build import build, build_range, day_range, outdated_views
 from isthmus.orchestration.training.set import training_set
 from tests.commandline import run
@@ -397,7 +397,7 @@ def test_a_query_is_read_for_each_build(reaching: Shop, project: Open, monkeypat
         with closing(duckdb.connect(str(reaching.root / "shop.duckdb"))) as database:
             database.execute(f"UPDATE orders SET {change}")  # noqa: S608 - one of these two
         assert outdated_views(project(reaching)) == others
-    assert [each.version_sql for each in compiled(project(reaching)).sources if each.name == "orders"] == [
+    assert [each.version_sql for each in compile_outline(project(reaching)).sources if each.name == "orders"] == [
         "SELECT sum(cents), count(*) FROM orders;"
     ]
     assert build_range(project(reaching), [ORDERS_VIEW], within=Days(FIRST, FIRST + 9))[ORDERS_VIEW].changed

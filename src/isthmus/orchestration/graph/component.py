@@ -1,4 +1,4 @@
-"""The component: three lines of YAML declare the complete graph of a project."""
+"""Dagster component that adds the graph of an Isthmus project from three lines of YAML."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,15 +24,13 @@ class ScaffoldParams(BaseModel):
 
 
 class IsthmusProjectScaffolder(dg.Scaffolder[ScaffoldParams]):
-    """Writes the `defs.yaml` of a project."""
+    """Write the `defs.yaml` of a project, with its folder relative to the root of the Dagster project."""
 
     @classmethod
     def get_scaffold_params(cls) -> type[ScaffoldParams]:
-        """The type of the options."""
         return ScaffoldParams
 
     def scaffold(self, request: dg.ScaffoldRequest[ScaffoldParams]) -> None:
-        """Writes the file, with the project's folder relative to the root of the Dagster project."""
         folder = (request.params or ScaffoldParams()).project
         root = "{{ project_root }}" if folder == "." else "{{ project_root }}/" + folder
         dg.scaffold_component(request, {"project": root})
@@ -41,21 +39,21 @@ class IsthmusProjectScaffolder(dg.Scaffolder[ScaffoldParams]):
 @dg.scaffold_with(IsthmusProjectScaffolder)
 @dataclass
 class IsthmusProjectComponent(StateBackedComponent, Resolvable):
-    """The graph of an Isthmus project.
+    """All assets, checks and sensors of an Isthmus project.
 
         type: isthmus.orchestration.graph.IsthmusProjectComponent
         attributes:
           project: "{{ project_root }}"
 
-    The project is compiled once, in its own process, and the outline is the component's state: the code server loads
-    neither feast nor pyspark nor torch. `dagster dev` and `dg dev` compile again when definitions change; elsewhere run
-    `dg utils refresh-defs-state` when the image is built.
+    The project is compiled in a separate process, and the result is stored as the component's state. The code server
+    therefore loads neither feast nor pyspark nor torch. `dagster dev` and `dg dev` recompile when definitions change.
+    In a deployment, run `dg utils refresh-defs-state` when you build the image.
 
-    To change the names, groups and owners of assets, derive from it and override `translator`.
+    To change names, groups or owners of assets, subclass the component and override `translator`.
 
     Attributes:
-        project: folder of the project, with its isthmus.toml.
-        defs_state: where the state is stored.
+        project: folder of the project; it contains isthmus.toml.
+        defs_state: storage of the component's state; the local file system by default.
     """
 
     project: str
@@ -63,12 +61,12 @@ class IsthmusProjectComponent(StateBackedComponent, Resolvable):
 
     @property
     def translator(self) -> IsthmusTranslator:
-        """Turns nodes into asset specs."""
+        """Translator that maps nodes to asset specs. Override it to customize assets."""
         return IsthmusTranslator()
 
     @property
     def resource(self) -> IsthmusResource:
-        """Runs the steps."""
+        """Resource that runs the steps. Override it to run steps elsewhere."""
         return IsthmusResource(project=self.project)
 
     @property
@@ -87,6 +85,6 @@ class IsthmusProjectComponent(StateBackedComponent, Resolvable):
             problem = Problem(self.project, "has not been compiled", "its state")
             raise ConfigurationError("IsthmusProjectComponent", [problem], remedy="run `dg utils refresh-defs-state`")
         state = msgspec.json.decode(state_path.read_bytes(), type=Outline)
-        # The state may be from where the image was built, in another folder.
+        # The image may have been built with the project in another folder.
         here = msgspec.structs.replace(state, root=str(Path(self.project).resolve()))
         return build_definitions(here, translator=self.translator, resource=self.resource)
