@@ -445,12 +445,12 @@ def test_a_translator_names_what_it_wants_and_dependencies_follow(shop: Shop) ->
     online = graph.get(dg.AssetKey(["ours", "online", "shelf_demand"]))
     assert online.parent_keys == {dg.AssetKey(["ours", "offline", "shelf_demand"])}
     assert (online.owners, online.group_name) == (["team:shop"], "all")
-    with pytest.raises(dg.DagsterInvalidDefinitionError, match=r"offline/customer_orders, .*Give each its own"):
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match=r"offline/customer_orders, .*Give each a unique key"):
         build_definitions(shop.root, translator=_Same())
 
 
 def test_assets_that_depend_on_themselves_are_refused_with_the_circle(shop: Shop) -> None:
-    circle = rf"offline/shelf_demand <- .*{MODEL}/deployment.*\. Take one of these dependencies away"
+    circle = rf"offline/shelf_demand <- .*{MODEL}/deployment.*\. Remove one of them"
     with pytest.raises(dg.DagsterInvalidDefinitionError, match=circle):
         build_definitions(shop.root, translator=_Circle())
 
@@ -546,7 +546,10 @@ def _dg(*arguments: str, folder: Path, environment: dict[str, str]) -> "subproce
 
 @pytest.mark.parametrize(
     ("table", "remedy"),
-    [("dev", r"Choose another with --port or \[dev\] port"), ("server", r"Choose another with \[server\] port")],
+    [
+        ("dev", r"Choose another port with --port or \[dev\] port"),
+        ("server", r"Choose another port with \[server\] port"),
+    ],
 )
 def test_a_taken_port_of_dev_is_a_sentence(shop: Shop, table: str, remedy: str) -> None:
     # The program there would answer, and pass for the page or the API.

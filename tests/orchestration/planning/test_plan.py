@@ -422,7 +422,7 @@ def test_without_prices_time_alone_ranks(shop: Shop) -> None:
         assert estimate["devices"]["this host"]["bound"] == "overhead"
         assert estimate["recommended"]["device"] == "this host" != estimate["recommended"]["fastest"]
     blocks = list(plan_blocks(found))
-    told = "No device has a price, so time alone ranks, and 77% of it is overhead; l40s is the fastest: 20.1 s."
+    told = "ranked by time: 77% of its time is overhead; the fastest is l40s with 20.1 s."
     assert any(isinstance(block, Paragraph) and told in str(block.text) for block in blocks)
     table = next(block for block in blocks if isinstance(block, Table))
     times = [found["models"]["late_order"]["training"]["devices"][str(row[0])]["seconds"] for row in table.rows[:-1]]
@@ -434,7 +434,7 @@ def test_tokens_a_second_are_shown(shop: Shop) -> None:
     found["models"]["late_order"]["decoding"] = decoding = TEXT.plan({"this host": host(2)}, 2, probed)
     blocks = list(plan_blocks(found))
     texts = [str(block.text) for block in blocks if isinstance(block, Paragraph)]
-    assert "Decoding, a prompt of 384 tokens and those behind it, of one text at a time." in texts
+    assert "Decoding one text at a time, after a prompt of 384 tokens." in texts
     assert "Left out: model.fp32.pte; its runtime is not measured." in texts
     ratio = decoding["precisions"]["int4"]["check"]["ratio"]
     (told,) = (text for text in texts if text.startswith("Measured: 60 µs for a step in int4 at the last export; "))
@@ -454,7 +454,7 @@ def test_no_gpu_is_recommended_for_work_that_is_bound_by_overhead(shop: Shop, pr
     training = found["models"]["late_order"]["training"]
     assert training["devices"]["this host"]["bound"] == "overhead"
     assert (training["recommended"]["device"], training["recommended"]["by"]) == ("this host", by)
-    told = "No CPU has a price, so time alone ranks" if by == "time" else "as the cheapest"
+    told = "No CPU has a price, so devices are ranked by time" if by == "time" else "the cheapest"
     assert any(isinstance(block, Paragraph) and told in str(block.text) for block in plan_blocks(found))
 
 
@@ -503,7 +503,7 @@ def test_a_check_says_why_it_differs(shop: Shop, changed: dict[str, Any], words:
 
 
 def test_before_there_is_anything_to_plan(shop: Shop, project: Open) -> None:
-    with pytest.raises(DataError, match=r"student of late_order: there is none .* Run `isthmus distill`"):
+    with pytest.raises(DataError, match=r"student of late_order: not found .* Run `isthmus distill`"):
         plan(project(shop), speed=host)
     opened = made(shop)
     shop.replace("latency_objective_ms = 1", "threads = 2", "isthmus.toml")
@@ -513,7 +513,7 @@ def test_before_there_is_anything_to_plan(shop: Shop, project: Open) -> None:
     with pytest.raises(GateFailed, match="the serving half is missing"):
         plan(opened, speed=host)
     shutil.rmtree(shop.state / "packages")
-    with pytest.raises(DataError, match=r"package of late_order: there is none .* Run `isthmus export`"):
+    with pytest.raises(DataError, match=r"package of late_order: not found .* Run `isthmus export`"):
         plan(opened, speed=host)
 
 
@@ -536,7 +536,7 @@ def test_the_command_line(shop: Shop) -> None:
 
 
 def test_the_command_line_refuses(shop: Shop) -> None:
-    assert "student of late_order: there is none" in refused(shop, "plan", code=1)
+    assert "student of late_order: not found" in refused(shop, "plan", code=1)
     assert "'early' is not declared" in refused(shop, "plan", "early", code=2)
     shop.append("\n[prices]\nhour = { l40 = 1 }\n", "isthmus.toml")
     assert "prices.hour.l40: is no device" in refused(shop, "plan", code=2)

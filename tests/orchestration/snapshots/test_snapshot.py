@@ -227,14 +227,14 @@ def test_the_command_says_what_is_disclosed_before_it_writes(kept: Project, tmp_
     done = runner.invoke(app, [*arguments, "--json"])
     assert done.exit_code == 0, done.output
     assert (
-        "whoever fetches the snapshot gets shelf_demand: sold_1d, distance of every store and every product"
+        "anyone who can fetch the snapshot gets shelf_demand: sold_1d, distance of every store and every product"
         in done.stderr
     )
     report = json.loads(done.stdout)
     assert (report["rows"], report["made"]) == ({"shelf_demand": 60}, "2024-03-01T00:00:00+00:00")
     assert (tmp_path / "out" / SERVICE).read_bytes() == Path(report["path"]).read_bytes()
     again = runner.invoke(app, arguments)
-    assert "whoever fetches" not in again.stderr
+    assert "anyone who can fetch" not in again.stderr
     assert str(report["bytes"]) in again.stdout.replace(",", "")
 
 
@@ -330,7 +330,7 @@ def test_the_command_says_how_many_owners_there_are(owned: Project) -> None:
     done = CliRunner().invoke(app, ["snapshot", "--project", str(owned.root), "--json"])
     assert done.exit_code == 0, done.output
     customer = "customer_orders: orders_7d, mean_amount_7d, late_rate_7d of their own customer alone"
-    assert f"whoever fetches the snapshot gets {customer}" in done.stderr
+    assert f"anyone who can fetch the snapshot gets {customer}" in done.stderr
     report = json.loads(done.stdout)
     assert report["owners"] == 60
     assert report["bytes"] >= report["median_bytes"] > 1000
