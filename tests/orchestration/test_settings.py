@@ -239,8 +239,10 @@ def test_a_wrong_variable_is_named_as_one(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("ISTHMUS_PROJECT__NOW", "2013-12-31T12:00:00")
     monkeypatch.setenv("ISTHMUS_STORES__ONLIN", "embedded")
     assert sorted(problems(tmp_path, SMALLEST)) == [
-        "ISTHMUS_PROJECT__NOW: '2013-12-31T12:00:00'; expected a time with a time zone, for example "
-        "2013-12-31T12:00:00Z",
+        (
+            "ISTHMUS_PROJECT__NOW: '2013-12-31T12:00:00'; expected a time with a time zone, for example "
+            "2013-12-31T12:00:00Z"
+        ),
         "ISTHMUS_SERVER__PORT: 'http'; expected a whole number",
         (
             "ISTHMUS_STORES__ONLIN: is not a setting (did you mean online?); expected one of history_seconds, "

@@ -20,7 +20,7 @@ from isthmus.features.online.store import OnlineStore
 from isthmus.features.progress import Progress, silent
 from isthmus.features.projectstatus import ModelStatus, RunStatus, SpoolStatus, Status, ViewStatus
 from isthmus.features.redis.connection import answering, connect
-from isthmus.orchestration.apply.diff import in_force
+from isthmus.orchestration.apply.diff import applied_contract
 from isthmus.orchestration.artifacts import Artifacts, outdated, verdict_file
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality.measure import quality
@@ -39,7 +39,7 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
     Raises:
         ConfigurationError: the definitions have errors.
     """
-    contract, before = project.definitions.contract, in_force(project)
+    contract, before = project.definitions.contract, applied_contract(project)
     current = project.generations().current if before else None
     applied = before is not None and before.hash == contract.hash
     views = {}

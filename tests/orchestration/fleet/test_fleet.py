@@ -674,11 +674,11 @@ def test_a_note_names_nothing_outside(tmp_path: Path) -> None:
 REFUSED = [
     ({"name": "2shop"}, "", "project.name: '2shop'; expected a letter first"),
     ({"name": "shop-"}, "", "project.name: 'shop-'; expected a letter first"),
-    ({"name": "s" * 41}, "", "and 40 characters at most"),
-    ({}, "[server]\nport = 0\n", "server.port: 0; expected a port that others can know"),
+    ({"name": "s" * 41}, "", "and at most 40 characters"),
+    ({}, "[server]\nport = 0\n", "server.port: 0; expected a fixed port"),
     ({}, '[stores]\nonline = "unix:///run/redis"\n', "stores.online: 'unix:///run/redis'; expected the URL of a Redis"),
     ({}, '[stores]\nonline = "redis://"\n', "stores.online: 'redis://'; expected the URL of a Redis"),
-    ({}, '[stores]\nonline = "redis://:hunter2@there"\n', "stores.online: has a password; expected none there"),
+    ({}, '[stores]\nonline = "redis://:hunter2@there"\n', "stores.online: has a password; expected no password in"),
     ({}, '[stores]\noffline = "tables"\n[server.record]\n', "stores.offline: 'tables'; expected a folder in .isthmus"),
     ({}, '[profiles.training]\ndevice = "cuda"\n', "profiles.training.accelerator: is not set; expected the"),
 ]

@@ -448,10 +448,10 @@ def test_without_an_end_a_range_ends_with_today(shop: Shop, project: Open) -> No
 def test_a_difference_is_told_before_anything_is_touched(built: Shop, project: Open) -> None:
     training_set(project(built))
     assert apply_diff(project(built)).lines() == [
-        "the definitions are those of the contract in force",
-        "keep customer_orders, which holds 2,400 rows of 59 days",
-        "keep shelf_demand, which holds 2,400 rows of 59 days",
-        "keep customer_facts, which holds 50 rows of 12 days",
+        "the definitions match the applied contract",
+        "keep customer_orders, which has 2,400 rows of 59 days",
+        "keep shelf_demand, which has 2,400 rows of 59 days",
+        "keep customer_facts, which has 50 rows of 12 days",
     ]
     built.replace("ttl=timedelta(days=7)", "ttl=timedelta(days=8)")
     built.replace("SLOW = 60", "SLOW = 61")
