@@ -147,6 +147,6 @@ def test_a_page_of_another_owner_than_the_package_is_refused(project: Project, t
     latest = project.snapshots / SERVICE / "latest"
     named = latest.read_bytes()
     latest.unlink()
-    with pytest.raises(DataError, match="there is none of owners"):
+    with pytest.raises(DataError, match="has no files of owners"):
         site(project, None, tmp_path / "none")
     latest.write_bytes(named)

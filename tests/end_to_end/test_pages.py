@@ -147,7 +147,7 @@ def test_the_verb_says_where_it_wrote(project: Project, tmp_path: Path) -> None:
 
 def test_a_folder_with_something_else_is_left_alone(project: Project, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(DataError, match="holds something else"):
+    with pytest.raises(DataError, match="contains other files"):
         site(project, None, tmp_path)
     assert (tmp_path / "mine.txt").read_text() == "mine"
 

@@ -318,8 +318,8 @@ def test_a_host_of_files_gets_nothing_of_owners(owned: Project, tmp_path: Path) 
     done = CliRunner().invoke(app, ["snapshot", "--project", str(owned.root), "--to", str(out)])
     assert isinstance(done.exception, RequestError), done.output
     message = str(done.exception)
-    assert "has a file for each customer: a host of files gives it to whoever guesses its name" in message
-    assert "GET /snapshots/late_order_device/CUSTOMER, behind your own login" in message
+    assert "has a file for each customer, and on a file host anyone who guesses the name could read it" in message
+    assert "GET /snapshots/late_order_device/CUSTOMER, behind your login" in message
     assert not out.exists()
     assert shelf(owned, SERVICE).latest() is None
     with pytest.raises(RequestError, match="a host of files"):

@@ -112,7 +112,9 @@ def test_a_lookback_that_is_too_short_is_refused(reaching: Shop, project: Open, 
     apply(project(reaching))
     build(project(reaching), [ORDERS_VIEW])
     for within in (Days(FIRST + 10, FIRST + 11), Days(FIRST - 40, FIRST + 60)):
-        sentence = rf"customer_orders: reaches further than its lookback of {told}: with more of it, .* at customer="
+        sentence = (
+            rf"customer_orders: reads further back than its lookback of {told}: with a longer one, .* at customer="
+        )
         with pytest.raises(DataError, match=sentence):
             build_range(project(reaching), [ORDERS_VIEW], within=within, step=50)
         assert stored(reaching, project)[1] == expected[1]
@@ -242,7 +244,7 @@ def test_rows_of_the_future_are_stored_and_said(built: Shop, project: Open) -> N
         for event, known in zip(*(rows[name].cast(pa.int64()).to_pylist() for name in ("event_timestamp", "known_at")),
                                 strict=True)
     )  # fmt: skip
-    assert f"customer_orders has {ahead} rows of the future, which answer from their time on" in told
+    assert f"customer_orders has {ahead} rows in the future, which are used from their time on" in told
     shutil.rmtree(built.state / "offline" / ORDERS_VIEW)
     build_range(project(built), [ORDERS_VIEW], within=Days(FIRST, FIRST + 46))
     assert max(stored(built, project)[0]["event_timestamp"].to_pylist()).day == 15
@@ -261,7 +263,9 @@ def test_a_source_that_changed_under_us(reaching: Shop, project: Open) -> None:
                                         r"customer_orders was built.*`isthmus build customer_orders`"):  # fmt: skip
         build_range(project(reaching), [ORDERS_VIEW], within=YEAR)
     pq.write_table(orders.drop_columns(["cents"]), reaching.orders)
-    sentence = "source orders, column cents: is gone; view customer_orders .*; expected bigint, as when customer"
+    sentence = (
+        "source orders, column cents: no longer exists; view customer_orders .*; expected bigint, as when customer"
+    )
     with pytest.raises(DataError, match=sentence):
         build_range(project(reaching), [ORDERS_VIEW], within=YEAR)
     with pytest.raises(DataError, match=sentence):
@@ -423,10 +427,10 @@ def test_a_range_on_the_command_line(built: Shop) -> None:
 @pytest.mark.parametrize(
     ("first", "end", "step", "catch_up", "sentence"),
     [
-        (None, "2024-01-01", None, False, "--to 2024-01-01: without --from"),
-        ("2024-01-01", None, None, True, "--catch-up: together with a range"),
-        (None, None, 7, False, "--step 7: without a range"),
-        ("2024-01-01", None, 0, False, "--step 0: is no number of days"),
+        (None, "2024-01-01", None, False, "--to 2024-01-01: needs --from"),
+        ("2024-01-01", None, None, True, "--catch-up: cannot be used with --from or --to"),
+        (None, None, 7, False, "--step 7: needs --from or --catch-up"),
+        ("2024-01-01", None, 0, False, "--step 0: is not a number of days"),
         ("2024-02-01", "2024-01-01", None, False, "2024-02-01 to 2024-01-01 holds no day"),
     ],
 )
@@ -613,7 +617,7 @@ def test_a_column_that_becomes_text_is_refused_until_it_is_declared(built: Shop,
     for again in (build, build_range):
         with pytest.raises(DataError, match=r"source customers: visits \(bigint\) had types when") as caught:
             again(project(built), ["customer_facts"])
-    assert caught.value.remedy.startswith("write types={'visits': Int64} in the source, or String")
+    assert caught.value.remedy.startswith("write types={'visits': Int64} in the source, with String")
     built.replace('"born": Int64, ', types)
     assert outdated_views(project(built)) == []
     built.replace('"visits": Int64', '"visits": String')
