@@ -234,7 +234,7 @@ def test_what_is_not_there(served: Path) -> None:
     shutil.rmtree(Artifacts.of(project).outputs)
     assert attribute(project).measures["auc"].ideal > 0.7
     shutil.rmtree(Artifacts.of(project).last_model())
-    with pytest.raises(DataError, match="is gone, and the package has only what it became"):
+    with pytest.raises(DataError, match="is missing, and cannot be restored from the package"):
         attribute(project)
     Artifacts.of(project).package_pointer.unlink()
     with pytest.raises(DataError, match="Run `isthmus export`"):

@@ -30,7 +30,7 @@ from isthmus.orchestration.models.students import distill, export
 from isthmus.orchestration.planning.devices import Device, Peak, Precision, catalogue, measure_host
 from isthmus.orchestration.planning.plan import plan
 from isthmus.orchestration.planning.roofline import Work, roofline, rows_to_ridge
-from isthmus.orchestration.planning.tokenrate import Text
+from isthmus.orchestration.planning.tokenrate import TextModel
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
 from isthmus.package.golden import Case, Golden, TensorBytes
@@ -157,11 +157,11 @@ def test_every_wrong_figure_is_told_at_once(tmp_path: Path) -> None:
         "devices.toml: l4.bandwidth": "-1; greater than 0",
         "devices.toml: b.bandwidth": "'fast'; a valid number",
         "devices.toml: b.memory": "is missing; a value",
-        "devices.toml: b.watt": "is no figure of a device; one of bandwid",
-        "devices.toml: cpu": "cannot be its name; lower-case letters, ",
+        "devices.toml: b.watt": "is not a setting of a device; one of bandwid",
+        "devices.toml: cpu": "is not a valid name; lower-case letters, ",
         "devices.toml: c.peak.fp32": "is missing; a value",
         "devices.toml: c.peak.bf16": "inf; a finite number",
-        "prices.hour.l40": "is no device; one of a10, a100-sxm-80gb,",
+        "prices.hour.l40": "is not a device; one of a10, a100-sxm-80gb,",
     }
 
 
@@ -238,7 +238,7 @@ def test_what_is_not_counted_is_said() -> None:
 
 
 SIZES = Sizes(640, 64, 2, 4, 2, 16, 128, tied=True)
-TEXT = Text(
+TEXT = TextModel(
     SIZES, 384, {"fp32": ["model.fp32.onnx", "model.fp32.ort"], "int4": ["model.int4.ort"]}, ["model.fp32.pte"],
     ("int4", 60e-6),
 )  # fmt: skip
@@ -261,7 +261,7 @@ def test_tokens_a_second_are_those_by_hand() -> None:
     found = TEXT.plan(devices, 2, probed)
     assert found["prompt"] == 384
     assert found["left_out"] == {
-        "a gpu": "the profile's runtime answers on CPUs", "model.fp32.pte": "its runtime is not measured",
+        "a gpu": "the serving runtime needs a CPU", "model.fp32.pte": "its runtime is not measured",
     }  # fmt: skip
     assert {name: part["files"] for name, part in found["precisions"].items()} == TEXT.files
     plain, small = (found["precisions"][name] for name in ("fp32", "int4"))
@@ -368,7 +368,7 @@ def test_a_plan_is_that_by_hand(shop: Shop) -> None:
     assert training["check"]["least_seconds"] == least == 6.0
     overhead = (half["seconds"] - least) / 1790
     assert math.isclose(training["check"]["overhead_us"], overhead * 1e6)
-    assert "neither products nor memory: each call costs 11.2 ms beside its 67 MFLOP" in training["check"]["why"]
+    assert "overhead: each call costs 11.2 ms in addition to its 67 MFLOP" in training["check"]["why"]
     here = training["devices"]["this host"]
     assert math.isclose(here["seconds"], half["seconds"])
     assert math.isclose(here["cost"], 0.1 * half["seconds"] / 3600)
@@ -488,9 +488,12 @@ def test_what_lacks_a_precision_is_left_out(shop: Shop) -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"device": "cuda"}, "it ran on cuda in fp32, not as this host was measured: what a call costs is not known"),
-        ({"seconds": 1.0}, "sooner than the roofline allows"),
-        ({"seconds": 7.0}, "the arithmetic of this host explains it"),
+        (
+            {"device": "cuda"},
+            "it ran on cuda in fp32, which was not measured on this host",
+        ),
+        ({"seconds": 1.0}, "faster than the roofline: the data fit in caches"),
+        ({"seconds": 7.0}, "explained by the arithmetic speed of this host"),
     ],
 )
 def test_a_check_says_why_it_differs(shop: Shop, changed: dict[str, Any], words: str) -> None:
@@ -507,7 +510,7 @@ def test_before_there_is_anything_to_plan(shop: Shop, project: Open) -> None:
         plan(project(shop), speed=host)
     opened = made(shop)
     shop.replace("latency_objective_ms = 1", "threads = 2", "isthmus.toml")
-    with pytest.raises(GateFailed, match="the serving half was measured with threads 1; expected threads 2"):
+    with pytest.raises(GateFailed, match="serving was measured with threads 1; expected threads 2"):
         plan(project(shop), speed=host)
     shutil.rmtree(shop.state / "serving")
     with pytest.raises(GateFailed, match="the serving half is missing"):
@@ -526,7 +529,7 @@ def test_the_command_line(shop: Shop) -> None:
     assert "Training, 1,790 steps in fp32: 120 GFLOP, 513 MB, 234 FLOP/B." in lines
     assert [line for line in lines if line.startswith("Recommended: this host")]
     assert [line for line in lines if line.startswith("Measured: 42 µs for one row at the last export; ")]
-    assert "Left out: h100-sxm, a100-sxm-80gb, l40s, l4, a10, t4; the profile's runtime answers on CPUs." in lines
+    assert "Left out: h100-sxm, a100-sxm-80gb, l40s, l4, a10, t4; the serving runtime needs a CPU." in lines
     told = run("plan", "--json", cwd=shop.root)
     assert told.returncode == 0, told.stderr
     found = json.loads(told.stdout)
@@ -539,7 +542,7 @@ def test_the_command_line_refuses(shop: Shop) -> None:
     assert "student of late_order: not found" in refused(shop, "plan", code=1)
     assert "'early' is not declared" in refused(shop, "plan", "early", code=2)
     shop.append("\n[prices]\nhour = { l40 = 1 }\n", "isthmus.toml")
-    assert "prices.hour.l40: is no device" in refused(shop, "plan", code=2)
+    assert "prices.hour.l40: is not a device" in refused(shop, "plan", code=2)
 
 
 @pytest.mark.timeout(900)

@@ -354,9 +354,7 @@ def _spooled(tables: Iterable[pa.Table]) -> Iterator[Spool]:
 def _report(ready: Prepared, progress: Progress, done: float) -> None:
     if any(ready.pushes):
         only, replaced = ready.pushes
-        progress(
-            f"{ready.view.name} keeps {only} rows that only a push knew, and replaces {replaced} others", done
-        )
+        progress(f"{ready.view.name} keeps {only} rows that only a push knew, and replaces {replaced} others", done)
     if ready.ahead:
         progress(f"{ready.view.name} has {ready.ahead} rows in the future, which are used from their time on", done)
 
