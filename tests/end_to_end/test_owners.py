@@ -130,7 +130,7 @@ def test_a_key_of_bytes_is_typed_in_base64(tmp_path: Path, phone: Callable[[str]
     )
     with _served(_exported(shop), tmp_path) as (served_at, _):
         page = phone(served_at)
-        assert _answer(page, "A!", "customer: A! is not in Base64") is None
+        assert _answer(page, "A!", "customer: A! is not Base64") is None
         assert _answer(page, b64encode(MINE.to_bytes(8)).decode(), "in this browser") == "model"
         assert int(_stored(page)) > 0
 

@@ -94,8 +94,8 @@ def test_a_form_predicts_what_python_predicts(written: Path, phone: Callable[[st
             found, expected = float(answer.get_attribute("data-value") or "nan"), said(written, manifest, row)
             assert found == pytest.approx(expected, abs=1e-6, nan_ok=True)
         wrong = [
-            ("hour", "soon is no whole number"), ("weight", "heavy is no number"),
-            ("hour", f"{2**63} is beyond Int64"), ("product", f"{-(2**31) - 1} is beyond Int32"),
+            ("hour", "soon is not a whole number"), ("weight", "heavy is not a number"),
+            ("hour", f"{2**63} is out of range for Int64"), ("product", f"{-(2**31) - 1} is out of range for Int32"),
         ]  # fmt: skip
         for name, words in wrong:
             page.locator(f'[name="{name}"]').fill(words.split()[0])
