@@ -128,7 +128,6 @@ class TrainingSet:
 
 
 def described(features: Mapping[str, Sequence[str]]) -> str:
-    """Summarize features by view or transform, like `7 features of habits and moment`."""
     names = list(features)
     count = sum(map(len, features.values()))
     of = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
@@ -152,7 +151,6 @@ _NO_TRAINING_SET = "run `isthmus training-set`"
 
 
 def records_folder(project: Project) -> Path:
-    """Return the folder of pointers from training set ids to their folders."""
     return project.state / "records"
 
 
@@ -224,18 +222,15 @@ class Artifacts:
             raise DataError(where, f"its record cannot be read ({error})", remedy=_NO_TRAINING_SET) from error
 
     def last_model(self) -> Path:
-        """Return the folder of the last student."""
         return self._last(self.models / "latest", "student", "distill")
 
     def last_report(self) -> dict[str, Any]:
         return read_report(self.last_model())
 
     def last_package(self) -> Path:
-        """Return the folder of the last package."""
         return self._last(self.package_pointer, "package", "export")
 
     def packaged_report(self) -> dict[str, Any]:
-        """Return the report of the student in the last package."""
         package = self.last_package()
         student = self.models / read_package(package).model
         if not student.exists():
@@ -327,7 +322,6 @@ def outdated(package: Path, contract: Contract) -> list[str]:
 
 
 def verdict_file(project: Project, declared: Distillation | None) -> Path:
-    """Return the file of the last verdict on a distillation, or on the features of a project without one."""
     return project.state / "verdicts" / f"{declared.name if declared else 'features'}.json"
 
 

@@ -121,7 +121,6 @@ def _run(steps: _Here) -> None:
 
 
 def _ask(project: Project) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Look up and predict the first examples after the project's current time, through the API."""
     declared = project.distillation()
     contract = project.applied()
     rows = Artifacts(project, declared).current_training_set().table()

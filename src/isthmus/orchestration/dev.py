@@ -26,10 +26,7 @@ from isthmus.serving.process import listen
 def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -> int:
     """Run Dagster and the API until Ctrl-C or SIGTERM, then stop both. Return the exit code.
 
-    Args:
-        project: the project to run.
-        host: address of the Dagster UI.
-        port: port of the Dagster UI; by default `[dev] port`.
+    `host` and `port` (default: `[dev] port`) are the address of the Dagster UI.
 
     Raises:
         ConfigurationError: a port is in use.
@@ -96,7 +93,6 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
 
 @contextmanager
 def _collecting(project: Project) -> Iterator[None]:
-    """Collect pushed rows and recorded answers into their tables in the background."""
     from isthmus.orchestration.recording.collect import follow as follow_answers
     from isthmus.orchestration.server.collect import follow
 

@@ -34,10 +34,7 @@ def landed_sources(
 ) -> Iterator[Mapping[str, Landed]]:
     """Read the sources that are tables or queries into files, which are removed after the block.
 
-    Args:
-        project: the project.
-        declarations: views and spines whose sources are read.
-        within: first and last time (microseconds) of the rows to read, by source; other sources are read in full.
+    `within` has the first and last time (microseconds) to read by source; other sources are read in full.
     """
     cluster = project.settings.engine.startswith("sc://")
     tables = {name: each for name, each in _sources(declarations).items() if sources.lands(each, cluster=cluster)}
@@ -57,10 +54,7 @@ def source_frames(
 ) -> Iterator[Frames]:
     """Yield a DataFrame for each source of the declarations. The engine's session ends with the block.
 
-    Args:
-        project: the project.
-        declarations: views and spines whose functions the block calls.
-        landed: result of `landed_sources`; by default tables and queries are read here.
+    `landed` is the result of `landed_sources`; by default it is called here.
     """
     settings = project.settings
     with ExitStack() as stack:
@@ -80,7 +74,6 @@ def _sources(declarations: Sequence[FeatureView | Spine]) -> dict[str, Source]:
 
 
 def spine_columns(contract: Contract, name: str) -> list[Column]:
-    """Return the keys, request fields and label of a spine. A request field named like a key is listed once."""
     spine = contract.spines[name]
     columns = {name: (dtype, *size) for name, dtype, *size in (*spine["keys"], *spine["request"], spine["label"])}
     return [Column(name, TYPES[dtype], size=next(iter(size), None)) for name, (dtype, *size) in columns.items()]

@@ -120,7 +120,6 @@ class Project:
 
     @classmethod
     def find(cls, start: Path) -> "Project":
-        """Open the project with the nearest isthmus.toml, in `start` or its parent folders."""
         return cls(find(start))
 
     @cached_property
@@ -146,7 +145,6 @@ class Project:
         return None if configured is None else Signer(self.root / configured, os.environ.get(PASSWORD))
 
     def now(self) -> int:
-        """Return the project's current time in microseconds since 1970 UTC."""
         return clock.now() if self.fixed_now is None else self.fixed_now
 
     @contextmanager
@@ -371,7 +369,6 @@ class Project:
 
     @contextmanager
     def _imported(self, name: str) -> Iterator[ModuleType]:
-        """Import the definitions module and yield it."""
         file = self.root.joinpath(*name.split(".")).with_suffix(".py")
         where = str(file)
         if not file.is_file():
@@ -413,7 +410,6 @@ def _lock_of(table: str) -> str:
 
 
 def _place(error: BaseException, folder: Path, file: Path) -> str:
-    """Return the file and line in the project where an import failed."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         place, line = Path(error.filename), error.lineno
     else:
@@ -426,7 +422,6 @@ def _place(error: BaseException, folder: Path, file: Path) -> str:
 
 
 def _hidden(module: ModuleType) -> list[Problem]:
-    """Report views and spines that a later function with the same name replaces."""
     file = Path(str(module.__file__))
     problems = []
     first: dict[str, int] = {}

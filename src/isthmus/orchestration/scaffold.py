@@ -18,8 +18,6 @@ _FOLDERS = (Path(__file__).parent / "examples", Path(__file__).parents[3] / "exa
 
 @dataclass(frozen=True)
 class Scaffold:
-    """A new project. `next` are the commands from its README."""
-
     folder: Path
     name: str
     example: str
@@ -65,7 +63,6 @@ def init(folder: Path, example: Example = "empty") -> Scaffold:
 
 
 def _renamed(settings: str, example: str, name: str) -> str:
-    """Replace the name in the settings, and keep the comment after it in its column."""
     old, new = f'name = "{example}"', f'name = "{name}"'
     return re.sub(
         rf"^{re.escape(old)}( *)",

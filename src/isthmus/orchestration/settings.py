@@ -148,8 +148,6 @@ def _check_profile(profile: _Profile) -> _Profile:
 
 
 class ProfilesTable(_Table):
-    """`[profiles.training]` and `[profiles.serving]`."""
-
     training: Annotated[TrainingProfile, AfterValidator(_check_profile)] = TrainingProfile()
     serving: Annotated[ServingProfile, AfterValidator(_check_profile)] = ServingProfile()
 
@@ -224,8 +222,6 @@ class MonitorTable(_Table):
 
 
 class DevTable(_Table):
-    """`[dev]`: port and log level of Dagster in `isthmus dev`."""
-
     port: Annotated[int, Field(ge=1, le=65535)] = 3000
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
 
@@ -371,7 +367,6 @@ def _fields(place: tuple[str, ...]) -> list[str]:
 
 
 def _type_of(place: tuple[str, ...]) -> Any:
-    """Return the type of the setting at a path of keys, or None."""
     kind: Any = ProjectSettings
     for key in place:
         fields = get_type_hints(kind) if is_dataclass(kind) else getattr(kind, "model_fields", {})

@@ -74,7 +74,6 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
 
 
 def require_rows(status: Status) -> None:
-    """Raise a LostRowsError if Redis has lost rows of a view."""
     for name, view in status.views.items():
         if view.lost:
             raise LostRowsError(f"view {name}", view.lost)
@@ -95,7 +94,6 @@ def note(project: Project) -> None:
 
 
 def _measured_of(status: Status) -> tuple[object, ...]:
-    """Return everything that expectations and drift depend on: contract, tables and training sets."""
     tables = {name: view.built_at for name, view in status.views.items()}
     return status.contract, tables, {name: model.training_set for name, model in status.models.items()}
 
@@ -187,7 +185,6 @@ def _model(project: Project, declared: Distillation) -> ModelStatus:
 
 
 def _runs(home: Path) -> list[RunStatus]:
-    """Return the last Dagster runs; empty if Dagster was never used or is not installed."""
     if not (home / "dagster.yaml").exists():
         return []
     try:

@@ -15,7 +15,6 @@ GRACE_SECONDS = 20
 
 
 def main(command: list[str]) -> None:
-    """Run the command, then kill the process group, including this process."""
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)  # noqa: S603 - the command comes from our caller
     ended = os.pidfd_open(child.pid)
     ready, _, _ = select.select([sys.stdin, ended], [], [])

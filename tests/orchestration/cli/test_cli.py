@@ -250,7 +250,7 @@ def test_definitions_that_fail(shop: Shop) -> None:
     shop.append("1 / 0\n")
     line = len(shop.definitions.read_text().splitlines())
     assert refused(shop, "apply", code=2) == (
-        f"isthmus: {shop.definitions}: line {line}: fails with ZeroDivisionError: division by zero. Correct that line"
+        f"isthmus: {shop.definitions}: line {line}: fails with ZeroDivisionError: division by zero. Fix that line"
     )
     assert not shop.state.exists()
 

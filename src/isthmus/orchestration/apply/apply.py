@@ -101,7 +101,6 @@ def _has_rows(project: Project, generations: Generations, contract: Contract) ->
 
 
 def _retyped(project: Project, contract: Contract) -> list[Problem]:
-    """Return the features whose type differs from their table. No build could satisfy such a contract."""
     store, problems = project.offline_store(), []
     for view in contract.views.values():
         # Damaged tables are reported by the steps that read them.

@@ -53,7 +53,6 @@ class ApplyDiff:
     stale: dict[str, list[str]]
 
     def lines(self) -> list[str]:
-        """Return the effects as text, one per line."""
         lines = list(self.changes or ["nothing has been applied yet"])
         if self.before == self.after:
             lines = ["the definitions match the applied contract"]
@@ -91,7 +90,6 @@ def apply_diff(project: Project) -> ApplyDiff:
 
 
 def applied_contract(project: Project) -> Contract | None:
-    """Return the applied contract, or None if it is missing or cannot be read."""
     try:
         return project.last_applied()
     except ContractMismatch:

@@ -63,7 +63,6 @@ def _without_old(project: Project, generations: Generations) -> Generations:
 
 
 def _needed(project: Project, generations: Generations) -> set[str]:
-    """Return the hashes of the contracts that servers may still run models under."""
     file, every = project.deployment_file, {item.contract.hash for item in generations.retired}
     try:
         changed = file.stat().st_mtime_ns // 1000

@@ -62,7 +62,6 @@ def _server(folder: Path) -> str | None:
 
 
 def _registration(project: Project, contract: Contract) -> str:
-    """Return a digest of everything that is registered with Feast."""
     views = {
         name: [
             view.description, view.owner, contract.views[name].slot,
@@ -85,7 +84,6 @@ def _files(folder: Path) -> list[str]:
 
 
 def missing_views(generations: Generations, store: OnlineStore) -> list[str]:
-    """Return the views of the next contract whose rows are not in Redis yet."""
     if generations.next is None:
         return []
     return [view.name for view in _changed(generations, generations.next) if not is_published(store, view)]

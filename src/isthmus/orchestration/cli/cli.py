@@ -112,7 +112,6 @@ def _ordered(arguments: Sequence[str]) -> list[str]:
 
 
 def _failed(arguments: Sequence[str], error: IsthmusError) -> int:
-    """Print an error, with a traceback for `--debug` and as JSON for `--json`. Return its exit code."""
     if "--debug" in arguments:
         traceback.print_exc()
     if "--json" in arguments:

@@ -24,12 +24,7 @@ def _path(value: Path | str) -> Path:
 
 
 def local(about: str, *, text: bool = False) -> dict[str, Any]:
-    """Return keyword arguments of an option whose value is a local file or folder. URLs are rejected.
-
-    Args:
-        about: help text.
-        text: also accept other values, which `about` describes.
-    """
+    """Return keyword arguments of an option for a local path (or with `text`, other values). URLs are rejected."""
     about = f"{about.removesuffix('.')}. A local path, not a URL."
     return {"parser": _text if text else _path, "metavar": "TEXT" if text else "PATH", "help": about}
 
@@ -45,7 +40,6 @@ NameArgument = Annotated[str | None, typer.Argument(help="Distillation. Optional
 
 
 def open_project(folder: Path | None) -> "Project":
-    """Open the project in `folder`, or the nearest one in the parent folders."""
     from isthmus.orchestration.project import Project
 
     return Project(folder) if folder else Project.find(Path.cwd())

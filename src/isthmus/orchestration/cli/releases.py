@@ -53,12 +53,12 @@ def verify(
 def deploy(
     name: NameArgument = None,
     shadow: Annotated[
-        bool, typer.Option("--shadow", help="Run next to the deployed package. Compare its answers, never return them.")
+        bool, typer.Option("--shadow", help="Run next to the deployed model. Compare its answers, never return them.")
     ] = False,
     canary: Annotated[
-        float | None, typer.Option(help="Run next to the deployed package and answer this share of requests, e.g. 0.1.")
+        float | None, typer.Option(help="Run next to the deployed model and answer this share of requests, e.g. 0.1.")
     ] = None,
-    promote: Annotated[bool, typer.Option("--promote", help="Make the candidate the deployed package.")] = False,
+    promote: Annotated[bool, typer.Option("--promote", help="Replace the deployed model with the candidate.")] = False,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -75,7 +75,6 @@ def files(project: Project) -> dict[str, bytes]:
 
 
 def _write(out: Path, content: Mapping[str, bytes]) -> None:
-    """Write the files, and remove files of an earlier call that are no longer needed."""
     before = _written(out)
     sums = {name: sha256(data).hexdigest() for name, data in content.items()}
     changed = [
@@ -95,7 +94,6 @@ def _write(out: Path, content: Mapping[str, bytes]) -> None:
 
 
 def _written(out: Path) -> dict[str, str]:
-    """Return the checksums of the files that the last call wrote."""
     try:
         note = msgspec.json.decode((out / NOTE).read_bytes(), type=dict[str, dict[str, str]])
     except FileNotFoundError:
@@ -111,7 +109,6 @@ def _written(out: Path) -> dict[str, str]:
 
 
 def _sum(path: Path) -> str | None:
-    """Return the SHA-256 of a file, None if it does not exist, or "" for a link or folder."""
     if path.is_symlink() or path.is_dir():
         return ""
     return sha256(path.read_bytes()).hexdigest() if path.exists() else None

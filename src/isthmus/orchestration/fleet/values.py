@@ -99,7 +99,6 @@ def _in_state(project: Project) -> bool:
 
 
 def _redis_ports(online: str) -> tuple[int, ...]:
-    """Return the ports of the online store; empty if its URL cannot be used."""
     if online == "embedded":
         return (6379,)  # the Secret has the URL of another Redis, so assume the default port
     try:
@@ -109,7 +108,6 @@ def _redis_ports(online: str) -> tuple[int, ...]:
 
 
 def _has_password(project: Project) -> bool:
-    """Return whether isthmus.toml, which is copied into the training image, has a password."""
     with (project.root / FILE).open("rb") as file:
         online = str(tomllib.load(file).get("stores", {}).get("online"))
     return "@" in online or "password" in online

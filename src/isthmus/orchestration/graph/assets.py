@@ -55,7 +55,6 @@ def build_definitions(
 
 
 def _ops(graph: AssetGraph, name: str, step: StepSpec) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name and nodes of each op of a step: one op for all views, or one op per model."""
     op, nodes = step.op or name.replace("-", "_"), [graph.nodes[node] for node in graph.of(*step.kinds)]
     if name == "attribute":
         nodes = [node for node in nodes if node.model is not None and node.model.bounded]

@@ -13,11 +13,9 @@ _VERSION = "dagster/data_version"
 
 
 def sensors(outline: Outline, sources: Mapping[str, dg.AssetKey]) -> list[dg.SensorDefinition]:
-    """Return both sensors. With `[orchestration] automation` off they start stopped and can be switched on in the UI.
+    """Return both sensors. `sources` are asset keys by source name.
 
-    Args:
-        outline: the project.
-        sources: asset keys by source name.
+    With `[orchestration] automation` off, the sensors are stopped and can be started in the UI.
     """
     status = dg.DefaultSensorStatus.RUNNING if outline.automation else dg.DefaultSensorStatus.STOPPED
     follow = dg.AutomationConditionSensorDefinition(

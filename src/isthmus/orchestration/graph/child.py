@@ -29,8 +29,7 @@ from isthmus.serving.process import end_with
 def main(parent: int | None = None) -> int:
     """Run the step and return 0. An expected failure is sent as a message; other exit codes mean a bug or a signal.
 
-    Args:
-        parent: process id to watch; this process exits when that one does. None watches the current parent.
+    This process exits when the process with id `parent` exits; by default its current parent.
     """
     # Dagster gives SIGTERM the handler of SIGINT, and shells ignore SIGINT in background jobs.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -18,8 +18,6 @@ from isthmus.orchestration.graph.translator import IsthmusTranslator
 
 
 class ScaffoldParams(BaseModel):
-    """Options of `dg scaffold defs`."""
-
     project: str = Field(default=".", description="Folder of the Isthmus project, from the root of the Dagster project")
 
 
@@ -71,16 +69,13 @@ class IsthmusProjectComponent(StateBackedComponent, Resolvable):
 
     @property
     def defs_state_config(self) -> DefsStateConfig:
-        """Where the state is stored, under a name that is the project's own."""
         return DefsStateConfig.from_args(self.defs_state, default_key=f"IsthmusProject[{Path(self.project).name}]")
 
     def write_state_to_path(self, state_path: Path) -> None:
-        """Compiles the project and writes its outline."""
         state_path.parent.mkdir(parents=True, exist_ok=True)
         state_path.write_bytes(msgspec.json.encode(outline(Path(self.project).resolve())))
 
     def build_defs_from_state(self, context: dg.ComponentLoadContext, state_path: Path | None) -> dg.Definitions:  # noqa: ARG002 - Dagster's signature
-        """Builds the graph from the outline in the state."""
         if state_path is None:
             problem = Problem(self.project, "has not been compiled", "its state")
             raise ConfigurationError("IsthmusProjectComponent", [problem], remedy="run `dg utils refresh-defs-state`")

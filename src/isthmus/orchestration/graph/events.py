@@ -39,8 +39,6 @@ class StepRequest(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class NodeMaterialization:
-    """Report of a materialized node: its id, the version of its content, and metadata for Dagster."""
-
     node: str
     version: str
     metadata: Metadata = field(default_factory=dict)
@@ -106,7 +104,6 @@ def display_metadata(event: NodeMaterialization | NodeCheck) -> Metadata:
 
 
 def table(rows: Iterable[Sequence[str]], columns: Sequence[str]) -> Metadata:
-    """Format rows as a Markdown table."""
     lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return {"raw_value": "\n".join("| " + " | ".join(line) + " |" for line in lines), "type": "md"}
 

@@ -50,12 +50,10 @@ class AssetGraph:
         return self.specs[node].key
 
     def of(self, *kinds: Kind) -> Sequence[str]:
-        """Return the ids of all nodes of these kinds."""
         return [node.id for node in self.nodes.values() if node.kind in kinds]
 
     @cached_property
     def named(self) -> Mapping[dg.AssetKey, str]:
-        """Node ids by asset key."""
         return {spec.key: node for node, spec in self.specs.items()}
 
 

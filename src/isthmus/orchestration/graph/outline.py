@@ -50,7 +50,6 @@ class SourceOutline(msgspec.Struct, frozen=True):
 
     @property
     def declared(self) -> "DeclaredSource":
-        """Declaration with the location of the data only."""
         from isthmus.features.definition.spec import Source as DeclaredSource
 
         return DeclaredSource(**msgspec.structs.asdict(self))
@@ -108,14 +107,6 @@ class ModelOutline(msgspec.Struct, frozen=True):
 
 
 class SnapshotOutline(msgspec.Struct, frozen=True):
-    """Snapshot of a service's features for devices.
-
-    Attributes:
-        views: names of the views the snapshot reads.
-        cron: schedule for new snapshots even if no row changes; None if the project's clock is fixed.
-        code: code version of the snapshot.
-    """
-
     name: str
     views: tuple[str, ...]
     cron: str | None
@@ -200,7 +191,6 @@ def _files(root: Path) -> list[Path]:
 
 
 def _error(root: Path, done: "subprocess.CompletedProcess[bytes]") -> IsthmusError:
-    """Return the error that the compilation wrote to stdout."""
     try:
         error = msgspec.json.decode(done.stdout, type=dict[str, Any])
         problems = [Problem(**problem) for problem in error.get("problems", ())]
@@ -213,7 +203,6 @@ def _error(root: Path, done: "subprocess.CompletedProcess[bytes]") -> IsthmusErr
 
 
 def compile_outline(project: "Project") -> Outline:
-    """The outline of a project, from its definitions."""
     from isthmus.features.days import day_name, day_of
 
     definitions, settings = project.definitions, project.settings
@@ -322,7 +311,6 @@ def _model(project: "Project", declared: "Distillation") -> ModelOutline:
 
 
 def _owner(declared: "Distillation") -> list[str]:
-    """Return the device's owner column, if any. It is part of the package but not of training."""
     device = declared.student.device
     return [device.owner] if device is not None and device.owner is not None else []
 

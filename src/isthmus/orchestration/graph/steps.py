@@ -80,7 +80,6 @@ def _build(project: "Project", request: StepRequest, progress: Progress) -> Iter
 
 
 def _complete(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeMaterialization]:
-    """Build the tables that are not up to date with their sources and definitions."""
     from isthmus.orchestration.tables import build
 
     _ensure_applied(project, progress)
@@ -420,7 +419,6 @@ _COSTS = ("parameters", "bytes", "p50_us", "p99_us")
 
 
 def _models(report: Mapping[str, Any]) -> Metadata:
-    """Return a table of the models with a legend for each metric."""
     from isthmus.distill.gates import gate_figures
     from isthmus.distill.reports import explained
 

@@ -44,11 +44,8 @@ class ReleaseReport:
 def deploy(project: Project, name: str | None = None, *, share: float | None = None) -> ReleaseReport:
     """Deploy the last package of a distillation to the API.
 
-    Args:
-        project: the project.
-        name: name of the distillation; optional if there is only one.
-        share: share of requests that the package answers next to the deployed one; 0 for a shadow. None replaces the
-            deployed package.
+    `share` is the share of requests that it answers next to the deployed package, 0 for a shadow. By default it
+    replaces the deployed package.
 
     Raises:
         GateFailed: the package has no passing verdict under this contract, its cost was not measured, or a gate fails.
@@ -104,9 +101,7 @@ def promote(project: Project) -> ReleaseReport:
 def rollback(project: Project, to: str | None = None) -> ReleaseReport:
     """Remove the candidate if there is one, or else restore an earlier deployment.
 
-    Args:
-        project: the project.
-        to: digest prefix of the deployment to restore; by default the previous one.
+    `to` is the digest prefix of the deployment to restore, by default the previous one.
 
     Raises:
         GateFailed: no earlier deployment exists.
@@ -143,7 +138,6 @@ def _contracts(project: Project) -> Iterator[Generations]:
 
 
 def history(project: Project) -> list[dict[str, Any]]:
-    """Return deployments and rollbacks, newest first."""
     return [event.as_dict() for event in reversed(happened(project.deployment_file))]
 
 

@@ -188,7 +188,6 @@ def _inputs(contract: Contract, service: str) -> list[ModelInput]:
 
 
 def _learn(project: Project, file: str, inputs: Sequence[ModelInput], plan: Plan, before: int) -> "Preparation":
-    """Fit the student's preparation with the project's engine, on the rows of a file before a time (microseconds)."""
     from isthmus.distill.tabular.preparation import learned
 
     types = {item.name: item.dtype.spark for item in inputs}
@@ -290,7 +289,6 @@ def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str,
 
 
 def _package_of(artifacts: Artifacts, student: str) -> Path | None:
-    """Return the last package if it was exported from this student, or None."""
     try:
         package = artifacts.last_package()
         return package if read_package(package).model == student else None

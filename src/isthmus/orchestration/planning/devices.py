@@ -165,7 +165,6 @@ def measure_host(threads: int) -> Device:
 
 
 def _fastest(call: Callable[[], object]) -> float:
-    """Return the seconds of the fastest call, after a warm-up call."""
     call()
     best, until = float("inf"), time.perf_counter() + _SECONDS
     while time.perf_counter() < until:

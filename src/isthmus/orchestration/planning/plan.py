@@ -36,8 +36,6 @@ _EXPLAINED = 2.0  # up to this ratio of measured to estimated seconds, the estim
 
 @dataclass(frozen=True)
 class _Sheet:
-    """Devices by name, this host first, and their prices."""
-
     devices: Mapping[str, Device]
     prices: PricesTable
 
@@ -58,13 +56,8 @@ def plan(
 ) -> dict[str, Any]:
     """Estimate time and cost of training and serving on each device, as plain data described in docs/plan.md.
 
-    Args:
-        project: the project.
-        name: name of a distillation; all by default.
-        rate: requests per second to serve; by default the capacity of one device.
-        progress: progress callback.
-        speed: function that measures this host with a number of threads.
-        decoding: function that measures this host for language models.
+    `rate` is the number of requests per second to serve, by default the capacity of one device. `speed` measures this
+    host with a number of threads, and `decoding` measures it for language models.
 
     Raises:
         ConfigurationError: devices.toml or the prices have errors. All of them are listed.
@@ -226,7 +219,6 @@ def _recommended(devices: Mapping[str, Mapping[str, Any]], price: str, sheet: _S
 
 
 def _worthwhile(devices: Mapping[str, Mapping[str, Any]], sheet: _Sheet) -> Mapping[str, Mapping[str, Any]]:
-    """Leave out GPUs if this host is bound by overhead, which a GPU does not reduce."""
     if HOST not in devices or devices[HOST]["bound"] != "overhead":
         return devices
     return {name: figures for name, figures in devices.items() if sheet.devices[name].kind == "cpu"}

@@ -93,11 +93,7 @@ def roofline(work: Work, device: Device, precision: Precision, overhead: float =
 def rows_to_ridge(flops: float, fixed: float, each: float, ridge: float) -> int | None:
     """Return the smallest batch size that is compute-bound, or None if every size is memory-bound.
 
-    Args:
-        flops: operations per row.
-        fixed: bytes per batch (the weights).
-        each: bytes per row.
-        ridge: operations per byte at which the device becomes compute-bound.
+    `flops` are operations per row, `fixed` bytes per batch (the weights), and `each` bytes per row.
     """
     gained = flops - ridge * each
     return max(1, math.ceil(ridge * fixed / gained)) if gained > 0 else None

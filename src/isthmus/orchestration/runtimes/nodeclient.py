@@ -128,7 +128,6 @@ def _text(value: Any) -> str | None:
 
 
 def _together(manifest: Manifest, runs: list[_Run]) -> DeviceAnswers:
-    """Concatenate the runs, each of one row, along the row axis."""
     axes = {
         tensor.name: next(axis for axis, size in enumerate(tensor.shape) if isinstance(size, str))
         for tensor in (*manifest.tensors, *manifest.outputs)

@@ -179,7 +179,6 @@ def _program(name: str) -> str:
 
 
 def _reason(text: str) -> str:
-    """Return the line of a Node program's output with its error."""
     lines = [line.removeprefix("npm error ").strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower() or line.startswith("request to")]
     return (errors or lines or ["no error message"])[0][:300]

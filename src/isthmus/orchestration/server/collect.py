@@ -22,17 +22,8 @@ def collect(
 ) -> dict[str, Collected]:  # fmt: skip
     """Move all pushed rows to the offline tables, including rows pushed under earlier contracts.
 
-    An error of one table does not stop the other tables; it is raised at the end.
-
-    Args:
-        project: the project.
-        views: names of views; all by default.
-        wait: wait for builds of the same tables; otherwise skip these tables.
-        again: also retry rows that were set aside because they could not be read.
-        progress: progress callback.
-
-    Returns:
-        Counts by offline table.
+    Return the counts by offline table. With `wait`, wait for builds of the same tables, otherwise skip these tables.
+    With `again`, also retry rows that could not be read before. An error in one table is raised after all other tables.
 
     Raises:
         DataError: a table cannot be read or written. Its pushed rows stay in Redis.

@@ -36,7 +36,6 @@ def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]
 
 
 def describe(project: Project) -> dict[str, Any]:
-    """Return scopes and creation time of every key by name."""
     keys = Keyring.read(project.keys_file).keys
     return {
         key.name: {"scopes": list(key.scopes), "created": clock.moment(key.created_at).isoformat(timespec="seconds")}

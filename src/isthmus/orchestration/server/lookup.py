@@ -22,10 +22,8 @@ from isthmus.serving.wire import decode
 def lookup(project: Project, name: str, arguments: Sequence[str]) -> dict[str, Any]:
     """Return the answer of `/get-online-features`, with features named `view__feature`.
 
-    Args:
-        project: the project.
-        name: a feature service, or features as `view:feature`, separated by commas.
-        arguments: join keys and request fields as `key=value`; repeated keys give several rows.
+    `name` is a feature service, or features as `view:feature`, separated by commas. `arguments` are join keys and
+    request fields as `key=value`; repeated keys give several rows.
 
     Raises:
         RequestError: the service or a feature is unknown, or a key is missing, unknown, or has the wrong type.
@@ -59,7 +57,6 @@ def lookup(project: Project, name: str, arguments: Sequence[str]) -> dict[str, A
 
 
 def table(answer: Mapping[str, Any], arguments: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Return columns and rows of a table of the answer: one row per feature and entity row."""
     columns = dict(zip(answer["metadata"]["feature_names"], answer["results"], strict=True))
     names = {argument.partition("=")[0] for argument in arguments}
     keys = [name for name in columns if name in names]

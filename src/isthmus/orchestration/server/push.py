@@ -70,7 +70,6 @@ def push(
 
 
 def _columns(rows: object, view: "ViewContract") -> dict[str, "msgspec.Raw"]:
-    """Return each column as the JSON of a push request."""
     import msgspec
     import orjson
 

@@ -59,7 +59,6 @@ def reachable(host: str) -> str:
 
 @contextmanager
 def running(settings: ServerSettings, log: IO[bytes] | None = None) -> "Iterator[subprocess.Popen[bytes]]":
-    """Run a server with these settings as a child process during the block."""
     child = start(settings, log)
     try:
         yield child
@@ -106,7 +105,6 @@ def settings(project: Project, url: str, port: int | None = None, *, private: bo
 
 
 def _name_to_feast(project: Project, port: int | None) -> None:
-    """Write the server's address to the project's Feast configurations, if they exist."""
     for file in (project.state / "feast").rglob("feature_store.yaml"):
         # A server does not need these files, so a missing file or permission is not an error.
         with suppress(OSError):

@@ -76,12 +76,8 @@ _OF_OWNERS = ("owners", "median_bytes")
 def snapshot(project: Project, name: str | None = None, *, progress: Progress = silent) -> SnapshotReport:
     """Write a snapshot of a service's current rows, and deltas from earlier snapshots.
 
-    Creates a signing key if none is configured. Reports newly disclosed features through `progress` first.
-
-    Args:
-        project: the project.
-        name: name of the service; optional if only one service has a `device`.
-        progress: progress callback.
+    The name is optional if only one service has a `device`. Creates a signing key if none is configured. Reports newly
+    disclosed features through `progress` first.
 
     Raises:
         RequestError: the service is unknown, or has no `device`.
@@ -289,7 +285,6 @@ def require_hostable(project: Project, name: str | None) -> FeatureService:
 
 
 def _rows(history: ViewHistory, view: ViewContract, device: Declared, at: int) -> dict[bytes, bytes]:
-    """Return the latest rows at a time by key, in the format of a snapshot."""
     state = LatestRows.of(history, at)
     codec, packed_rows = RowCodec(view), dict[bytes, bytes]()
     for rows in state.rows(np.flatnonzero(of_kept_keys(view, state.keys, device))):

@@ -79,7 +79,6 @@ def write_files(folder: Path, package: Path, manifest: Manifest, own: Path | Non
 
 
 def write_note(folder: Path, note: Mapping[str, Any]) -> None:
-    """Write the page's settings and its service worker."""
     (folder / NOTE).write_text(json.dumps(note), encoding="utf-8")
     (folder / _WORKER).write_text(_worker(folder), encoding="utf-8")
 
@@ -91,7 +90,6 @@ def api_path(page: Path) -> str:
 
 
 def _expected(project: Project, package: Path) -> dict[str, Any]:
-    """Return the contract and precision that a page expects of a package."""
     manifest, precision = read_package(package), serving_profile(project, package).precision
     if manifest.generation is not None and precision == "int8":
         # Browsers cannot run int8 files of language models, which round activations.
@@ -100,7 +98,6 @@ def _expected(project: Project, package: Path) -> dict[str, Any]:
 
 
 def _on_device(project: Project, manifest: Manifest, folder: Path) -> dict[str, Any]:
-    """Copy the snapshot and the fallback package, and return their entries for the page's settings."""
     if manifest.device is None:
         return {}
     service, key, where = manifest.device.service, signer(project).public_key, f"snapshot of {manifest.device.service}"

@@ -140,15 +140,10 @@ def build_range(
     """Compute views for a range of days and replace exactly those days in their offline tables.
 
     Days that were built from the same definition and sources are skipped, so a killed run continues where it stopped.
-    Days without rows become empty.
+    Days without rows become empty. `step` is the number of days per commit.
 
-    Args:
-        project: the project.
-        views: names of views; all by default.
-        within: days to build. By default from the end of each table, minus the view's `lateness`, through today; a view
-            without a table is built completely.
-        step: days per commit.
-        progress: progress callback.
+    Without `within`, build from the end of each table, minus the view's `lateness`, through today, and build views
+    without a table completely.
 
     Raises:
         ContractMismatch: a table was built under another contract, and the other days would keep it.
@@ -182,8 +177,6 @@ def build_range(
 
 
 class _Run:
-    """Build of one view. `contents` are the hashes of the sources by name."""
-
     def __init__(
         self, project: Project, view: FeatureView, frames: Frames, contents: Mapping[str, str | None], now: int
     ) -> None:
@@ -255,7 +248,6 @@ class _Run:
             raise
 
     def _missing_columns(self) -> Iterator[tuple[str, str, str]]:
-        """Columns of sources, with their types, that the table was built from and that are gone."""
         before = self._before()
         for source, types in before.origin.schemas.items() if before else ():
             for column in types.keys() - self.origin.schemas.get(source, types).keys():

@@ -29,7 +29,6 @@ def widest(reach: int) -> int:
 
 
 def narrowed(view: FeatureView, frames: Frames, days: Days, reach: int) -> Frames:
-    """Restrict the sources of a view to rows within `reach` microseconds of a range."""
     first, end = days.first * DAY - reach, days.end * DAY + reach
     own = {source.name: sources.narrow(frames[source.name], source, first, end) for source in view.sources}
     return {**frames, **own}
@@ -41,11 +40,7 @@ def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, ro
     The first day of a step has the fewest earlier rows. Windows that fill up only on later days, or that reach further
     than twice the lookback, are not detected.
 
-    Args:
-        view: the view.
-        contract: contract of the view.
-        frames: complete sources.
-        rows: rows of a range, computed with the declared lookback.
+    `frames` are the complete sources, `rows` the rows of a range, computed with the declared lookback.
 
     Raises:
         DataError: the rows differ by more than the rounding of sums.
@@ -76,7 +71,6 @@ def _identity(contract: ViewContract) -> list[str]:
 
 
 def _difference(contract: ViewContract, declared: pa.Table | None, doubled: pa.Table | None) -> str:
-    """Describe how the rows of a day differ with the doubled lookback; empty if they are the same."""
     counts = [0 if table is None else len(table) for table in (declared, doubled)]
     if declared is None or doubled is None or counts[0] != counts[1]:
         return f"{counts[1]} rows instead of {counts[0]}"
@@ -114,7 +108,6 @@ def _differing(column: Column, declared: pa.Table, doubled: pa.Table) -> Mask:
 
 
 def _close(left: Numbers, right: Numbers, dtype: DataType) -> Mask:
-    """Return where numbers are equal up to the rounding of sums."""
     if (share := _ROUNDING.get(dtype.name)) is None:
         return np.asarray(left == right)
     finite = np.abs(left[np.isfinite(left)])

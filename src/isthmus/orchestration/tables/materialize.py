@@ -34,12 +34,8 @@ def materialize(
     Collects pushed rows first. Afterward switches servers to the next contract if all of its rows are online, and
     removes retired contracts.
 
-    Args:
-        project: the project.
-        views: names of views; all by default.
-        full: compare every row with Redis, overwrite all that differ and remove all that the view lacks, even if the
-            online rows are newer.
-        progress: progress callback.
+    With `full`, compare every row with Redis, overwrite all that differ and remove all that the view lacks, even if the
+    online rows are newer.
 
     Raises:
         GateFailed: a table breaks an expectation of its view; nothing was written.

@@ -22,7 +22,6 @@ def report_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def apply_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
-    """Lay out the report of `apply`, with a line of columns and types for each source."""
     sources = {
         f"source {name}": ", ".join(f"{column} {kind}" for column, kind in columns.items())
         for name, columns in report["sources"].items()

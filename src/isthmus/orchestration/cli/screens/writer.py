@@ -103,8 +103,6 @@ def _tables(table: Table, width: int) -> Iterator[RichTable]:
 
 
 class _Column:
-    """A column with its minimum width and the width at which no cell wraps."""
-
     def __init__(self, table: Table, n: int, cells: Sequence[RichText]) -> None:
         self.name, self.cells = harmless(table.columns[n]), cells
         self.is_number = table.columns[n] in table.numbers
