@@ -62,7 +62,6 @@ class ViewOutline(msgspec.Struct, frozen=True):
         code: hash of the view's contract.
         columns: (name, type, description) of keys and features.
         table: folder or URL of the offline table.
-        sources: names of the sources the view reads.
         ttl: seconds until a value expires, or None.
     """
 
@@ -81,9 +80,9 @@ class ModelOutline(msgspec.Struct, frozen=True):
     """A distillation.
 
     Attributes:
-        views: names of the views that the teacher or the student reads.
-        sources: names of the sources that the spine reads.
-        served: names of the views that the student reads.
+        views: views that the teacher or the student reads.
+        sources: sources that the spine reads.
+        served: views that the student reads.
         examples: code version of the training set.
         teaching: code version of the teacher; leaves out code that only evaluates a student.
         training: code version of the trained models and their evaluation.
@@ -117,13 +116,10 @@ class Outline(msgspec.Struct, frozen=True):
     """A project.
 
     Attributes:
-        contract: hash of the contract.
         days: first day of the daily build partitions, and the day after the last (None unless the project's clock is
             fixed); None if builds have no partitions.
-        automation: assets are updated automatically when new data arrives.
         retrain: cron schedule for training; None trains only after drift.
         made_of: digest of the inputs of the outline.
-        records: servers record their answers.
     """
 
     project: str
@@ -229,15 +225,7 @@ def compile_outline(project: "Project") -> Outline:
         str(project.root),
         contract.hash,
         tuple(
-            SourceOutline(
-                source.name,
-                source.path,
-                source.delta,
-                source.iceberg,
-                source.sql,
-                source.connection,
-                source.version_sql,
-            )
+            SourceOutline(*(getattr(source, name) for name in SourceOutline.__struct_fields__))
             for source in sources.values()
         ),
         tuple(views),

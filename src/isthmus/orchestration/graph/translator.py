@@ -40,9 +40,9 @@ class AssetNode:
         name: name of the source, view, model or service; empty for the contract and for recorded answers.
         outline: the project.
         deps: nodes this node depends on.
-        view: the view of a build, offline or online node.
-        model: the model of a node from training set to deployment.
-        snapshot: the snapshot of a snapshot node.
+        view: view of a build, offline or online node.
+        model: model of a node from training set to deployment.
+        snapshot: snapshot of a snapshot node.
     """
 
     kind: Kind
