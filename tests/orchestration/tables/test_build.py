@@ -129,7 +129,7 @@ def test_a_lookback_is_long_enough_where_only_rounding_differs(reaching: Shop, p
     reaching.replace("(1 + 1e-13 * F.rand())", "F.rand()")
     apply(project(reaching))
     build(project(reaching), [ORDERS_VIEW])
-    with pytest.raises(DataError, match=r"mean_amount_7d differs in .* rows, .*depends on chance"):
+    with pytest.raises(DataError, match=r"mean_amount_7d differs in .* rows, .*is random"):
         build_range(project(reaching), [ORDERS_VIEW], within=Days(FIRST + 10, FIRST + 12))
 
 

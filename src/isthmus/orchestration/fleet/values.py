@@ -85,7 +85,7 @@ def _problems(project: Project, name: str, ports: tuple[int, ...]) -> list[Probl
         expected = "no password in isthmus.toml, which is copied into images: set ISTHMUS_STORES__ONLINE"
         problems.append(Problem("stores.online", "has a password", expected))
     if settings.server.record is not None and not _in_state(project):
-        expected = "for [server.record], a URL or a folder in .isthmus, which is the volume of the fleet"
+        expected = "a folder in .isthmus (the volume of the fleet) or a URL, because of [server.record]"
         problems.append(Problem("stores.offline", repr(settings.stores.offline), expected))
     if settings.profiles.training.device == "cuda" and settings.profiles.training.accelerator is None:
         expected = 'the GPU type of the nodes, for device = "cuda"'
