@@ -322,7 +322,7 @@ def test_a_host_of_files_gets_nothing_of_owners(owned: Project, tmp_path: Path) 
     assert "GET /snapshots/late_order_device/CUSTOMER, behind your login" in message
     assert not out.exists()
     assert shelf(owned, SERVICE).latest() is None
-    with pytest.raises(RequestError, match="a host of files"):
+    with pytest.raises(RequestError, match="a file host"):
         copy(owned, None, out)
 
 
