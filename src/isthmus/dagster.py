@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from isthmus.orchestration.graph.assets import build_definitions
     from isthmus.orchestration.graph.component import IsthmusProjectComponent
     from isthmus.orchestration.graph.resource import IsthmusResource
-    from isthmus.orchestration.graph.translator import IsthmusTranslator, Node
+    from isthmus.orchestration.graph.translator import AssetNode, IsthmusTranslator
 
 __all__ = [
+    "AssetNode",
     "IsthmusProjectComponent",
     "IsthmusResource",
     "IsthmusTranslator",
-    "Node",
     "build_definitions",
 ]
 __getattr__, __dir__ = lazily(
@@ -23,6 +23,6 @@ __getattr__, __dir__ = lazily(
         "isthmus.orchestration.graph.assets": "build_definitions",
         "isthmus.orchestration.graph.component": "IsthmusProjectComponent",
         "isthmus.orchestration.graph.resource": "IsthmusResource",
-        "isthmus.orchestration.graph.translator": "IsthmusTranslator Node",
+        "isthmus.orchestration.graph.translator": "AssetNode IsthmusTranslator",
     },
 )

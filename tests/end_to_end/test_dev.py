@@ -74,7 +74,7 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
     log = folder / "dev.log"
     with _started(dev, log) as process:
         try:
-            _await(process, lambda: "Ctrl-C ends both" in log.read_text(), 120)
+            _await(process, lambda: "press Ctrl-C to stop both" in log.read_text(), 120)
             yield dev
         finally:
             children = psutil.Process(process.pid).children(recursive=True)
@@ -187,7 +187,7 @@ def test_a_killed_dev_leaves_no_process_and_the_next_starts(tmp_path: Path) -> N
     try:
         for kill in range(int(os.environ.get("TEST_KILLS", "2"))):
             process = _started(dev, log)
-            _await(process, lambda: "Ctrl-C ends both" in log.read_text(), 180)
+            _await(process, lambda: "press Ctrl-C to stop both" in log.read_text(), 180)
             _until(lambda: _launch(dev), 60)
             _await(process, lambda: bool(_steps(dev.root)), 120)
             time.sleep(kill / 2)  # in the middle of another step each time
@@ -195,7 +195,7 @@ def test_a_killed_dev_leaves_no_process_and_the_next_starts(tmp_path: Path) -> N
             process.wait()
             assert not processes.orphans(dev.root, 30)
         process = _started(dev, log)
-        _await(process, lambda: "Ctrl-C ends both" in log.read_text(), 180)
+        _await(process, lambda: "press Ctrl-C to stop both" in log.read_text(), 180)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         assert not processes.orphans(dev.root, 15)

@@ -130,7 +130,7 @@ def test_a_key_of_bytes_is_typed_in_base64(tmp_path: Path, phone: Callable[[str]
     )
     with _served(_exported(shop), tmp_path) as (served_at, _):
         page = phone(served_at)
-        assert _answer(page, "A!", "customer: A! is not in Base64") is None
+        assert _answer(page, "A!", "customer: A! is not Base64") is None
         assert _answer(page, b64encode(MINE.to_bytes(8)).decode(), "in this browser") == "model"
         assert int(_stored(page)) > 0
 
@@ -147,6 +147,6 @@ def test_a_page_of_another_owner_than_the_package_is_refused(project: Project, t
     latest = project.snapshots / SERVICE / "latest"
     named = latest.read_bytes()
     latest.unlink()
-    with pytest.raises(DataError, match="there is none of owners"):
+    with pytest.raises(DataError, match="has no files of owners"):
         site(project, None, tmp_path / "none")
     latest.write_bytes(named)

@@ -94,8 +94,8 @@ def test_a_form_predicts_what_python_predicts(written: Path, phone: Callable[[st
             found, expected = float(answer.get_attribute("data-value") or "nan"), said(written, manifest, row)
             assert found == pytest.approx(expected, abs=1e-6, nan_ok=True)
         wrong = [
-            ("hour", "soon is no whole number"), ("weight", "heavy is no number"),
-            ("hour", f"{2**63} is beyond Int64"), ("product", f"{-(2**31) - 1} is beyond Int32"),
+            ("hour", "soon is not a whole number"), ("weight", "heavy is not a number"),
+            ("hour", f"{2**63} is out of range for Int64"), ("product", f"{-(2**31) - 1} is out of range for Int32"),
         ]  # fmt: skip
         for name, words in wrong:
             page.locator(f'[name="{name}"]').fill(words.split()[0])
@@ -147,7 +147,7 @@ def test_the_verb_says_where_it_wrote(project: Project, tmp_path: Path) -> None:
 
 def test_a_folder_with_something_else_is_left_alone(project: Project, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(DataError, match="holds something else"):
+    with pytest.raises(DataError, match="contains other files"):
         site(project, None, tmp_path)
     assert (tmp_path / "mine.txt").read_text() == "mine"
 

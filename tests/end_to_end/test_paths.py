@@ -136,6 +136,9 @@ def test_a_spine_in_a_file_has_no_columns_of_the_folders_above_it(tmp_path: Path
 
 def test_dagster_is_refused_where_its_databases_would_lie_elsewhere(tmp_path: Path) -> None:
     _write(tmp_path / "a?b", "z")
-    with pytest.raises(ConfigurationError, match=r"Dagster's databases cannot lie in .* Rename the folder"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"contains a \?, and Dagster cuts the paths of its databases there.* Rename the folder",
+    ):
         dagster_home(Project(tmp_path / "a?b"))
     assert [entry.name for entry in tmp_path.iterdir()] == ["a?b"]

@@ -52,14 +52,14 @@ def test_the_nearest_file_upwards_is_the_project(shop: Shop, tmp_path: Path) -> 
     with pytest.raises(ConfigurationError) as caught:
         Project.find(tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path}: isthmus.toml: there is none here or above; expected a project folder. "
-        "Go to the project's folder, or name it with --project"
+        f"{tmp_path}: isthmus.toml: not found in this folder or its parents; expected a project folder. "
+        "Change to the project's folder, or pass it with --project"
     )
 
 
 def test_missing_definitions(shop: Shop) -> None:
     shop.definitions.unlink()
-    assert problems(shop) == ["definitions: there is no such file; expected a Python module"]
+    assert problems(shop) == ["definitions: the file does not exist; expected a Python module"]
 
 
 LAST = 'raise ValueError("no luck")\n'
@@ -189,7 +189,7 @@ def test_two_functions_with_one_name(shop: Shop) -> None:
     shop.append("\n\n" + text[begin : text.index("@transform(\n    entities=[customer],\n    sources=[customers]")])
     lines = [n for n, line in enumerate(shop.definitions.read_text().splitlines(), 1) if "def shelf_demand" in line]
     assert (
-        f"line {lines[1]}: 'shelf_demand': is declared in line {lines[0]} already; expected one name each"
+        f"line {lines[1]}: 'shelf_demand': is already declared in line {lines[0]}; expected unique names"
         in problems(shop)
     )
 

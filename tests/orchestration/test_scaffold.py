@@ -86,7 +86,7 @@ def test_the_comment_behind_the_name_stays_in_its_column(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["My Shop", "ladenöffnung", "-shop", "shop.d"])
 def test_a_name_that_no_project_can_have(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=f"name: '{name}'; expected a folder named by lower-case letters"):
+    with pytest.raises(ConfigurationError, match=f"name: '{name}'; expected a name of lower-case letters"):
         init(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
@@ -94,8 +94,9 @@ def test_a_name_that_no_project_can_have(name: str, tmp_path: Path) -> None:
 def test_a_folder_that_holds_something(shop: Shop) -> None:
     before = files(shop.root)
     assert refused(shop, "init", str(shop.root), code=2) == (
-        f"isthmus: {shop.root}: folder: holds data, definitions.py, isthmus.toml; expected a new or an empty folder. "
-        "Nothing was written; name another folder"
+        f"isthmus: {shop.root}: folder: contains data, definitions.py, isthmus.toml; expected "
+        "a new or an empty folder. "
+        "Nothing was written; choose another folder"
     )
     assert files(shop.root) == before
     (shop.root / "notes").touch()

@@ -76,11 +76,11 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
             "is not a setting; expected one of dev, engine, monitor, orchestration, packages, prices, profiles, "
             "project, server, stores"
         ),
-        "project.name": "'My Shop'; expected lower-case letters, digits, _ and -, a letter or digit first",
-        "project.now": "'2013-12-31T12:00:00'; expected a time with its zone, for example 2013-12-31T12:00:00Z",
+        "project.name": "'My Shop'; expected lower-case letters, digits, _ and -, starting with a letter or digit",
+        "project.now": "'2013-12-31T12:00:00'; expected a time with a time zone, for example 2013-12-31T12:00:00Z",
         "project.definitions": "'my definitions'; expected the name of a Python module, for example definitions",
         "stores.online": (
-            "'localhost:6379'; expected \"embedded\", or a URL that begins with redis://, rediss://, "
+            "'localhost:6379'; expected \"embedded\", or a URL that starts with redis://, rediss://, "
             "unix://, redis+cluster:// or rediss+cluster://"
         ),
         "stores.onlin": (
@@ -119,8 +119,8 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         ("[project]\n", "project.name: is missing; expected a value"),
         ('project = "shop"\n', "project: 'shop'; expected a table [project]"),
         (SMALLEST + "[profiles]\ntraining = 3\n", "profiles.training: 3; expected a table [profiles.training]"),
-        (SMALLEST + "now = 2013-12-31\n", "project.now: '2013-12-31'; expected a time with its zone, for example"),
-        (SMALLEST + 'now = "soon"\n', "project.now: 'soon'; expected a time with its zone, for example"),
+        (SMALLEST + "now = 2013-12-31\n", "project.now: '2013-12-31'; expected a time with a time zone, for example"),
+        (SMALLEST + 'now = "soon"\n', "project.now: 'soon'; expected a time with a time zone, for example"),
         ("engine = 3\n" + SMALLEST, "engine: 3; expected a text"),
         (SMALLEST + '[packages]\nruntimes = "litert"\n', "packages.runtimes: 'litert'; expected a list in brackets"),
         (SMALLEST + '[packages]\nruntimes = ["litret"]\n', "packages.runtimes.0: 'litret'; expected one of coreml,"),
@@ -209,8 +209,8 @@ def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         load(tmp_path / "isthmus.toml")
     assert str(caught.value) == (
-        f"{tmp_path}: isthmus.toml: there is none; expected a file with a [project] table. "
-        "Name the project's folder with --project"
+        f"{tmp_path}: isthmus.toml: does not exist; expected a file with a [project] table. "
+        "Pass the project's folder with --project"
     )
 
 
@@ -239,7 +239,10 @@ def test_a_wrong_variable_is_named_as_one(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("ISTHMUS_PROJECT__NOW", "2013-12-31T12:00:00")
     monkeypatch.setenv("ISTHMUS_STORES__ONLIN", "embedded")
     assert sorted(problems(tmp_path, SMALLEST)) == [
-        "ISTHMUS_PROJECT__NOW: '2013-12-31T12:00:00'; expected a time with its zone, for example 2013-12-31T12:00:00Z",
+        (
+            "ISTHMUS_PROJECT__NOW: '2013-12-31T12:00:00'; expected a time with a time zone, for example "
+            "2013-12-31T12:00:00Z"
+        ),
         "ISTHMUS_SERVER__PORT: 'http'; expected a whole number",
         (
             "ISTHMUS_STORES__ONLIN: is not a setting (did you mean online?); expected one of history_seconds, "
@@ -277,7 +280,7 @@ def test_a_misspelled_variable_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("ISTHMUS_ENGIN", "spark")
     (problem,) = problems(tmp_path, SMALLEST)
     assert problem.startswith(
-        "ISTHMUS_ENGIN: is not a setting (did you mean ISTHMUS_ENGINE?); expected a name that begins with ISTHMUS_DEV, "
+        "ISTHMUS_ENGIN: is not a setting (did you mean ISTHMUS_ENGINE?); expected a name that starts with ISTHMUS_DEV, "
     )
 
 
@@ -320,5 +323,5 @@ def test_a_credential_among_the_storage_options_is_refused_and_not_repeated(tmp_
     options = '\n[stores.storage_options]\nAWS_REGION = "eu"\nAWS_SECRET_ACCESS_KEY = "sesame"\n'
     (found,) = problems(tmp_path, SMALLEST + options)
     assert "AWS_SECRET_ACCESS_KEY" in found
-    assert "belong into the environment" in found
+    assert "in the environment" in found
     assert "sesame" not in found

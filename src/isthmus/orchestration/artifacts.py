@@ -1,4 +1,4 @@
-"""The files that the steps write to the state folder, and pointers to the last of each kind."""
+"""Files that the steps write to the state folder, and pointers to the latest ones."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
     from isthmus.orchestration.tensors import Tensors
 
 
+# Files of a training set. Readers of Parquet folders skip names that begin with an underscore.
 DATA, RECORD, SPINE, STATISTICS = "data.parquet", "_record.json", "_spine.arrow", "statistics.json"
-"""The files of a training set. Readers of Parquet folders skip names that begin with an underscore."""
 
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """The record of a training set, as it is in its folder.
+    """A training set on disk: its folder and the record in it.
 
     Attributes:
-        id: hash of everything that decides its content.
+        id: hash of every input that determines the content.
         spine: name of the declared spine, path of a file, "SQL", or "rows" for a spine in memory.
-        spine_file: file or folder with the spine's rows; None if they are beside the record.
+        spine_file: file or folder with the spine's rows; None if they are stored with the training set.
         spine_sha256: hash of the spine's rows.
-        views: the views, with their contracts.
-        features: view to the joined features.
-        tables: view to the version of its table.
-        tables_sha256: view to the hash of that version's rows.
-        options: further inputs of the hash: `status`, whether each view has a status column.
-        served: view to the moment up to which its log was replayed, and `VIEW|pushed` to the version of its log of
-            pushes, if the join was as served.
-        lag: view to feature to its difference from the ideal join, if the join was as served.
-        computed: request transform to its hash and the computed fields.
+        views: contracts by view.
+        features: names of the joined features by view.
+        tables: table version by view.
+        tables_sha256: hash of the table's rows at that version, by view.
+        options: other inputs of the id; `status` adds a status column for each view.
+        served: for a join as served: time (microseconds) up to which a view's log was replayed, and under
+            `VIEW|pushed` the version of its log of pushed rows.
+        lag: for a join as served: difference from the ideal join, by view and feature.
+        computed: hash and computed fields by request transform.
     """
 
     id: str
@@ -72,21 +72,21 @@ class TrainingSet:
         return f"<TrainingSet {self.id}: {self.rows_out:,} rows, {chosen}; in {self.path}>"
 
     def as_dict(self) -> dict[str, Any]:
-        """The machine-readable form, which is the record beside the data."""
+        """Return the record as plain data, as it is written next to the rows."""
         return {**asdict(self), "path": str(self.path)}
 
     @classmethod
     def read(cls, folder: Path) -> "TrainingSet":
-        """The training set in a folder. The folder in the record is ignored: a project can be moved.
+        """Read the training set in a folder. The path in the record is ignored, because projects can be moved.
 
         Raises:
-            FileNotFoundError: there is no record.
+            FileNotFoundError: the folder has no record.
             ValueError, TypeError: the record is damaged.
         """
         return cls(**{**json.loads((folder / RECORD).read_text()), "path": folder})
 
     def table(self) -> pa.Table:
-        """The rows, in the order of the spine.
+        """Read the rows, in the order of the spine.
 
         Raises:
             DataError: the file is missing or damaged.
@@ -99,11 +99,16 @@ class TrainingSet:
             raise self._unreadable(error) from error
 
     def pandas(self) -> "pd.DataFrame":
-        """The rows as a DataFrame, with pandas's nullable types: see `to_pandas`."""
+        """Read the rows as a DataFrame with pandas's nullable types."""
         return to_pandas(self.table())
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
-        """The rows as a torch `IterableDataset`: see `tensors.Tensors`."""
+        """Return the rows as a torch `IterableDataset`, see `Tensors`.
+
+        Args:
+            columns: numeric columns to read; all of them by default.
+            batch: rows per batch.
+        """
         import pyarrow.dataset as ds
 
         from isthmus.features.pointintime.join import BATCH
@@ -123,7 +128,6 @@ class TrainingSet:
 
 
 def described(features: Mapping[str, Sequence[str]]) -> str:
-    """`7 features of habits and moment`, for the features of views and request transforms, by their names."""
     names = list(features)
     count = sum(map(len, features.values()))
     of = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
@@ -131,9 +135,9 @@ def described(features: Mapping[str, Sequence[str]]) -> str:
 
 
 def to_pandas(table: pa.Table) -> "pd.DataFrame":
-    """A table as a DataFrame with pandas's nullable types: whole numbers are Int64 and so on, truth values boolean.
+    """Convert a table to a DataFrame with pandas's nullable types, such as Int64 and boolean.
 
-    Its other types have no null for them: a column would become one of floats, exact up to 2**53, or of objects.
+    With pandas's default types, an integer column with nulls would become float, which is exact only up to 2**53.
     """
     import pandas as pd
 
@@ -147,19 +151,18 @@ _NO_TRAINING_SET = "run `isthmus training-set`"
 
 
 def records_folder(project: Project) -> Path:
-    """The folder in which the id of a training set leads to its folder."""
     return project.state / "records"
 
 
 class Artifacts:
-    """The files of a distillation in the state folder. Each DataError names the step to run first.
+    """Files of a distillation in the state folder. Every DataError names the step to run first.
 
     Attributes:
-        training_sets: folder of the training sets, by id.
-        models: folder of the students, by id.
-        outputs: cache of the outputs of teachers and references.
+        training_sets: folder of the training sets; subfolders are named by id.
+        models: folder of the students; subfolders are named by id.
+        outputs: cache of teacher and reference outputs.
         searches: folder of the searches.
-        package_pointer: the file that names the last package.
+        package_pointer: file with the path of the last package.
     """
 
     def __init__(self, project: Project, declared: Distillation) -> None:
@@ -172,34 +175,34 @@ class Artifacts:
 
     @classmethod
     def of(cls, project: Project, name: str | None = None) -> "Artifacts":
-        """The files of the distillation with this name, or of the only distillation.
+        """Return the files of the named distillation, or of the only one.
 
         Raises:
-            RequestError: there is none, or there are several and no name.
+            RequestError: the name is unknown, or it is omitted and the project does not have exactly one distillation.
         """
         return cls(project, project.distillation(name))
 
     def training_set(self, identity: str) -> TrainingSet:
-        """The training set with this id, under whatever contract it was written.
+        """Return the training set with this id, even if its contract is outdated.
 
         Raises:
-            DataError: it is gone or damaged.
+            DataError: the training set is missing or damaged.
         """
         return self._training_set(self.training_sets / identity)
 
     def latest_training_set(self) -> TrainingSet | None:
-        """The training set of the last `training-set`, under whatever contract it was written; None if there is none.
+        """Return the last training set, even if its contract is outdated, or None.
 
         Raises:
-            DataError: it is damaged.
+            DataError: the training set is damaged.
         """
         return self._training_set() if (self.training_sets / "latest").exists() else None
 
     def current_training_set(self) -> TrainingSet:
-        """The training set of the last `training-set`, under the contract in force.
+        """Return the last training set.
 
         Raises:
-            DataError: there is none, or it is damaged, or was written under another contract.
+            DataError: it is missing, damaged, or was written under another contract than the applied one.
         """
         training_set, contract = self._training_set(), self.project.applied().hash
         if training_set.contract != contract:
@@ -213,40 +216,38 @@ class Artifacts:
         try:
             return TrainingSet.read(folder or read_pointer(self.training_sets / "latest"))
         except FileNotFoundError as error:
-            message = f"there is none in {folder or self.training_sets}"
+            message = f"not found in {folder or self.training_sets}"
             raise DataError(where, message, remedy=_NO_TRAINING_SET) from error
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(where, f"its record cannot be read ({error})", remedy=_NO_TRAINING_SET) from error
 
     def last_model(self) -> Path:
-        """Folder of the last student."""
         return self._last(self.models / "latest", "student", "distill")
 
     def last_report(self) -> dict[str, Any]:
-        """What the last distillation reported."""
         return read_report(self.last_model())
 
     def last_package(self) -> Path:
-        """Folder of the last package."""
         return self._last(self.package_pointer, "package", "export")
 
     def packaged_report(self) -> dict[str, Any]:
-        """The report of the student in the last package."""
         package = self.last_package()
         student = self.models / read_package(package).model
         if not student.exists():
             raise DataError(
-                str(student), "is gone, with what the package cost", remedy="run `isthmus distill` and `isthmus export`"
+                str(student),
+                "is missing, with the report of the package's student",
+                remedy="run `isthmus distill` and `isthmus export`",
             )
         return read_report(student, package)
 
     def exported(self, contract: Contract) -> Path | None:
-        """Folder of the last package; None if there is none that can run under the contract."""
+        """Return the folder of the last package, or None if it is missing or cannot run under the contract."""
         package = self.last_package() if self.package_pointer.exists() else None
         return package if package and not outdated(package, contract) else None
 
     def blocked(self) -> str:
-        """Say why the last student is not exported; empty if its gates hold, or if no student exists."""
+        """Return why the last student cannot be exported; empty if its gates pass or no student exists."""
         with suppress(IsthmusError):
             results = check_gates(self.last_report(), self.declared.required, self.declared.where)
             if failed := [result.failure for result in results if not result.holds]:
@@ -261,7 +262,7 @@ class Artifacts:
             if verb == "export" and (blocked := self.blocked()):
                 remedy = "train longer or on more data, or change the gates in the definitions"
                 raise DataError(where, blocked, remedy=remedy) from error
-            raise DataError(where, f"there is none in {pointer.parent}", remedy=remedy) from error
+            raise DataError(where, f"not found in {pointer.parent}", remedy=remedy) from error
         except ValueError as error:
             raise DataError(where, f"{pointer.parent} is damaged ({error})", remedy=remedy) from error
 
@@ -270,10 +271,10 @@ REPORT = "report.json"
 
 
 def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
-    """A student's report, with the `serving` part that was measured when `package` was exported.
+    """Read a student's report. Its `serving` part is the measurement of `package`, or None.
 
     Raises:
-        DataError: a file is damaged.
+        DataError: a file is missing or damaged.
     """
     report = read_json(model / REPORT, "distill")
     measured = serving_file(package) if package else None
@@ -282,10 +283,10 @@ def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
 
 
 def read_json(file: Path, verb: str) -> dict[str, Any]:
-    """A JSON object that a step has written.
+    """Read a JSON object that a step has written.
 
     Raises:
-        DataError: it cannot be read; the remedy is to run `verb` again.
+        DataError: the file cannot be read; the remedy is to run `verb` again.
     """
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
@@ -294,7 +295,7 @@ def read_json(file: Path, verb: str) -> dict[str, Any]:
 
 
 def serving_profile(project: Project, package: Path) -> ServingProfile:
-    """The profile to serve a package with; the precision "fastest" becomes the fastest that `export` measured.
+    """Return the serving profile for a package. Precision "fastest" becomes the fastest one that `export` measured.
 
     Raises:
         DataError: the measurement is missing.
@@ -306,26 +307,25 @@ def serving_profile(project: Project, package: Path) -> ServingProfile:
 
 
 def serving_file(package: Path) -> Path:
-    """The measurement of `export`. Not in the package, whose bytes would differ between exports."""
+    """Return the file with the measurements of `export`. In the package, it would change the package's digest."""
     return package.parents[1] / "serving" / f"{package.name}.json"
 
 
 def outdated(package: Path, contract: Contract) -> list[str]:
-    """The changes that keep a package from running under a contract; empty if it can.
+    """Return the changes that prevent a package from running under a contract; empty if it can run.
 
     Raises:
         PackageError: the package is damaged.
     """
-    found = open_package(package)
-    return service_differences(read_contract(found), contract, found.manifest.service)
+    opened = open_package(package)
+    return service_differences(read_contract(opened), contract, opened.manifest.service)
 
 
 def verdict_file(project: Project, declared: Distillation | None) -> Path:
-    """The last verdict of a distillation, or of a project without any."""
     return project.state / "verdicts" / f"{declared.name if declared else 'features'}.json"
 
 
 def page_file(project: Project, name: str | None = None) -> Path:
-    """The page of the last verdict; the name may be omitted unless the project has several distillations."""
+    """Return the file of the last verdict's page. The name is optional unless there are several distillations."""
     declared = project.distillation(name) if name or project.definitions.distillations else None
     return verdict_file(project, declared).with_suffix(".html")

@@ -1,4 +1,4 @@
-"""The module Dagster loads: the graph of the project around `ISTHMUS_ROOT`, or around the working folder."""
+"""Module that Dagster loads: definitions of the project at `ISTHMUS_ROOT`, or at the working folder."""
 
 import os
 from pathlib import Path

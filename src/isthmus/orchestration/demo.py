@@ -1,4 +1,4 @@
-"""`demo`: the complete project once, through its Dagster assets, and then two requests to its running API."""
+"""`isthmus demo`: run every asset of a project once, then send two requests to its API."""
 
 import time
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from isthmus.features.values.arrow import micros
 from isthmus.orchestration import status
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.graph import build_definitions
-from isthmus.orchestration.graph.events import REPORT, Materialized, shown
+from isthmus.orchestration.graph.events import REPORT, NodeMaterialization, display_metadata
 from isthmus.orchestration.graph.instance import dagster_home
-from isthmus.orchestration.graph.outline import compiled
+from isthmus.orchestration.graph.outline import compile_outline
 from isthmus.orchestration.graph.resource import Context, Results, selection
 from isthmus.orchestration.graph.steps import STEPS, run_step
 from isthmus.orchestration.project import Project
@@ -29,18 +29,18 @@ EXAMPLES = 2
 
 
 def demo(project: Project, *, progress: Progress = silent) -> dict[str, Any]:
-    """Runs every step as Dagster runs it, in this process, and sends the API two rows; returns the reports and answers.
+    """Run every step in this process, send two rows to the API, and return the reports and answers.
 
     The project must have exactly one distillation.
 
     Raises:
-        IsthmusError: what the first failing step raised.
+        IsthmusError: a step failed.
     """
     started = time.perf_counter()
     name, steps = project.distillation().name, _Here(project, progress)
     with project.redis():
         _run(steps)
-        progress("asking the API", 0.0)
+        progress("calling the API", 0.0)
         begun = time.perf_counter()
         lookups, predictions = _ask(project)
         serve = round(time.perf_counter() - begun, 3)
@@ -64,9 +64,11 @@ def demo(project: Project, *, progress: Progress = silent) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Here:
-    """Runs steps in this process: heavy libraries are loaded once, and errors arrive unchanged.
+    """Runs steps in this process, so that heavy libraries are loaded once and errors arrive unchanged.
 
-    `reports` has those of each step by the node's name, `seconds` how long each step took.
+    Attributes:
+        reports: report by step and name of the node.
+        seconds: duration of each step.
     """
 
     project: Project
@@ -77,16 +79,16 @@ class _Here:
     def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results:
         keys = {node: key for key, node in nodes.items()}
         for event in run_step(self.project, selection(context, step, nodes), self.progress):
-            # Teacher and control have no report: it is the student's.
+            # Teacher and control have no report of their own; the student's report includes them.
             if REPORT in event.metadata:
                 kind, _, name = event.node.partition("/")
                 self.reports.setdefault(step, {})[name or kind] = event.metadata[REPORT]["raw_value"]
                 self.seconds[step] = event.metadata["seconds"]
             metadata = {
                 name: getattr(dg.MetadataValue, value["type"])(value["raw_value"]) if isinstance(value, dict) else value
-                for name, value in shown(event).items()
+                for name, value in display_metadata(event).items()
             }
-            if isinstance(event, Materialized):
+            if isinstance(event, NodeMaterialization):
                 yield dg.MaterializeResult(
                     asset_key=keys[event.node], data_version=dg.DataVersion(event.version), metadata=metadata
                 )
@@ -98,28 +100,27 @@ class _Here:
 
 
 def _run(steps: _Here) -> None:
-    # A demo builds complete tables: daily partitions are for projects that live on.
-    outline = msgspec.structs.replace(compiled(steps.project), days=None)
+    # Build complete tables instead of daily partitions.
+    outline = msgspec.structs.replace(compile_outline(steps.project), days=None)
     job = build_definitions(outline, resource=steps).resolve_implicit_global_asset_job_def()
     with dg.DagsterInstance.from_config(str(dagster_home(steps.project))) as instance:
-        # Dagster's own lines would bury the progress, and errors arrive as exceptions.
+        # Dagster's log would bury the progress bar. Errors still arrive as exceptions.
         quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
         try:
             job.execute_in_process(instance=instance, run_config=quiet, raise_on_error=True)
-            # The last step wrote the status while its own run had not ended.
+            # The last step wrote the status before the run ended, so write it again.
             status.note(steps.project)
         except dg.DagsterError as error:
-            # A failed check is not an exception of ours: Dagster lists the checks, a line each.
+            # A failed check raises Dagster's error, which lists one check per line.
             failed = "; ".join(line.strip(" -") for line in str(error).splitlines()[1:] if line.strip())
             if error.__cause__ is not None or not failed:
                 raise
             raise GateFailed(
-                "demo", f"a blocking check did not pass ({failed})", remedy="look at the checks with `isthmus dev`"
+                "demo", f"a blocking check failed ({failed})", remedy="run `isthmus dev` to see the checks"
             ) from error
 
 
 def _ask(project: Project) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Looks up and predicts the first examples after the project's present through the API, as a client would."""
     declared = project.distillation()
     contract = project.applied()
     rows = Artifacts(project, declared).current_training_set().table()

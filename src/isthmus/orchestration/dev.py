@@ -1,4 +1,4 @@
-"""`dev`: the Dagster UI and its daemon over the project, and the API beside it."""
+"""`isthmus dev`: run Dagster and the API of a project."""
 
 import os
 import signal
@@ -24,17 +24,17 @@ from isthmus.serving.process import listen
 
 
 def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -> int:
-    """Runs Dagster and the API until Ctrl-C or SIGTERM, then ends both; returns the exit code.
+    """Run Dagster and the API until Ctrl-C or SIGTERM, then stop both. Return the exit code.
 
-    `host` and `port` are those of Dagster's page, by default a port of the settings.
+    `host` and `port` (default: `[dev] port`) are the address of the Dagster UI.
 
     Raises:
-        ConfigurationError: a port is taken.
-        DependencyError: dagster is not installed, or a part of it ended by itself.
+        ConfigurationError: a port is in use.
+        DependencyError: Dagster is not installed, or one of the processes exited.
     """
     _require_free(host, project.settings.dev.port if port is None else port, "--port or [dev] port")
     _require_free(project.settings.server.host, project.settings.server.port, "[server] port")
-    # Report what is wrong with the project here, not in a browser.
+    # Compile first, so that errors in the definitions show here and not in the browser.
     outline(project.root)
     home = dagster_home(project)
     settings = project.settings
@@ -71,7 +71,7 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
         ):
             _say(f"starting Dagster and the API; they log to {logs}")
             if not settings.server.port:
-                _say(f"the API takes any port that is free: {logs / 'server.log'} says which")
+                _say(f"the API uses a free port; see {logs / 'server.log'}")
             while not stopping and ui.poll() is None and api.poll() is None:
                 for text in [text for text, address in starting.items() if _answers(address)]:
                     if starting[text].endswith("/server_info"):
@@ -79,11 +79,11 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
                     _say(text)
                     del starting[text]
                     if not starting:
-                        _say("Ctrl-C ends both")
+                        _say("press Ctrl-C to stop both")
                 time.sleep(0.2)
             if not stopping:
                 ended = "dagster" if ui.poll() is not None else "server"
-                raise DependencyError("isthmus dev", f"the {ended} process ended by itself",
+                raise DependencyError("isthmus dev", f"the {ended} process exited unexpectedly",
                                       remedy=f"see {logs / ended}.log")  # fmt: skip
     finally:
         for number, handler in before.items():
@@ -93,7 +93,6 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
 
 @contextmanager
 def _collecting(project: Project) -> Iterator[None]:
-    """Brings pushed rows to their history in the meantime, and what is recorded of answers to its table."""
     from isthmus.orchestration.recording.collect import follow as follow_answers
     from isthmus.orchestration.server.collect import follow
 
@@ -111,8 +110,8 @@ def _collecting(project: Project) -> Iterator[None]:
 
 
 def _require_free(host: str, port: int, where: str) -> None:
-    """Refuses a port that is taken: whatever answers there would pass for what was started."""
-    listen("isthmus dev", host, port, f"choose another with {where}, or end what has it").close()
+    """Fail if the port is in use. Otherwise another server on it would be mistaken for ours."""
+    listen("isthmus dev", host, port, f"choose another port with {where}, or stop the process that uses it").close()
 
 
 def _say(text: str) -> None:
@@ -132,7 +131,7 @@ def _answers(address: str) -> bool:
 def _running(
     command: list[str], environment: dict[str, str], folder: Path, log: IO[bytes]
 ) -> "Iterator[subprocess.Popen[bytes]]":
-    """A command under a supervisor, in its own session: only this process receives Ctrl-C, and ends all in order."""
+    """Run a command under a supervisor in a new session, so that only this process receives Ctrl-C."""
     supervised = [sys.executable, "-I", "-S", supervisor.__file__, *command]
     child = subprocess.Popen(  # noqa: S603 - dagster, beside this interpreter
         supervised, env=environment, cwd=folder, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
@@ -142,15 +141,15 @@ def _running(
     finally:
         with suppress(subprocess.TimeoutExpired):
             child.communicate(timeout=supervisor.GRACE_SECONDS + 5)  # closes its stdin
-        # If the supervisor itself was killed, its group is still there.
+        # If the supervisor was killed, its process group still runs.
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
 
 
 def _require_guard(url: str) -> None:
-    """Refuse a release of Dagster that starts its webserver in another way, which would be open to any web page."""
+    """Fail if Dagster's webserver runs without our guard, which would open it to any web page."""
     request = urllib.request.Request(url, headers={"Sec-Fetch-Site": "cross-site"})  # noqa: S310 - a server of ours
     with suppress(urllib.error.HTTPError), urllib.request.urlopen(request, timeout=10):  # noqa: S310 - likewise
-        raise DependencyError("isthmus dev", "Dagster answers web pages of other sites",
-                              remedy="install the release of Dagster that Isthmus requires")  # fmt: skip
+        raise DependencyError("isthmus dev", "Dagster accepts requests from other web sites",
+                              remedy="install the version of Dagster that Isthmus requires")  # fmt: skip

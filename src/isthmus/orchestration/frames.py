@@ -1,4 +1,4 @@
-"""The sources of a project as DataFrames of its engine."""
+"""Sources of a project as DataFrames of its engine."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,10 +15,10 @@ from isthmus.transforms.views.compute import Frames
 
 
 def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
-    """The named views, or all of them.
+    """Return the named views, or all views of the project.
 
     Raises:
-        RequestError: there is no such view.
+        RequestError: a view is not declared.
     """
     known = list(project.definitions.views)
     unknown = [name for name in views or () if name not in known]
@@ -32,9 +32,9 @@ def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
 def landed_sources(
     project: Project, declarations: Sequence[FeatureView | Spine], within: Mapping[str, tuple[int, int]] | None = None
 ) -> Iterator[Mapping[str, Landed]]:
-    """The rows of tables and queries among the sources, in files that are removed after the block.
+    """Read the sources that are tables or queries into files, which are removed after the block.
 
-    `within` has the times, in microseconds, of the rows that are needed of a source; of others all rows are.
+    `within` has the first and last time (microseconds) to read by source; other sources are read in full.
     """
     cluster = project.settings.engine.startswith("sc://")
     tables = {name: each for name, each in _sources(declarations).items() if sources.lands(each, cluster=cluster)}
@@ -52,9 +52,9 @@ def landed_sources(
 def source_frames(
     project: Project, declarations: Sequence[FeatureView | Spine], landed: Mapping[str, Landed] | None = None
 ) -> Iterator[Frames]:
-    """A DataFrame per source of the declarations, whose functions are called in the block: its session ends with it.
+    """Yield a DataFrame for each source of the declarations. The engine's session ends with the block.
 
-    `landed` has the rows of tables and queries; without it they are read here.
+    `landed` is the result of `landed_sources`; by default it is called here.
     """
     settings = project.settings
     with ExitStack() as stack:
@@ -74,7 +74,6 @@ def _sources(declarations: Sequence[FeatureView | Spine]) -> dict[str, Source]:
 
 
 def spine_columns(contract: Contract, name: str) -> list[Column]:
-    """Keys, request fields and label of a spine. A request field named like a key is that key."""
     spine = contract.spines[name]
     columns = {name: (dtype, *size) for name, dtype, *size in (*spine["keys"], *spine["request"], spine["label"])}
     return [Column(name, TYPES[dtype], size=next(iter(size), None)) for name, (dtype, *size) in columns.items()]

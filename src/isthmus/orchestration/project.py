@@ -1,4 +1,4 @@
-"""A project: a folder with isthmus.toml, its definitions, and the state that the steps write to `.isthmus`."""
+"""A project: a folder with isthmus.toml, definitions, and the state folder `.isthmus`."""
 
 import ast
 import fcntl
@@ -53,15 +53,19 @@ from isthmus.transforms.request.compute import compiled
 if TYPE_CHECKING:
     from isthmus.features.offline.store import OfflineStore
 
-_WITHOUT_SESSION = "what PySpark makes without a session: udf(function, DoubleType()), not udf(function, 'double')"
+_WITHOUT_SESSION = "code that needs no Spark session: udf(function, DoubleType()), not udf(function, 'double')"
 _DECLARATIONS = (Entity, Source, FeatureView, RequestSource, RequestTransform, FeatureService, Spine)
 
 
 @dataclass(frozen=True)
 class Definitions:
-    """The declarations of a definitions module, by name in its order; spines and services also of its distillations.
+    """Declarations of a definitions module by name, in the order of the module.
 
-    `transforms` are request transforms, and request sources that are checked; `contract` has all but the distillations.
+    Attributes:
+        spines: declared spines and the spines of distillations.
+        services: declared services and the services of distillations.
+        transforms: request transforms, and request sources with expectations.
+        contract: contract of all declarations except the distillations.
     """
 
     views: Mapping[str, FeatureView]
@@ -73,21 +77,21 @@ class Definitions:
 
 
 class Project:
-    """The project in the folder `root`.
+    """A project in the folder `root`.
 
     Attributes:
-        state: the folder that the steps write to.
+        state: folder that the steps write to.
         offline: folder or URL of the Delta tables.
-        storage_options: how object storage is reached, without credentials.
-        snapshots: folder of the snapshots for devices, by service.
-        latency_folder: where servers report their latency.
-        recorded: what servers have recorded of their answers.
-        spool: the part of it that waits to be collected.
-        keys_file: the API keys, as hashes.
-        fixed_now: where the project's clock stands, in microseconds since 1970 UTC; None for the wall clock.
+        storage_options: options of object storage, without credentials.
+        snapshots: folder of the device snapshots; subfolders are named by service.
+        latency_folder: folder in which servers report their latency.
+        recorded: folder of recorded answers.
+        spool: folder of recorded answers that are not collected yet.
+        keys_file: file with the hashes of the API keys.
+        fixed_now: fixed time of the project's clock in microseconds since 1970 UTC; None for the wall clock.
 
     Raises:
-        ConfigurationError: its isthmus.toml is missing or wrong.
+        ConfigurationError: isthmus.toml is missing or has errors.
     """
 
     def __init__(self, root: Path) -> None:
@@ -96,7 +100,7 @@ class Project:
         self.name = self.settings.project.name
         address = self.settings.stores.offline
         if odd := UNPRINTED.search(str(self.root)):
-            problem = Problem("path", f"no engine reads {str(self.root)!r}, because of the {odd[0]!r} in it")
+            problem = Problem("path", f"{str(self.root)!r} contains {odd[0]!r}, and engines cannot read such paths")
             raise ConfigurationError("project", [problem], remedy="rename the folder")
         self.offline = require_delta(
             "stores.offline", address if is_url(address) else str(self.root / address),
@@ -116,12 +120,11 @@ class Project:
 
     @classmethod
     def find(cls, start: Path) -> "Project":
-        """The project of the nearest isthmus.toml, from `start` upwards."""
         return cls(find(start))
 
     @cached_property
     def public_key(self) -> str | None:
-        """The key that the signature of every package must match, as PEM; None if packages need no signature.
+        """PEM public key that every package must be signed with, or None.
 
         Raises:
             ConfigurationError: the configured file is not a public key.
@@ -132,7 +135,7 @@ class Project:
 
     @property
     def signer(self) -> Signer | None:
-        """Signs packages; None without a configured key.
+        """Signer of packages, or None without a configured key.
 
         Raises:
             ConfigurationError: the configured file is not a private key, or its password is not in the environment.
@@ -142,19 +145,18 @@ class Project:
         return None if configured is None else Signer(self.root / configured, os.environ.get(PASSWORD))
 
     def now(self) -> int:
-        """The project's present, in microseconds since 1970 UTC."""
         return clock.now() if self.fixed_now is None else self.fixed_now
 
     @contextmanager
     def importing(self) -> Iterator[None]:
-        """In the block, functions of the definitions can import modules from the project's folder.
+        """Let functions of the definitions import modules from the project's folder during the block.
 
-        Then these modules are forgotten, so that the next run is fresh.
+        Afterward these modules are removed from `sys.modules`, so that the next block imports them again.
         """
         sys.path.insert(0, str(self.root))
         before = set(sys.modules)
         dont_write = sys.dont_write_bytecode
-        # Python trusts cached bytecode if the source's time in seconds and its size match: a quick edit would be lost.
+        # Cached bytecode is matched by size and modification time in seconds, so it could hide a quick edit.
         sys.dont_write_bytecode = True
         importlib.invalidate_caches()
         try:
@@ -169,7 +171,7 @@ class Project:
 
     @contextmanager
     def redis(self) -> Iterator[str]:
-        """The URL of the project's Redis; an embedded one runs at least as long as the block."""
+        """Yield the URL of the project's Redis. An embedded Redis is started and runs at least until the block ends."""
         configured = self.settings.stores.online
         if configured != "embedded":
             yield configured
@@ -180,13 +182,12 @@ class Project:
             yield server.url
 
     def offline_store(self) -> "OfflineStore":
-        """The offline tables, which are reached as `[stores.storage_options]` says."""
         from isthmus.features.offline.store import OfflineStore
 
         return OfflineStore(self.offline, self.storage_options)
 
     def running_redis(self) -> str | None:
-        """The URL of the project's Redis; None where it is the embedded one, and nobody uses that now."""
+        """Return the URL of the project's Redis, or None if it is embedded and not running."""
         configured = self.settings.stores.online
         if configured != "embedded":
             return configured
@@ -199,33 +200,33 @@ class Project:
 
     @cached_property
     def definitions(self) -> Definitions:
-        """The declarations, checked together.
+        """Declarations of the definitions module, checked together.
 
         Raises:
-            ConfigurationError: the module cannot be imported, or what it declares is wrong; every problem is named.
-            DependencyError: it imports a library of an extra that is not installed.
+            ConfigurationError: the module cannot be imported, or declarations have errors. All errors are listed.
+            DependencyError: the module imports a library of an extra that is not installed.
         """
         with self._imported(self.settings.project.definitions) as module:
             return self._compiled(module)
 
     def runtimes(self, declared: Distillation) -> tuple[str, ...]:
-        """Those for which the packages of a distillation have files: its own, and those of `[packages]`."""
+        """Return the runtimes to export for: the runtimes of the distillation and of `[packages]`."""
         return tuple(dict.fromkeys((*declared.runtimes, *self.settings.packages.runtimes)))
 
     def distillation(self, name: str | None = None) -> Distillation:
-        """The distillation of this name, or the only distillation.
+        """Return the named distillation, or the only one.
 
         Raises:
-            RequestError: there is none, or there are several and no name.
+            RequestError: the name is unknown, or it is omitted and the project does not have exactly one distillation.
         """
         known = self.definitions.distillations
         if name is None and len(known) == 1:
             return next(iter(known.values()))
         if name is None or name not in known:
-            problem = "none is named" if name is None else f"{name!r} is not declared{nearest(name, known)}"
+            problem = "no name was given" if name is None else f"{name!r} is not declared{nearest(name, known)}"
             if not known:
                 remedy = f"declare a Distillation in {self.settings.project.definitions}.py"
-                raise RequestError("distillation", f"{problem}, and the definitions declare none", remedy=remedy)
+                raise RequestError("distillation", "the definitions declare no distillation", remedy=remedy)
             raise RequestError("distillation", problem, expected=one_of(known))
         return known[name]
 
@@ -264,7 +265,7 @@ class Project:
         )
 
     def applied(self) -> Contract:
-        """The contract of the last `apply`, which must be that of today's definitions.
+        """Return the applied contract, which must match the current definitions.
 
         Raises:
             ContractMismatch: nothing was applied, or the definitions have changed since.
@@ -279,7 +280,7 @@ class Project:
         return applied
 
     def last_applied(self) -> Contract:
-        """The contract of the last `apply`, whatever the definitions have become.
+        """Return the applied contract, even if the definitions have changed.
 
         Raises:
             ContractMismatch: nothing was applied.
@@ -290,7 +291,7 @@ class Project:
         return contract
 
     def generations(self) -> Generations:
-        """The contract that servers answer under, the one that is to follow, and those before.
+        """Read the current contract of the servers, the next one if a switch is pending, and the previous ones.
 
         Raises:
             ContractMismatch: a file is damaged.
@@ -299,14 +300,14 @@ class Project:
 
     @contextmanager
     def locked(self, name: str, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
-        """A lock by its name.
+        """Hold a named file lock during the block.
 
-        `contract` to change contracts, `retirement` to forget them, `keys` to change API keys, `recorded` to collect
-        answers. Whoever needs the contracts to stay, such as a deployment, shares `retirement`: it does not wait for a
-        switch.
+        Locks: `contract` to change contracts, `retirement` to remove old ones, `keys` to change API keys, `recorded` to
+        collect answers. A deployment needs the contracts to stay, so it shares `retirement`; unlike `contract`, this
+        does not make it wait for a switch.
 
         Raises:
-            BlockingIOError: somebody else has it, and `wait` is off.
+            BlockingIOError: another process holds the lock and `wait` is False.
         """
         self.state.mkdir(parents=True, exist_ok=True)
         with (self.state / f"{name}.lock").open("w") as lock:
@@ -315,21 +316,21 @@ class Project:
 
     @contextmanager
     def building(self, tables: Iterable[str]) -> Iterator[None]:
-        """Keeps pushed rows out of offline tables that the block writes; builds, which may meet each other, do not."""
+        """Hold off collections of pushed rows into these tables during the block. Builds do not block each other."""
         with ExitStack() as stack:
             for table in sorted(tables):
                 stack.enter_context(self.locked(_lock_of(table), shared=True))
             yield
 
     def adding_to(self, table: str, *, wait: bool = True) -> AbstractContextManager[None]:
-        """The lock for adding pushed rows to an offline table, which `building` shares; as `locked` otherwise."""
+        """Lock an offline table to add pushed rows; waits for blocks of `building`. See `locked`."""
         return self.locked(_lock_of(table), wait=wait)
 
     def freshness_objectives(self) -> dict[str, float]:
-        """View name to the age that its newest row may have, in seconds.
+        """Return the maximum age of the newest row by view, in seconds.
 
         Raises:
-            ConfigurationError: a name is that of no view, neither now nor in the contract that is to follow.
+            ConfigurationError: a name is not a view of the current or the next contract.
         """
         with suppress(ContractMismatch):
             generations = self.generations()
@@ -340,20 +341,20 @@ class Project:
         return {name: 3600 * value for name, value in hours.items()}
 
     def require_objectives_of(self, views: Collection[str]) -> None:
-        """Raises a ConfigurationError that names every objective for the freshness of what is none of these views."""
+        """Raise a ConfigurationError if a freshness objective names a view that is not in `views`."""
         expected = one_of(views)
         if problems := [
-            Problem(f"server.freshness_objective_hours.{name}", "is no view", expected)
+            Problem(f"server.freshness_objective_hours.{name}", "is not a view", expected)
             for name in self.settings.server.freshness_objective_hours
             if name not in views
         ]:
             raise ConfigurationError(str(self.root / FILE), problems)
 
     def recording(self) -> Recording | None:
-        """What servers record of their answers.
+        """Return the settings for recording answers, or None.
 
         Raises:
-            ConfigurationError: a private view is none, neither now nor in the contract that is to follow.
+            ConfigurationError: a private view is not in the current or the next contract.
         """
         record = self.settings.server.record
         with suppress(ContractMismatch):
@@ -361,26 +362,26 @@ class Project:
             contracts = [contract for contract in (generations.current, generations.next) if contract]
             known = {name for contract in contracts for name in contract.views}
             if record is not None and contracts and (unknown := [name for name in record.private if name not in known]):
-                problems = [Problem("server.record.private", f"{name!r} is no view", one_of(known)) for name in unknown]
+                place = "server.record.private"
+                problems = [Problem(place, f"{name!r} is not a view", one_of(known)) for name in unknown]
                 raise ConfigurationError(str(self.root / FILE), problems)
         return record
 
     @contextmanager
     def _imported(self, name: str) -> Iterator[ModuleType]:
-        """Runs the definitions, which can import modules from the project's folder."""
         file = self.root.joinpath(*name.split(".")).with_suffix(".py")
         where = str(file)
         if not file.is_file():
-            raise ConfigurationError(where, [Problem("definitions", "there is no such file", "a Python module")])
+            raise ConfigurationError(where, [Problem("definitions", "the file does not exist", "a Python module")])
         with self.importing():
             spec = importlib.util.spec_from_file_location(name, file)
             assert spec is not None  # noqa: S101 - it is a .py file that exists
             assert spec.loader is not None  # noqa: S101 - likewise
             module = importlib.util.module_from_spec(spec)
-            # Dataclasses and the digest of the code look up a class by its module.
+            # Dataclasses and code digests look up classes in sys.modules.
             hidden = sys.modules.get(name)
             sys.modules[name] = module
-            # So that a udf that is declared before there is a session also works with Spark Connect.
+            # With this, a udf declared before the session starts also works with Spark Connect.
             os.environ.setdefault("SPARK_CONNECT_MODE_ENABLED", "1")
             try:
                 spec.loader.exec_module(module)
@@ -395,7 +396,7 @@ class Project:
                 if isinstance(error, ConfigurationError):
                     known = error.problems[0]
                     problem = Problem(place, f"{known.where} {known.found}", known.expected, known.remedy)
-                raise ConfigurationError(where, [problem], remedy=problem.remedy or "correct that line") from error
+                raise ConfigurationError(where, [problem], remedy=problem.remedy or "fix that line") from error
             else:
                 yield module
             finally:
@@ -409,7 +410,6 @@ def _lock_of(table: str) -> str:
 
 
 def _place(error: BaseException, folder: Path, file: Path) -> str:
-    """The file and line in the project at which an import failed."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         place, line = Path(error.filename), error.lineno
     else:
@@ -422,7 +422,6 @@ def _place(error: BaseException, folder: Path, file: Path) -> str:
 
 
 def _hidden(module: ModuleType) -> list[Problem]:
-    """Views and spines that a later function of the same name replaces."""
     file = Path(str(module.__file__))
     problems = []
     first: dict[str, int] = {}
@@ -431,7 +430,7 @@ def _hidden(module: ModuleType) -> list[Problem]:
             line = first.setdefault(node.name, node.lineno)
             if line != node.lineno:
                 problems.append(Problem(f"line {node.lineno}: {node.name!r}",
-                                        f"is declared in line {line} already", "one name each"))  # fmt: skip
+                                        f"is already declared in line {line}", "unique names"))  # fmt: skip
     return problems
 
 
@@ -440,7 +439,7 @@ def _unique(declarations: list[Declaration]) -> list[Declaration]:
 
 
 def _reached(declarations: list[Declaration]) -> list[Declaration]:
-    """The declarations, and those that services, request transforms and spines refer to."""
+    """Return the declarations and the declarations that services, request transforms and spines refer to."""
     reached: list[Declaration] = list(declarations)
     for declaration in reached:
         match declaration:

@@ -1,4 +1,4 @@
-"""`init`: a new project, from an example."""
+"""`isthmus init`: create a project from an example."""
 
 import re
 import shutil
@@ -12,16 +12,12 @@ from isthmus.features.files import scratch_folder
 Example = Literal["empty", "flights", "docsearch", "docwriter", "effects"]
 EXAMPLES: tuple[Example, ...] = get_args(Example)
 
-_WRITTEN = (".isthmus", "__pycache__", ".pytest_cache", "data", "site")
-"""Folders that steps, scripts and tests write: never copied, and ignored by git."""
-_FOLDERS = (Path(__file__).parent / "examples", Path(__file__).parents[3] / "examples")
-"""In an installed wheel, and in the repository."""
+_WRITTEN = (".isthmus", "__pycache__", ".pytest_cache", "data", "site")  # output folders: not copied, ignored by git
+_FOLDERS = (Path(__file__).parent / "examples", Path(__file__).parents[3] / "examples")  # in a wheel, in the repository
 
 
 @dataclass(frozen=True)
 class Scaffold:
-    """A new project, named like its folder: what it is a copy of, what was written, and its README's commands."""
-
     folder: Path
     name: str
     example: str
@@ -30,24 +26,24 @@ class Scaffold:
 
 
 def init(folder: Path, example: Example = "empty") -> Scaffold:
-    """Copies an example, which passes its own tests, to a new or empty folder; hidden files, such as `.git`, stay.
+    """Copy an example to a new or empty folder and name the project after the folder. Hidden files are left alone.
 
     Raises:
-        ConfigurationError: the folder is a file or not empty, or its name cannot be a project's.
+        ConfigurationError: the folder is a file or not empty, or its name is not a valid project name.
     """
     root = folder.resolve()
     problems = []
-    # The same rule as for `project.name` in isthmus.toml, whose module is slow to import.
+    # Same rule as for `project.name` in isthmus.toml; the settings module is slow to import.
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", root.name):
-        expected = "a folder named by lower-case letters, digits, _ and -, a letter or digit first"
+        expected = "a name of lower-case letters, digits, _ and -, starting with a letter or digit"
         problems.append(Problem("name", repr(root.name), expected))
     if root.exists() and not root.is_dir():
         problems.append(Problem("folder", "is a file", "a new or an empty folder"))
     elif root.is_dir() and (entries := sorted(entry.name for entry in root.iterdir() if entry.name[0] != ".")):
         more = f" and {len(entries) - 3} more" if len(entries) > 3 else ""
-        problems.append(Problem("folder", f"holds {', '.join(entries[:3])}{more}", "a new or an empty folder"))
+        problems.append(Problem("folder", f"contains {', '.join(entries[:3])}{more}", "a new or an empty folder"))
     if problems:
-        raise ConfigurationError(str(root), problems, remedy="nothing was written; name another folder")
+        raise ConfigurationError(str(root), problems, remedy="nothing was written; choose another folder")
     source = next(examples for examples in _FOLDERS if examples.is_dir()) / example
     root.mkdir(parents=True, exist_ok=True)
     with scratch_folder(root, ".init") as scratch:
@@ -57,7 +53,7 @@ def init(folder: Path, example: Example = "empty") -> Scaffold:
         settings.write_text(_renamed(settings.read_text(encoding="utf-8"), example, root.name), encoding="utf-8")
         (fresh / ".gitignore").write_text("".join(f"{name}/\n" for name in _WRITTEN), encoding="utf-8")
         files = sorted(str(file.relative_to(fresh)) for file in fresh.rglob("*") if file.is_file())
-        # The settings come last: with them, the folder is a project.
+        # Move the settings last, because they turn the folder into a project.
         for entry in sorted(fresh.iterdir(), key=lambda entry: entry == settings):
             if not (root / entry.name).exists():
                 entry.rename(root / entry.name)
@@ -67,7 +63,6 @@ def init(folder: Path, example: Example = "empty") -> Scaffold:
 
 
 def _renamed(settings: str, example: str, name: str) -> str:
-    """Replaces the name in the settings; the comment after it stays in its column."""
     old, new = f'name = "{example}"', f'name = "{name}"'
     return re.sub(
         rf"^{re.escape(old)}( *)",

@@ -1,4 +1,4 @@
-"""isthmus.toml: the settings that differ between environments, typed and checked once."""
+"""Settings of a project: isthmus.toml and the environment variables that override it."""
 
 import json
 import os
@@ -33,20 +33,19 @@ from isthmus.serving.settings import CHECK_SHARE
 
 FILE = "isthmus.toml"
 _ENVIRONMENT = "ISTHMUS_"
+# Not settings: variables that our processes set for each other, and a secret that must not be in a file.
 PROCESS_VARIABLES = ("ISTHMUS_ROOT", "ISTHMUS_SERVER", PASSWORD)
-"""Variables that our processes set for each other, and a secret that belongs into no file."""
 
 _Profile = TypeVar("_Profile", TrainingProfile, ServingProfile)
 
 
 def _zoned(moment: object) -> datetime:
-    """A TOML time, or its text in an environment variable, with its zone."""
     try:
         zoned = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
     except ValueError:
         zoned = None
     if not isinstance(zoned, datetime) or zoned.tzinfo is None:
-        raise ValueError("a time with its zone, for example 2013-12-31T12:00:00Z")
+        raise ValueError("a time with a time zone, for example 2013-12-31T12:00:00Z")
     return zoned
 
 
@@ -59,8 +58,7 @@ def _matching(matches: Callable[[str], object], expected: str) -> AfterValidator
     return AfterValidator(check)
 
 
-_CRON_ITEM = r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/[1-9]\d?)?"
-"""An item of a field of cron: all values, a value, or a range, and perhaps a step."""
+_CRON_ITEM = r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/[1-9]\d?)?"  # "*", a value or a range, with an optional step
 _CRON_RANGES = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 
 
@@ -77,7 +75,8 @@ def _is_cron(schedule: str) -> bool:
 
 
 _NAME = _matching(
-    re.compile(r"[a-z0-9][a-z0-9_-]*").fullmatch, "lower-case letters, digits, _ and -, a letter or digit first"
+    re.compile(r"[a-z0-9][a-z0-9_-]*").fullmatch,
+    "lower-case letters, digits, _ and -, starting with a letter or digit",
 )
 _MODULE = _matching(
     re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*").fullmatch, "the name of a Python module, for example definitions"
@@ -88,13 +87,13 @@ _ENGINE = _matching(
 )
 _ONLINE = _matching(
     lambda url: url == "embedded" or url.startswith(SCHEMES),
-    f'"embedded", or a URL that begins with {", ".join(SCHEMES[:-1])} or {SCHEMES[-1]}',
+    f'"embedded", or a URL that starts with {", ".join(SCHEMES[:-1])} or {SCHEMES[-1]}',
 )
 _LOCAL = _matching(lambda path: not is_url(path), "a local path, not a URL")
 _RUNTIME = _matching(RUNTIMES.__contains__, one_of(RUNTIMES))
 _STORAGE_OPTION = _matching(
     lambda name: not re.search("key|secret|token|password|credential", name, re.IGNORECASE),
-    "an option without a credential: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong into the environment",
+    "an option that is not a credential: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
 )
 _CRON = _matching(_is_cron, "five fields like 0 3 * * 0, or @hourly, @daily, @weekly, @monthly or @yearly")
 _Count = Annotated[int, Field(ge=1)]
@@ -108,9 +107,9 @@ class ProjectTable(_Table):
     """`[project]`.
 
     Attributes:
-        name: prefix of every online key; lower-case letters, digits, `_` and `-`.
-        definitions: module of the declarations, in the project's folder.
-        now: fixes the project's clock, to replay history; by default it is the wall clock.
+        name: name of the project and prefix of its online keys; lower-case letters, digits, `_` and `-`.
+        definitions: Python module with the declarations, in the project's folder.
+        now: fixed time of the project's clock, to replay history; by default the wall clock.
     """
 
     name: Annotated[str, _NAME]
@@ -123,12 +122,12 @@ class StoresTable(_Table):
 
     Attributes:
         offline: folder (relative to the project) or object-storage URL of the Delta tables.
-        storage_options: how object storage is reached, for `offline` and for sources: `AWS_ENDPOINT_URL`, `AWS_REGION`,
-            `AWS_ALLOW_HTTP` and so on, as deltalake names them. Credentials come from the environment alone.
-        online: "embedded", or the URL of a Redis or of a Redis Cluster.
-        keep_contracts_hours: how long the online rows of a contract stay after another has become current; at least a
-            minute, in which every server learns of that.
-        history_seconds: how often `isthmus dev` and `isthmus collect --follow` bring pushed rows to their history.
+        storage_options: deltalake options for object storage, for `offline` and for sources: `AWS_ENDPOINT_URL`,
+            `AWS_REGION`, `AWS_ALLOW_HTTP` and so on. Credentials must be in the environment.
+        online: "embedded", or the URL of a Redis server or Redis Cluster.
+        keep_contracts_hours: hours to keep the online rows of a replaced contract; at least one minute, so that every
+            server can switch.
+        history_seconds: seconds between two collections of pushed rows by `isthmus dev` and `isthmus collect --follow`.
     """
 
     offline: str = ".isthmus/offline"
@@ -139,7 +138,7 @@ class StoresTable(_Table):
 
 
 class _ContradictionsError(ValueError):
-    """All the values of a table that contradict each other: a Problem per argument."""
+    """Contradicting values in a table; each argument is a Problem."""
 
 
 def _check_profile(profile: _Profile) -> _Profile:
@@ -149,18 +148,16 @@ def _check_profile(profile: _Profile) -> _Profile:
 
 
 class ProfilesTable(_Table):
-    """`[profiles.training]` and `[profiles.serving]`."""
-
     training: Annotated[TrainingProfile, AfterValidator(_check_profile)] = TrainingProfile()
     serving: Annotated[ServingProfile, AfterValidator(_check_profile)] = ServingProfile()
 
 
 class PricesTable(_Table):
-    """`[prices]`: for the boundary card, which multiplies them by measured times, and for `isthmus plan`.
+    """`[prices]`: prices of devices, for the boundary card and `isthmus plan`.
 
     Attributes:
-        currency: of all prices.
-        hour: device to the price of an hour: "cpu" and "cuda" on the boundary card, or a name from the catalogue.
+        currency: currency of all prices.
+        hour: price per hour by device: "cpu" and "cuda" for the boundary card, or a name from the device catalog.
     """
 
     currency: str = ""
@@ -168,13 +165,13 @@ class PricesTable(_Table):
 
 
 class PackagesTable(_Table):
-    """`[packages]`: for which runtimes they have files, the key that signs them, and whose signature they must have.
+    """`[packages]`: runtimes and signatures of packages.
 
     Attributes:
-        runtimes: those beside the runtimes of each distillation, for which this machine has the libraries.
-        signing_key: file (relative to the project) of the private key with which `export` signs, in PEM. The password
-            of an encrypted key is in the environment.
-        public_key: file of the public key that the signature of every deployed or served package must match.
+        runtimes: runtimes to export for, in addition to those of each distillation; their libraries must be installed.
+        signing_key: PEM file (relative to the project) with the private key that `export` signs with. The password of
+            an encrypted key comes from the environment.
+        public_key: PEM file with the public key that every deployed or served package must be signed with.
     """
 
     runtimes: tuple[Annotated[str, _RUNTIME], ...] = ()
@@ -183,23 +180,21 @@ class PackagesTable(_Table):
 
 
 class ServerTable(_Table):
-    """`[server]`: where the API listens, and its limits. Not on Feast's 6566: browsers refuse to open that port.
+    """`[server]`: address and limits of the API. The default port is not Feast's 6566, which browsers block.
 
     Attributes:
-        host: address.
-        port: 0 for any free port.
-        workers: processes.
-        require_keys: refuse every request while there is no API key, also on loopback.
-        hosts: names besides `localhost` under which programs of this machine call a server without keys, for example
-            that of a container.
-        check_share: of the requests whose rows' contents are compared with the hashes that they carry; a row that is
-            damaged otherwise than in its form is only found there.
-        missing: how lookups answer rows that the online store has lost: "refuse" them with 503, or as "null".
-        latency_objective_ms: the p99 of the API's answers, in milliseconds, above which a training gives way; by
-            default that of `[profiles.serving]`, which also decides what is exported.
-        freshness_objective_hours: view to the age that its newest row may have; no part of the contract.
-        limits: of a single request, and of all requests together.
-        record: what is recorded of the answers; without this table nothing is.
+        host: address to listen on.
+        port: port to listen on; 0 for any free port.
+        workers: number of processes.
+        require_keys: reject every request until an API key exists, even on loopback.
+        hosts: host names besides `localhost` that may be used without keys, such as the name of a container.
+        check_share: share of requests whose rows are checked against their stored hashes.
+        missing: answer for rows that the online store has lost: "refuse" (status 503) or "null".
+        latency_objective_ms: p99 latency of the API in milliseconds above which training yields; by default the
+            objective in `[profiles.serving]`, which also selects the exported precision.
+        freshness_objective_hours: maximum age of the newest row, in hours by view; not part of the contract.
+        limits: limits of one request and of all concurrent requests.
+        record: recording of answers; off by default.
     """
 
     host: str = "127.0.0.1"
@@ -219,27 +214,25 @@ class MonitorTable(_Table):
     """`[monitor]`.
 
     Attributes:
-        callers: names of the API keys whose answers count in production quality, and so in what undoes a deployment; by
-            default all answers do, also those to callers without a key.
+        callers: names of the API keys whose answers count for production quality and automatic rollback; by default
+            all answers count, with or without a key.
     """
 
     callers: tuple[str, ...] | None = None
 
 
 class DevTable(_Table):
-    """`[dev]`: where `isthmus dev` shows Dagster."""
-
     port: Annotated[int, Field(ge=1, le=65535)] = 3000
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
 
 
 class PoolsTable(_Table):
-    """`[orchestration.pools]`: how many steps of each kind run at once.
+    """`[orchestration.pools]`: maximum number of concurrent steps, by kind.
 
     Attributes:
         engine: steps that compute with PySpark.
-        train: steps that train, or measure models.
-        serve: steps that write what is served.
+        train: steps that train or measure models.
+        serve: steps that write to the online store, snapshots and deployments.
     """
 
     engine: _Count = 1
@@ -248,13 +241,13 @@ class PoolsTable(_Table):
 
 
 class OrchestrationTable(_Table):
-    """`[orchestration]`: how Dagster runs the project.
+    """`[orchestration]`: settings of Dagster.
 
     Attributes:
-        automation: whether assets follow new data without being started.
-        retrain: when to train models again, as cron in UTC; by default when their features have drifted.
-        days_from: the first day of the daily partitions of builds; without it, builds write complete tables.
-        pools: how many steps run at once.
+        automation: update assets automatically when new data arrives.
+        retrain: cron schedule (UTC) for training; by default models are trained after drift.
+        days_from: first day of the daily build partitions; by default builds write complete tables.
+        pools: maximum number of concurrent steps.
     """
 
     automation: bool = True
@@ -264,7 +257,7 @@ class OrchestrationTable(_Table):
 
 
 class ProjectSettings(BaseSettings):
-    """The complete file. `ISTHMUS_ENGINE`, `ISTHMUS_STORES__ONLINE` and so on override it."""
+    """All settings. Variables such as `ISTHMUS_ENGINE` and `ISTHMUS_STORES__ONLINE` override the file."""
 
     model_config = SettingsConfigDict(
         env_prefix=_ENVIRONMENT, env_nested_delimiter="__", extra="forbid", frozen=True, toml_file=FILE
@@ -283,7 +276,7 @@ class ProjectSettings(BaseSettings):
 
     @property
     def latency_objective_ms(self) -> float:
-        """The largest p99 of the API's answers beside which a training keeps its pace."""
+        """p99 latency of the API in milliseconds above which training yields."""
         return self.server.latency_objective_ms or self.profiles.serving.latency_objective_ms
 
     @classmethod
@@ -295,19 +288,18 @@ class ProjectSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is the library's
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is the library's
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment comes before the file, and there are no further sources."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
 def load(path: Path) -> ProjectSettings:
-    """The settings of an isthmus.toml, with the environment on top.
+    """Load the settings from an isthmus.toml and the environment.
 
     Raises:
-        ConfigurationError: the file is missing, is not TOML, or has wrong values; every problem is named.
+        ConfigurationError: the file is missing, is not TOML, or has wrong values. All errors are listed.
     """
     if not path.is_file():
-        problem = Problem(FILE, "there is none", "a file with a [project] table")
-        raise ConfigurationError(str(path.parent), [problem], remedy="name the project's folder with --project")
+        problem = Problem(FILE, "does not exist", "a file with a [project] table")
+        raise ConfigurationError(str(path.parent), [problem], remedy="pass the project's folder with --project")
 
     if unknown := list(_unknown_variables()):
         raise ConfigurationError(str(path), unknown)
@@ -316,7 +308,7 @@ def load(path: Path) -> ProjectSettings:
         model_config = SettingsConfigDict(toml_file=path)
 
     try:
-        return Located()  # type: ignore[call-arg]  # from its sources
+        return Located()  # type: ignore[call-arg]  # values come from the sources
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(str(path), [Problem("TOML syntax", str(error))]) from error
     except SettingsError as error:
@@ -334,11 +326,10 @@ _EXPECTED = {
     **dict.fromkeys(("date_from_datetime_parsing", "date_from_datetime_inexact"), "a date, for example 2013-12-31"),
     **{f"{kind.__name__}_type": expected for kind, expected in _NESTED.items()},
 }
-_WHY: dict[tuple[str, ...], str] = {
+_WHY: dict[tuple[str, ...], str] = {  # advice for common mistakes
     ("profiles", "training", "precision"): ": gradients need floating point. For an INT8 package, set "
     'profiles.serving.precision = "int8"'
 }
-"""More about a wrong value that many people try."""
 
 
 def _key(place: tuple[str, ...]) -> str:
@@ -347,7 +338,7 @@ def _key(place: tuple[str, ...]) -> str:
 
 
 def _problems(error: ValidationError) -> Iterator[Problem]:
-    """A pydantic error as sentences: for each key, the value and what would be accepted."""
+    """Convert a pydantic error to problems: for each key, its value and the accepted values."""
     for detail in error.errors():
         place = tuple(map(str, detail["loc"]))
         key, kind, table = _key(place), detail["type"], _fields(place)
@@ -368,7 +359,7 @@ def _problems(error: ValidationError) -> Iterator[Problem]:
 
 
 def _fields(place: tuple[str, ...]) -> list[str]:
-    """The keys of the table at a place; empty if it is not a table."""
+    """Return the keys of the table at a path of keys; empty if it is not a table."""
     table = _type_of(place)
     if is_dataclass(table):
         return [field.name for field in fields_of(table)]
@@ -376,35 +367,34 @@ def _fields(place: tuple[str, ...]) -> list[str]:
 
 
 def _type_of(place: tuple[str, ...]) -> Any:
-    """The type of what is at a place; None if it is not a setting."""
     kind: Any = ProjectSettings
     for key in place:
         fields = get_type_hints(kind) if is_dataclass(kind) else getattr(kind, "model_fields", {})
         field = fields.get(key)
         kind = getattr(field, "annotation", field)
         if isinstance(kind, UnionType):
-            # A table that may be missing.
+            # An optional table: take the dataclass out of the union.
             kind = next((part for part in kind.__args__ if is_dataclass(part)), kind)
     return kind
 
 
 def _shown(value: object) -> str:
-    """A value for a message, without the user, password or token of a URL."""
+    """Format a value for a message, without users, passwords and tokens in URLs."""
     return re.sub(r"(token|password)=[^;&'\"]*", r"\1=***", re.sub(r"//[^\s'\"]*@", "//***@", repr(value)))
 
 
 def _unknown_variables() -> Iterator[Problem]:
-    """The variables with our prefix that set nothing: a misspelled name would be ignored in silence."""
+    """Report variables with our prefix that are not settings; misspelled names would otherwise be ignored."""
     known = {f"{_ENVIRONMENT}{name}".upper() for name in ProjectSettings.model_fields}
     for name in os.environ:
         table = name.upper().partition("__")[0]
         if name.upper().startswith(_ENVIRONMENT) and table not in known and name not in PROCESS_VARIABLES:
             found = f"is not a setting{nearest(table, known)}"
-            yield Problem(name, found, f"a name that begins with {', '.join(sorted(known))}")
+            yield Problem(name, found, f"a name that starts with {', '.join(sorted(known))}")
 
 
 def _not_json() -> Iterator[Problem]:
-    """The variables for tables and lists that are not JSON: the library's error does not name them."""
+    """Report variables for tables and lists that are not JSON; pydantic's error does not name them."""
     for name, value in os.environ.items():
         place = tuple(name.upper().removeprefix(_ENVIRONMENT).lower().split("__"))
         expected = f"a table [{'.'.join(place)}]" if _fields(place) else _NESTED.get(get_origin(_type_of(place)))
@@ -416,14 +406,14 @@ def _not_json() -> Iterator[Problem]:
 
 
 def find(start: Path) -> Path:
-    """The folder of the nearest isthmus.toml, from `start` upwards.
+    """Return the nearest folder with an isthmus.toml: `start` or one of its parents.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: no isthmus.toml was found.
     """
     for folder in (start.resolve(), *start.resolve().parents):
         if (folder / FILE).is_file():
             return folder
-    problem = Problem(FILE, "there is none here or above", "a project folder")
-    remedy = "go to the project's folder, or name it with --project"
+    problem = Problem(FILE, "not found in this folder or its parents", "a project folder")
+    remedy = "change to the project's folder, or pass it with --project"
     raise ConfigurationError(str(start.resolve()), [problem], remedy=remedy)

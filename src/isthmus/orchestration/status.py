@@ -1,4 +1,4 @@
-"""`status`: the state of a project, read from what the steps have written. It starts and changes nothing."""
+"""`isthmus status`: the state of a project, read from files, tables and a running Redis. Starts no server."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -20,7 +20,7 @@ from isthmus.features.online.store import OnlineStore
 from isthmus.features.progress import Progress, silent
 from isthmus.features.projectstatus import ModelStatus, ProjectStatus, RunStatus, SpoolStatus, ViewStatus
 from isthmus.features.redis.connection import answering, connect
-from isthmus.orchestration.apply.diff import in_force
+from isthmus.orchestration.apply.diff import applied_contract
 from isthmus.orchestration.artifacts import Artifacts, outdated, verdict_file
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality.measure import quality
@@ -30,23 +30,22 @@ from isthmus.package.verdict import Verdict
 from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.recorder.spool import waiting
 
-RUNS = 5
-"""How many of the last Dagster runs to report."""
+RUNS = 5  # number of Dagster runs to report
 
 
 def status(project: Project, *, measure: bool = True, progress: Progress = silent) -> ProjectStatus:
-    """The state of a project; `measure` reads the tables, for expectations and drift.
+    """Return the state of a project. With `measure`, also read the tables to measure expectations and drift.
 
     Raises:
-        ConfigurationError: the definitions are wrong.
+        ConfigurationError: the definitions have errors.
     """
-    contract, before = project.definitions.contract, in_force(project)
+    contract, before = project.definitions.contract, applied_contract(project)
     current = project.generations().current if before else None
     applied = before is not None and before.hash == contract.hash
     views = {}
     backlogs, losses = _online(project, contract, current or contract)
     for n, name in enumerate(project.definitions.views):
-        progress(f"looking at {name}", n / len(contract.views))
+        progress(f"checking {name}", n / len(contract.views))
         try:
             view = _view(project, contract, name, measure=measure and applied, applied=applied)
         except IsthmusError as error:
@@ -75,14 +74,13 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
 
 
 def require_rows(status: ProjectStatus) -> None:
-    """Raise a LostRowsError if Redis has lost rows of a view."""
     for name, view in status.views.items():
         if view.lost:
             raise LostRowsError(f"view {name}", view.lost)
 
 
 def note(project: Project) -> None:
-    """Writes the status for the server, without new measurements: it reuses those of the same tables and models."""
+    """Write the status for the server. Reuse earlier measurements if tables and models are the same."""
     current, before = status(project, measure=False), None
     with suppress(DataError):
         before = ProjectStatus.read(project.state)
@@ -96,7 +94,6 @@ def note(project: Project) -> None:
 
 
 def _measured_of(status: ProjectStatus) -> tuple[object, ...]:
-    """What expectations and drift depend on: the contract, the tables, and the training sets."""
     tables = {name: view.built_at for name, view in status.views.items()}
     return status.contract, tables, {name: model.training_set for name, model in status.models.items()}
 
@@ -109,7 +106,7 @@ def _view(project: Project, contract: Contract, name: str, *, measure: bool, app
     begun = [day for day in commit.days or () if day * DAY <= project.now()]
     written = MaterializationLog(project.offline, project.storage_options).of(view)
     age = None if not begun else day_of(project.now()) - max(begun)
-    # A row of the last day may be as late as its end.
+    # The newest row may have any time in the last day, so count from the end of that day.
     expired = view.ttl is not None and bool(begun) and project.now() - (max(begun) + 1) * DAY > view.ttl
     report = quality(project, [name]) if measure and commit.contract == view.hash else None
     return ViewStatus(
@@ -127,7 +124,7 @@ def _view(project: Project, contract: Contract, name: str, *, measure: bool, app
 
 
 def _online(project: Project, contract: Contract, served: Contract) -> tuple[dict[str, Backlog], loss.Losses]:
-    """View name to what waits for its table in Redis, and what Redis has lost; if that runs."""
+    """Return the backlog of pushed rows by view, and the rows lost by Redis. Both are empty if Redis is down."""
     with suppress(IsthmusError):
         url = project.running_redis()
         if url is not None:
@@ -142,14 +139,14 @@ def _spool(project: Project) -> SpoolStatus | None:
     if project.settings.server.record is None:
         return None
     try:
-        found = waiting(project.spool)
-    except OSError:  # of servers, or no folder
+        spool = waiting(project.spool)
+    except OSError:  # no folder yet, or only the servers may read it
         return None
-    return SpoolStatus(bytes=found.size, since=None if found.since is None else int(found.since * 1e6))
+    return SpoolStatus(bytes=spool.size, since=None if spool.since is None else int(spool.since * 1e6))
 
 
 def _base(store: OfflineStore, view: ViewContract, run: Materialization) -> str:
-    """The base of the table that a run has written: pushed rows are served before any run has seen them."""
+    """Return the base of the table version that a run wrote. The base ignores pushed rows, which are served already."""
     with suppress(IsthmusError):
         commit = store.commit(view, run.version)
         if commit is not None and commit.fingerprint == run.fingerprint:
@@ -166,7 +163,7 @@ def _model(project: Project, declared: Distillation) -> ModelStatus:
         if examples is not None:
             fields["training_set"] = examples.id
             if examples.contract != project.definitions.contract.hash:
-                stale.append("training set: the definitions have changed since")
+                stale.append("training set: the definitions have changed")
     with suppress(IsthmusError):
         fields["student"] = Artifacts(project, declared).last_model().name
     with suppress(IsthmusError):
@@ -188,7 +185,6 @@ def _model(project: Project, declared: Distillation) -> ModelStatus:
 
 
 def _runs(home: Path) -> list[RunStatus]:
-    """The last runs of the project's Dagster; none if there were none or Dagster is not installed."""
     if not (home / "dagster.yaml").exists():
         return []
     try:

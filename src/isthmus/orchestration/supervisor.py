@@ -1,7 +1,7 @@
-"""A command that ends when stdin does: `python -I -S supervisor.py command ...`, in a session of its own.
+"""Run a command until stdin closes: `python -I -S supervisor.py command ...`, started in a new session.
 
-Stdin is a pipe from the process that needs the command, so the command ends with that process, however that ends. What
-the command has started is of its process group, and ends with it.
+Stdin is a pipe from the parent, so the command stops when the parent exits, even if the parent is killed. Processes
+that the command started are in its process group and are stopped too.
 """
 
 import os
@@ -15,8 +15,7 @@ GRACE_SECONDS = 20
 
 
 def main(command: list[str]) -> None:
-    """Runs the command, then kills the process group, this process included."""
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)  # noqa: S603 - of the caller
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)  # noqa: S603 - the command comes from our caller
     ended = os.pidfd_open(child.pid)
     ready, _, _ = select.select([sys.stdin, ended], [], [])
     if ended not in ready:

@@ -1,4 +1,4 @@
-"""Training data as tensors. Alone among the steps, this module imports torch when it is loaded."""
+"""Training data as tensors. Importing this module imports torch."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,21 +17,21 @@ Item = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 
 
 class Tensors(IterableDataset[Item]):
-    """Rows in batches: two dictionaries by column name, the values and whether each is present.
+    """Batches of rows. Each batch is two dictionaries by column name: values, and masks of the non-null values.
 
-    Floats and integers keep their width; truth values are bool, times int64 microseconds since 1970 UTC, a status is
-    its index in `clock.Status` as int8. A null is NaN in a column of floats and 0 elsewhere, and False in the second
-    dictionary. Texts, bytes and arrays are omitted: encode them first.
+    Floats and integers keep their width. Booleans are bool, times are int64 microseconds since 1970 UTC, and a status
+    is its index in `clock.Status` as int8. Nulls are NaN in float columns and 0 or False elsewhere. Strings, bytes and
+    arrays are left out; encode them first.
 
-    Pass it to a `DataLoader` with `batch_size=None`. Each of n workers yields every n-th batch, from a training set on
-    disk: a forked process cannot read the offline tables.
+    Pass it to a `DataLoader` with `batch_size=None`. With n workers, each worker yields every n-th batch. Workers need
+    a training set on disk, because a forked process cannot read the offline tables.
 
     Args:
-        schema: the columns of the rows.
-        read: returns the rows, from the beginning.
-        columns: their names; by default all numeric columns.
-        batch: rows of a batch.
-        workers: whether the workers of a `DataLoader` can read.
+        schema: columns of the rows.
+        read: function that returns the rows from the beginning.
+        columns: numeric columns to read; all of them by default.
+        batch: rows per batch.
+        workers: the rows can be read in `DataLoader` workers.
 
     Raises:
         RequestError: a named column is missing or not numeric.
@@ -49,7 +49,7 @@ class Tensors(IterableDataset[Item]):
         numeric = [field.name for field in schema if _is_numeric(field.type)]
         for name in columns or ():
             if name not in numeric:
-                problem = f"has type {schema.field(name).type}" if name in schema.names else "is not there"
+                problem = f"has type {schema.field(name).type}" if name in schema.names else "does not exist"
                 raise RequestError(f"column {name}", problem, expected=one_of(numeric))
         self._columns = numeric if columns is None else list(columns)
         self._read, self._batch, self._workers = read, batch, workers
@@ -62,8 +62,8 @@ class Tensors(IterableDataset[Item]):
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
         if worker and not self._workers:
-            raise RequestError("training data", f"is asked for by {worker.num_workers} workers", expected="none",
-                               remedy="write it, and take the tensors of what was written")  # fmt: skip
+            raise RequestError("training data", f"cannot be read in {worker.num_workers} DataLoader workers",
+                               remedy="read a training set on disk, or set num_workers=0")  # fmt: skip
         first, step = (worker.id, worker.num_workers) if worker else (0, 1)
         for n, rows in enumerate(in_lots(self._read(), self._batch)):
             if n % step == first:
@@ -82,7 +82,6 @@ def _is_numeric(kind: pa.DataType) -> bool:
 
 
 def _number_type(kind: pa.DataType) -> str:
-    """The dtype of the tensor of a column."""
     if pa.types.is_dictionary(kind):
         kind = kind.index_type
     return "int64" if pa.types.is_timestamp(kind) else np.dtype(kind.to_pandas_dtype()).name

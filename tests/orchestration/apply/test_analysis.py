@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.features.errors import ConfigurationError
-from isthmus.orchestration.apply.analysis import remember, unbuildable
+from isthmus.orchestration.apply.analysis import build_problems, remember
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.cli.screens.report import apply_blocks
 from tests.orchestration.shop import Open, Shop
@@ -84,7 +84,7 @@ def test_all_mistakes_in_data_and_functions_at_once(shop: Shop, project: Open) -
 @pytest.mark.parametrize("what", [" Exception", ""])
 def test_a_function_that_asks_for_rows_is_not_judged(shop: Shop, project: Open, what: str) -> None:
     shop.append(COUNTED.format(what=what))
-    assert unbuildable(project(shop))[0] == []
+    assert build_problems(project(shop))[0] == []
 
 
 @pytest.mark.parametrize("path", ["s3://nowhere/orders", "data/empty.csv"])
@@ -92,7 +92,7 @@ def test_sources_that_cannot_be_seen_are_not_judged(shop: Shop, project: Open, p
     (shop.root / "data" / "empty.csv").write_text("customer,ordered_at,delivered_at\n")
     shop.replace('F.avg("cents")', 'F.avg("cent")')
     shop.replace("data/orders.parquet", path)
-    assert unbuildable(project(shop))[0] == []
+    assert build_problems(project(shop))[0] == []
 
 
 @pytest.mark.parametrize("engine", ["spark", "sc://127.0.0.1:1"])
@@ -106,7 +106,7 @@ def test_other_engines_are_not_started(shop: Shop, project: Open, engine: str) -
     assert missing.startswith(f"source customers: there is no {shop.root}/data/customer.csv")
     assert unknown.startswith("source orders, known: no column 'delivered' (did you mean delivered_at?); expected one")
     shop.definitions.write_text(before)
-    assert unbuildable(project(shop))[0] == []
+    assert build_problems(project(shop))[0] == []
 
 
 def test_only_what_has_changed_is_analyzed_again(shop: Shop, project: Open, tmp_path: Path) -> None:
@@ -116,13 +116,13 @@ def test_only_what_has_changed_is_analyzed_again(shop: Shop, project: Open, tmp_
         f'    with open("{calls}", "a") as file:\n        file.write("x")\n    week = Window.partitionBy("customer")',
     )
     for count in (1, 1):
-        wrong, digest = unbuildable(project(shop))
+        wrong, digest = build_problems(project(shop))
         remember(project(shop), digest)
         assert (wrong, len(calls.read_text())) == ([], count)
     shop.append("9,2024-01-01T00:00:00Z,,,,\n", "data/customers.csv")
-    assert unbuildable(project(shop))[0] == []
+    assert build_problems(project(shop))[0] == []
     shop.replace("ttl=timedelta(days=7)", "ttl=timedelta(days=8)")
-    assert unbuildable(project(shop))[0] == []
+    assert build_problems(project(shop))[0] == []
     assert len(calls.read_text()) == 3
 
 

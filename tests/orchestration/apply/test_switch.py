@@ -33,7 +33,7 @@ from isthmus.features.publishing.publish import publish
 from isthmus.features.redis.connection import connect
 from isthmus.features.types import Int64
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.apply.switch import switch, waiting_for
+from isthmus.orchestration.apply.switch import missing_views, switch
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
@@ -281,7 +281,7 @@ def test_rows_that_are_lost_before_the_switch_prevent_it(built: Shop, project: O
     view = following.views["shelf_demand"]
     with opened.redis() as url, connect(url) as client:
         store = OnlineStore(client, following)
-        assert waiting_for(opened.generations(), store) == ["shelf_demand"]
+        assert missing_views(opened.generations(), store) == ["shelf_demand"]
         materialize(project(built), ["customer_orders"])
         assert project(built).generations().current == first, "another view"
         # As if the last run had been killed right before it would have switched.

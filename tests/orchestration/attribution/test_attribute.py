@@ -21,7 +21,7 @@ from isthmus.orchestration.attribution.attribute import attribute, day_range
 from isthmus.orchestration.attribution.report import Attribution
 from isthmus.orchestration.attribution.stages import DISTILLATION, PRECISION, RUNTIME, SKEW, STALENESS
 from isthmus.orchestration.graph import build_definitions
-from isthmus.orchestration.graph.events import Checked, Request
+from isthmus.orchestration.graph.events import NodeCheck, StepRequest
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.models.students import export
 from isthmus.orchestration.project import Project
@@ -234,7 +234,7 @@ def test_what_is_not_there(served: Path) -> None:
     shutil.rmtree(Artifacts.of(project).outputs)
     assert attribute(project).measures["auc"].ideal > 0.7
     shutil.rmtree(Artifacts.of(project).last_model())
-    with pytest.raises(DataError, match="is gone, and the package has only what it became"):
+    with pytest.raises(DataError, match="is missing, and cannot be restored from the package"):
         attribute(project)
     Artifacts.of(project).package_pointer.unlink()
     with pytest.raises(DataError, match="Run `isthmus export`"):
@@ -286,9 +286,9 @@ def test_bounds_are_a_check_that_blocks_nothing(served: Path) -> None:
     _bound(served, 'Gate("distillation.auc", at_least=0.1)')
     assert checks()[CHECK].asset_key == dg.AssetKey([machines.MODEL, "package"])
     assert not checks()[CHECK].blocking
-    asked = Request("attribute", checks=((f"package/{machines.MODEL}", CHECK),))
+    asked = StepRequest("attribute", checks=((f"package/{machines.MODEL}", CHECK),))
     (checked,) = run_step(Project(served), asked, lambda _text, _share: None)
-    assert isinstance(checked, Checked)
+    assert isinstance(checked, NodeCheck)
     assert (checked.passed, checked.blocking) == (False, False)
     assert checked.message.startswith("distillation.auc is ")
     assert checked.metadata["attribution"]["raw_value"].count("data:image/svg+xml") == 3

@@ -127,8 +127,8 @@ def test_every_verb_that_ends_has_one_document_for_programs() -> None:
 @pytest.mark.parametrize(
     ("verb", "argument"),
     [
-        (["distill"], "[NAME]  Distillation; may be left out where there is only one."),
-        (["package", "verify"], "PATH  The folder of the package. A local path, not a URL.  [required]"),
+        (["distill"], "[NAME]  Distillation. Optional if there is only one."),
+        (["package", "verify"], "PATH  Package folder. A local path, not a URL.  [required]"),
     ],
 )
 def test_help_says_what_an_argument_is(verb: list[str], argument: str) -> None:
@@ -219,15 +219,15 @@ def test_bad_usage(shop: Shop, arguments: list[str], sentence: str) -> None:
 
 def test_no_project(tmp_path: Path) -> None:
     assert refused(Shop(tmp_path), "apply", code=2) == (
-        f"isthmus: {tmp_path}: isthmus.toml: there is none here or above; expected a project folder. "
-        "Go to the project's folder, or name it with --project"
+        f"isthmus: {tmp_path}: isthmus.toml: not found in this folder or its parents; expected a project folder. "
+        "Change to the project's folder, or pass it with --project"
     )
 
 
 def test_a_project_that_is_not_there(tmp_path: Path) -> None:
     said = refused(Shop(tmp_path), "apply", "--project", "nowhere", code=2)
     assert said.startswith(
-        f"isthmus: {tmp_path}/nowhere: isthmus.toml: there is none; expected a file with a [project]"
+        f"isthmus: {tmp_path}/nowhere: isthmus.toml: does not exist; expected a file with a [project]"
     )
 
 
@@ -240,7 +240,7 @@ def test_wrong_settings(shop: Shop) -> None:
     assert said.splitlines()[0] == f"isthmus: {shop.toml}: 2 problems"
     assert sorted(said.splitlines()[1:]) == [
         "  - server.port: 'http'; expected a whole number",
-        "  - stores.online: 'there'; expected \"embedded\", or a URL that begins with "
+        "  - stores.online: 'there'; expected \"embedded\", or a URL that starts with "
         + ", ".join(SCHEMES[:-1])
         + f" or {SCHEMES[-1]}",
     ]
@@ -250,7 +250,7 @@ def test_definitions_that_fail(shop: Shop) -> None:
     shop.append("1 / 0\n")
     line = len(shop.definitions.read_text().splitlines())
     assert refused(shop, "apply", code=2) == (
-        f"isthmus: {shop.definitions}: line {line}: fails with ZeroDivisionError: division by zero. Correct that line"
+        f"isthmus: {shop.definitions}: line {line}: fails with ZeroDivisionError: division by zero. Fix that line"
     )
     assert not shop.state.exists()
 
@@ -330,7 +330,7 @@ def test_ctrl_c_ends_a_build_at_once_and_writes_nothing(built: Shop) -> None:
     os.killpg(child.pid, signal.SIGINT)
     _, said = child.communicate(timeout=30)
     assert child.returncode == 130
-    assert said.endswith("isthmus: stopped; what was not finished was not written\n")
+    assert said.endswith("isthmus: stopped; unfinished work was not written\n")
     assert "Traceback" not in said
     assert files(built.state / "offline") == before
 

@@ -47,7 +47,7 @@ def test_a_url_is_refused_and_nothing_is_written(words: list[str], parameter: ob
     done = run(*words, *([option, url] if option.startswith("-") else [url]), cwd=tmp_path)
     assert done.returncode == 2
     assert f"{url} is a URL" in done.stderr
-    assert "Give a local path, and copy" in done.stderr
+    assert "Pass a local path, and copy" in done.stderr
     assert not list(tmp_path.iterdir())
 
 

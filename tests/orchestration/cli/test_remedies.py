@@ -126,11 +126,11 @@ def test_messages_lead_from_nothing_to_a_deployment_and_back_there(shop: Shop) -
     assert "data.parquet cannot be read" in follow(shop, "distill")[0]
     for name in ("training", "models"):
         (shop.state / name / "late_order" / "latest").unlink()
-    assert "there is none in" in follow(shop, "export")[0]
+    assert "not found in" in follow(shop, "export")[0]
     for student in (shop.state / "models" / "late_order").iterdir():
         if student.is_dir():
             shutil.rmtree(student)
-    assert "is gone, with what the package cost" in follow(shop, "deploy")[0]
+    assert "is missing, with the report of the package's student" in follow(shop, "deploy")[0]
     (shop.state / "verdicts" / "late_order.json").write_bytes(b"{")
     assert "is not a verdict" in follow(shop, "deploy")[0]
 

@@ -462,13 +462,13 @@ from pathlib import Path
 
 sys.prefix = sys.exec_prefix = sys.argv[2]  # the links lead there: what is installed is not the project's code
 from isthmus.orchestration.graph import child, steps
-from isthmus.orchestration.graph.events import Request
+from isthmus.orchestration.graph.events import StepRequest
 from isthmus.orchestration.project import Project
 
 for node in ast.walk(ast.parse(inspect.getsource(steps))):
     if isinstance(node, ast.ImportFrom):
         exec(ast.unparse(node))
-(made,) = steps.run_step(Project(Path(sys.argv[1])), Request("apply", ("contract",)), lambda text, done: None)
+(made,) = steps.run_step(Project(Path(sys.argv[1])), StepRequest("apply", ("contract",)), lambda text, done: None)
 print(made.version)
 """
 """What the process of a step loads, whichever step it is, and `apply` itself."""
@@ -674,11 +674,11 @@ def test_a_note_names_nothing_outside(tmp_path: Path) -> None:
 REFUSED = [
     ({"name": "2shop"}, "", "project.name: '2shop'; expected a letter first"),
     ({"name": "shop-"}, "", "project.name: 'shop-'; expected a letter first"),
-    ({"name": "s" * 41}, "", "and 40 characters at most"),
-    ({}, "[server]\nport = 0\n", "server.port: 0; expected a port that others can know"),
+    ({"name": "s" * 41}, "", "and at most 40 characters"),
+    ({}, "[server]\nport = 0\n", "server.port: 0; expected a fixed port"),
     ({}, '[stores]\nonline = "unix:///run/redis"\n', "stores.online: 'unix:///run/redis'; expected the URL of a Redis"),
     ({}, '[stores]\nonline = "redis://"\n', "stores.online: 'redis://'; expected the URL of a Redis"),
-    ({}, '[stores]\nonline = "redis://:hunter2@there"\n', "stores.online: has a password; expected none there"),
+    ({}, '[stores]\nonline = "redis://:hunter2@there"\n', "stores.online: has a password; expected no password in"),
     ({}, '[stores]\noffline = "tables"\n[server.record]\n', "stores.offline: 'tables'; expected a folder in .isthmus"),
     ({}, '[profiles.training]\ndevice = "cuda"\n', "profiles.training.accelerator: is not set; expected the"),
 ]

@@ -20,11 +20,11 @@ from dagster_pipes import PipesContext
 
 from isthmus import ConfigurationError
 from isthmus.orchestration.dev import dev
-from isthmus.orchestration.graph import IsthmusTranslator, Node, build_definitions, child
+from isthmus.orchestration.graph import AssetNode, IsthmusTranslator, build_definitions, child
 from isthmus.orchestration.graph.assets import observe
 from isthmus.orchestration.graph.events import DRIFT
 from isthmus.orchestration.graph.outline import outline
-from isthmus.orchestration.graph.resource import CHILD, Context, IsthmusResource, Messages, Results, Steps
+from isthmus.orchestration.graph.resource import CHILD, Context, IsthmusResource, Messages, Results, StepRunner
 from isthmus.orchestration.project import Project
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import VIEWS, Shop
@@ -39,7 +39,7 @@ TABLES = {f"{kind}/{view}" for kind in ("offline", "online") for view in VIEWS}
 class Dagster:
     """A project with the runs that there were of it."""
 
-    def __init__(self, root: Path, instance: dg.DagsterInstance, resource: Steps | None = None) -> None:
+    def __init__(self, root: Path, instance: dg.DagsterInstance, resource: StepRunner | None = None) -> None:
         self.root, self.instance, self.resource = root, instance, resource
 
     def run(self, *nodes: str, days: tuple[str, str] | None = None) -> dg.ExecuteInProcessResult:
@@ -424,19 +424,19 @@ def test_an_outline_is_compiled_anew_only_when_something_changed(shop: Shop, mon
 
 
 class _Ours(IsthmusTranslator):
-    def get_asset_spec(self, node: Node) -> dg.AssetSpec:
+    def get_asset_spec(self, node: AssetNode) -> dg.AssetSpec:
         spec = super().get_asset_spec(node)
         return spec.replace_attributes(key=spec.key.with_prefix("ours"), owners=["team:shop"], group_name="all")
 
 
 class _Circle(IsthmusTranslator):
-    def get_asset_spec(self, node: Node) -> dg.AssetSpec:
+    def get_asset_spec(self, node: AssetNode) -> dg.AssetSpec:
         deps = [dg.AssetKey([MODEL, "deployment"])] if node.id == "offline/shelf_demand" else []
         return super().get_asset_spec(node).replace_attributes(deps=deps)
 
 
 class _Same(IsthmusTranslator):
-    def get_asset_spec(self, node: Node) -> dg.AssetSpec:
+    def get_asset_spec(self, node: AssetNode) -> dg.AssetSpec:
         return super().get_asset_spec(node).replace_attributes(key=dg.AssetKey(node.kind))
 
 
@@ -445,12 +445,12 @@ def test_a_translator_names_what_it_wants_and_dependencies_follow(shop: Shop) ->
     online = graph.get(dg.AssetKey(["ours", "online", "shelf_demand"]))
     assert online.parent_keys == {dg.AssetKey(["ours", "offline", "shelf_demand"])}
     assert (online.owners, online.group_name) == (["team:shop"], "all")
-    with pytest.raises(dg.DagsterInvalidDefinitionError, match=r"offline/customer_orders, .*Give each its own"):
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match=r"offline/customer_orders, .*Give each a unique key"):
         build_definitions(shop.root, translator=_Same())
 
 
 def test_assets_that_depend_on_themselves_are_refused_with_the_circle(shop: Shop) -> None:
-    circle = rf"offline/shelf_demand <- .*{MODEL}/deployment.*\. Take one of these dependencies away"
+    circle = rf"offline/shelf_demand <- .*{MODEL}/deployment.*\. Remove one of them"
     with pytest.raises(dg.DagsterInvalidDefinitionError, match=circle):
         build_definitions(shop.root, translator=_Circle())
 
@@ -546,7 +546,10 @@ def _dg(*arguments: str, folder: Path, environment: dict[str, str]) -> "subproce
 
 @pytest.mark.parametrize(
     ("table", "remedy"),
-    [("dev", r"Choose another with --port or \[dev\] port"), ("server", r"Choose another with \[server\] port")],
+    [
+        ("dev", r"Choose another port with --port or \[dev\] port"),
+        ("server", r"Choose another port with \[server\] port"),
+    ],
 )
 def test_a_taken_port_of_dev_is_a_sentence(shop: Shop, table: str, remedy: str) -> None:
     # The program there would answer, and pass for the page or the API.

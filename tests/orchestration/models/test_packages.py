@@ -198,11 +198,11 @@ def test_a_browser_s_runtime_answers_as_recorded(cache: Path, tmp_path: Path) ->
 def test_what_a_browser_s_runtime_lacks_is_named(cache: Path, tmp_path: Path) -> None:
     package, nothing = make_package(tmp_path / "package"), str(tmp_path)
     shown = verify(package, "--runtime", "web", PATH=nothing)
-    assert (shown.returncode, "node: is not there. Install Node.js 20" in shown.stderr) == (3, True)
+    assert (shown.returncode, "node: not found. Install Node.js 20" in shown.stderr) == (3, True)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "node").symlink_to(shutil.which("node") or "")
     shown = verify(package, "--runtime", "web", PATH=str(tmp_path / "bin"), XDG_CACHE_HOME=nothing)
-    assert (shown.returncode, "npm: is not there. Install Node.js 20" in shown.stderr) == (3, True)
+    assert (shown.returncode, "npm: not found. Install Node.js 20" in shown.stderr) == (3, True)
     shown = verify(
         package, "--runtime", "web", XDG_CACHE_HOME=str(tmp_path / "cache"),
         npm_config_registry="http://127.0.0.1:1/", npm_config_cache=str(tmp_path / "npm"),

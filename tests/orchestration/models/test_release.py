@@ -44,7 +44,7 @@ def test_a_release_and_the_way_back_say_when_the_server_has_switched(tmp_path: P
     state.mkdir()
     (state / "contract.json").write_bytes(CONTRACT.dumps())
     assert "nothing is deployed" in isthmus(tmp_path, "rollback", code=1)["found"]
-    assert "--canary is 1, and must be" in isthmus(tmp_path, "deploy", "--canary", "1", code=2)["found"]
+    assert "--canary is 1; it must be" in isthmus(tmp_path, "deploy", "--canary", "1", code=2)["found"]
 
     file = project.deployment_file
     put = partial(deploy, contract=CONTRACT, profile=ServingProfile(), file=file, tables=TABLES)
@@ -54,7 +54,7 @@ def test_a_release_and_the_way_back_say_when_the_server_has_switched(tmp_path: P
         put(package, verdict_of(package), at=NOW + n)
     put(packages[0], verdict_of(packages[0]), at=NOW + 3, share=0.5)
     dropped = rollback(project).as_dict()
-    nobody = f"none answers at http://127.0.0.1:{port}; one at another port switches by itself"
+    nobody = f"no server answers at http://127.0.0.1:{port}; a server at another port switches on its own"
     assert (dropped["digest"], dropped["candidate"], dropped["server"]) == (digests[2], None, nobody)
     put(packages[0], verdict_of(packages[0]), at=NOW + 4, share=0.0)
     with serving(state, "redis://127.0.0.1:1", port=port) as server:

@@ -16,7 +16,7 @@ from isthmus.features import clock
 from isthmus.features.errors import GateFailed
 from isthmus.features.production import Production, production_file
 from isthmus.orchestration.graph import build_definitions
-from isthmus.orchestration.graph.events import Checked, Request
+from isthmus.orchestration.graph.events import NodeCheck, StepRequest
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.monitoring.bounds import KEEPS, LIKE, require_bounds
@@ -250,7 +250,7 @@ def test_both_are_checks_of_the_deployment_that_hold_nothing_up(exported: Shop, 
         assert found.asset_key == dg.AssetKey(["late_order", "deployment"])
         assert (found.blocking, found.automation_condition) == (False, clock_of)
     opened = project(exported)
-    request = Request("monitor", checks=((node, KEEPS), (node, LIKE)))
+    request = StepRequest("monitor", checks=((node, KEEPS), (node, LIKE)))
     assert [event.passed for event in run(opened, request)] == [True, True]
     rows = known(opened)
     record(opened, rows, scored(rows), rows["event"].to_numpy())
@@ -271,10 +271,10 @@ def checks(shop: Shop) -> dict[str, dg.AssetCheckSpec]:
     return {key.name: graph.get_check_spec(key) for key in graph.asset_check_keys}
 
 
-def run(project: Project, request: Request) -> list[Checked]:
+def run(project: Project, request: StepRequest) -> list[NodeCheck]:
     events = list(run_step(project, request, lambda _text, _share: None))
-    assert all(isinstance(event, Checked) and not event.blocking for event in events)
-    return [event for event in events if isinstance(event, Checked)]
+    assert all(isinstance(event, NodeCheck) and not event.blocking for event in events)
+    return [event for event in events if isinstance(event, NodeCheck)]
 
 
 def test_without_answers_there_is_nothing_and_no_bound_is_broken(exported: Shop, project: Open) -> None:

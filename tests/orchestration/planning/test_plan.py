@@ -30,7 +30,7 @@ from isthmus.orchestration.models.students import distill, export
 from isthmus.orchestration.planning.devices import Device, Peak, Precision, catalogue, measure_host
 from isthmus.orchestration.planning.plan import plan
 from isthmus.orchestration.planning.roofline import Work, roofline, rows_to_ridge
-from isthmus.orchestration.planning.tokenrate import Text
+from isthmus.orchestration.planning.tokenrate import TextModel
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
 from isthmus.package.golden import Case, Golden, TensorBytes
@@ -153,15 +153,15 @@ def test_every_wrong_figure_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         catalogue(tmp_path, ["cpu", "l4", "b", "l40"])
     told = {problem.where: f"{problem.found}; {problem.expected}" for problem in caught.value.problems}
-    assert {where: told[where].partition(":")[0][:40] for where in told} == {
+    assert {where: told[where].partition(":")[0][:36] for where in told} == {
         "devices.toml: l4.bandwidth": "-1; greater than 0",
         "devices.toml: b.bandwidth": "'fast'; a valid number",
         "devices.toml: b.memory": "is missing; a value",
-        "devices.toml: b.watt": "is no figure of a device; one of bandwid",
-        "devices.toml: cpu": "cannot be its name; lower-case letters, ",
+        "devices.toml: b.watt": "is not a setting of a device; one of",
+        "devices.toml: cpu": "is not a valid name; lower-case lett",
         "devices.toml: c.peak.fp32": "is missing; a value",
         "devices.toml: c.peak.bf16": "inf; a finite number",
-        "prices.hour.l40": "is no device; one of a10, a100-sxm-80gb,",
+        "prices.hour.l40": "is not a device; one of a10, a100-sx",
     }
 
 
@@ -238,7 +238,7 @@ def test_what_is_not_counted_is_said() -> None:
 
 
 SIZES = Sizes(640, 64, 2, 4, 2, 16, 128, tied=True)
-TEXT = Text(
+TEXT = TextModel(
     SIZES, 384, {"fp32": ["model.fp32.onnx", "model.fp32.ort"], "int4": ["model.int4.ort"]}, ["model.fp32.pte"],
     ("int4", 60e-6),
 )  # fmt: skip
@@ -261,7 +261,7 @@ def test_tokens_a_second_are_those_by_hand() -> None:
     found = TEXT.plan(devices, 2, probed)
     assert found["prompt"] == 384
     assert found["left_out"] == {
-        "a gpu": "the profile's runtime answers on CPUs", "model.fp32.pte": "its runtime is not measured",
+        "a gpu": "the serving runtime needs a CPU", "model.fp32.pte": "its runtime is not measured",
     }  # fmt: skip
     assert {name: part["files"] for name, part in found["precisions"].items()} == TEXT.files
     plain, small = (found["precisions"][name] for name in ("fp32", "int4"))
@@ -368,7 +368,7 @@ def test_a_plan_is_that_by_hand(shop: Shop) -> None:
     assert training["check"]["least_seconds"] == least == 6.0
     overhead = (half["seconds"] - least) / 1790
     assert math.isclose(training["check"]["overhead_us"], overhead * 1e6)
-    assert "neither products nor memory: each call costs 11.2 ms beside its 67 MFLOP" in training["check"]["why"]
+    assert "overhead: each call costs 11.2 ms in addition to its 67 MFLOP" in training["check"]["why"]
     here = training["devices"]["this host"]
     assert math.isclose(here["seconds"], half["seconds"])
     assert math.isclose(here["cost"], 0.1 * half["seconds"] / 3600)
@@ -422,7 +422,7 @@ def test_without_prices_time_alone_ranks(shop: Shop) -> None:
         assert estimate["devices"]["this host"]["bound"] == "overhead"
         assert estimate["recommended"]["device"] == "this host" != estimate["recommended"]["fastest"]
     blocks = list(plan_blocks(found))
-    told = "No device has a price, so time alone ranks, and 77% of it is overhead; l40s is the fastest: 20.1 s."
+    told = "ranked by time: 77% of its time is overhead; the fastest is l40s with 20.1 s."
     assert any(isinstance(block, Paragraph) and told in str(block.text) for block in blocks)
     table = next(block for block in blocks if isinstance(block, TableBlock))
     times = [found["models"]["late_order"]["training"]["devices"][str(row[0])]["seconds"] for row in table.rows[:-1]]
@@ -434,7 +434,7 @@ def test_tokens_a_second_are_shown(shop: Shop) -> None:
     found["models"]["late_order"]["decoding"] = decoding = TEXT.plan({"this host": host(2)}, 2, probed)
     blocks = list(plan_blocks(found))
     texts = [str(block.text) for block in blocks if isinstance(block, Paragraph)]
-    assert "Decoding, a prompt of 384 tokens and those behind it, of one text at a time." in texts
+    assert "Decoding one text at a time, after a prompt of 384 tokens." in texts
     assert "Left out: model.fp32.pte; its runtime is not measured." in texts
     ratio = decoding["precisions"]["int4"]["check"]["ratio"]
     (told,) = (text for text in texts if text.startswith("Measured: 60 µs for a step in int4 at the last export; "))
@@ -454,7 +454,7 @@ def test_no_gpu_is_recommended_for_work_that_is_bound_by_overhead(shop: Shop, pr
     training = found["models"]["late_order"]["training"]
     assert training["devices"]["this host"]["bound"] == "overhead"
     assert (training["recommended"]["device"], training["recommended"]["by"]) == ("this host", by)
-    told = "No CPU has a price, so time alone ranks" if by == "time" else "as the cheapest"
+    told = "No CPU has a price, so devices are ranked by time" if by == "time" else "the cheapest"
     assert any(isinstance(block, Paragraph) and told in str(block.text) for block in plan_blocks(found))
 
 
@@ -488,9 +488,12 @@ def test_what_lacks_a_precision_is_left_out(shop: Shop) -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"device": "cuda"}, "it ran on cuda in fp32, not as this host was measured: what a call costs is not known"),
-        ({"seconds": 1.0}, "sooner than the roofline allows"),
-        ({"seconds": 7.0}, "the arithmetic of this host explains it"),
+        (
+            {"device": "cuda"},
+            "it ran on cuda in fp32, which was not measured on this host",
+        ),
+        ({"seconds": 1.0}, "faster than the roofline: the data fit in caches"),
+        ({"seconds": 7.0}, "explained by the arithmetic speed of this host"),
     ],
 )
 def test_a_check_says_why_it_differs(shop: Shop, changed: dict[str, Any], words: str) -> None:
@@ -503,17 +506,17 @@ def test_a_check_says_why_it_differs(shop: Shop, changed: dict[str, Any], words:
 
 
 def test_before_there_is_anything_to_plan(shop: Shop, project: Open) -> None:
-    with pytest.raises(DataError, match=r"student of late_order: there is none .* Run `isthmus distill`"):
+    with pytest.raises(DataError, match=r"student of late_order: not found .* Run `isthmus distill`"):
         plan(project(shop), speed=host)
     opened = made(shop)
     shop.replace("latency_objective_ms = 1", "threads = 2", "isthmus.toml")
-    with pytest.raises(GateFailed, match="the serving half was measured with threads 1; expected threads 2"):
+    with pytest.raises(GateFailed, match="serving was measured with threads 1; expected threads 2"):
         plan(project(shop), speed=host)
     shutil.rmtree(shop.state / "serving")
     with pytest.raises(GateFailed, match="the serving half is missing"):
         plan(opened, speed=host)
     shutil.rmtree(shop.state / "packages")
-    with pytest.raises(DataError, match=r"package of late_order: there is none .* Run `isthmus export`"):
+    with pytest.raises(DataError, match=r"package of late_order: not found .* Run `isthmus export`"):
         plan(opened, speed=host)
 
 
@@ -526,7 +529,7 @@ def test_the_command_line(shop: Shop) -> None:
     assert "Training, 1,790 steps in fp32: 120 GFLOP, 513 MB, 234 FLOP/B." in lines
     assert [line for line in lines if line.startswith("Recommended: this host")]
     assert [line for line in lines if line.startswith("Measured: 42 µs for one row at the last export; ")]
-    assert "Left out: h100-sxm, a100-sxm-80gb, l40s, l4, a10, t4; the profile's runtime answers on CPUs." in lines
+    assert "Left out: h100-sxm, a100-sxm-80gb, l40s, l4, a10, t4; the serving runtime needs a CPU." in lines
     told = run("plan", "--json", cwd=shop.root)
     assert told.returncode == 0, told.stderr
     found = json.loads(told.stdout)
@@ -536,10 +539,10 @@ def test_the_command_line(shop: Shop) -> None:
 
 
 def test_the_command_line_refuses(shop: Shop) -> None:
-    assert "student of late_order: there is none" in refused(shop, "plan", code=1)
+    assert "student of late_order: not found" in refused(shop, "plan", code=1)
     assert "'early' is not declared" in refused(shop, "plan", "early", code=2)
     shop.append("\n[prices]\nhour = { l40 = 1 }\n", "isthmus.toml")
-    assert "prices.hour.l40: is no device" in refused(shop, "plan", code=2)
+    assert "prices.hour.l40: is not a device" in refused(shop, "plan", code=2)
 
 
 @pytest.mark.timeout(900)

@@ -146,7 +146,7 @@ def test_undisturbed_lookups_are_the_same(recorded: Shop, project: Open) -> None
     with pytest.raises(PackageError, match="expected a package folder"):
         replay(opened, ids[0], package=recorded.root / "nowhere")
     done = commandline.run("replay", ids[0], "--project", str(recorded.root))
-    assert "1 of 1 answers are the same to the bit" in done.stdout
+    assert "1 of 1 answers are bit-identical" in done.stdout
     done = commandline.run("recorded", "--project", str(recorded.root), "--json")
     assert json.loads(done.stdout) == {"answers": 0, "missing": 0, "problems": []}
     done = commandline.run("replay", "--between", "1970-01-01", "2100-01-01", "--project", str(recorded.root), "--json")

@@ -14,7 +14,7 @@ from tests.orchestration.shop import Open, Shop
 
 REDIS = "redis://127.0.0.1:6379"
 UNKNOWN = (
-    "server.freshness_objective_hours.customer_order: is no view; expected one of customer_facts, customer_orders, "
+    "server.freshness_objective_hours.customer_order: is not a view; expected one of customer_facts, customer_orders, "
     "shelf_demand"
 )
 

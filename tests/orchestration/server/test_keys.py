@@ -47,7 +47,7 @@ def test_a_key_from_its_making_to_its_end(shop: Shop) -> None:
     assert Keyring.read(file).find(made["key"].encode()) is None
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     left = run("keys", "open", cwd=shop.root)
-    assert (left.returncode, "API keys: phone are valid; expected none. Revoke them first" in left.stderr) == (2, True)
+    assert (left.returncode, "API keys: still valid: phone. Revoke them first" in left.stderr) == (2, True)
     assert "isthmus keys open" in json.loads(run("keys", "revoke", "phone", "--json", cwd=shop.root).stdout)["note"]
     assert run("keys", "list", "--json", cwd=shop.root).stdout.strip() == "{}"
     assert required(file).exists()
@@ -61,8 +61,8 @@ def test_wrong_usage_is_one_sentence(shop: Shop) -> None:
     project = Project(shop.root)
     keys.create(project, "owner", ["read:*"])
     for arguments, found in (
-        (["create", "owner", "--scope", "read:*"], "API key owner: is there already. Revoke it first"),
-        (["revoke", "nobody"], "API key nobody: is not there; expected owner"),
+        (["create", "owner", "--scope", "read:*"], "API key owner: already exists. Revoke it first"),
+        (["revoke", "nobody"], "API key nobody: does not exist; expected owner"),
         (["create", "x"], "Missing option '--scope'"),
         (["create", "x y", "--scope", "write:*"], "API key: 2 problems\n  - name: 'x y'"),
     ):

@@ -63,7 +63,7 @@ def test_the_command(built: Shop, project: Open) -> None:
     ("arguments", "sentence"),
     [
         (["late_order_servr"], "feature_service: no service 'late_order_servr'"),
-        (["late_order_device", "store"], "'store' is no key and value; expected key=value"),
+        (["late_order_device", "store"], "'store' is not a key and a value; expected key=value"),
         (["late_order_device", "store=s1"], "entities.product: is missing"),
         (["late_order_device", "store=s1", "product=one"], "entities.product"),
         (["late_order_device", "store=s1", "product=1,2"], "entities.product"),

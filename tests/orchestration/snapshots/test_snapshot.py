@@ -21,8 +21,8 @@ from isthmus.features.values.entitykey import decode_values
 from isthmus.features.values.rows import RowCodec
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.cli.cli import app
-from isthmus.orchestration.graph.events import Materialized, Request
-from isthmus.orchestration.graph.outline import compiled
+from isthmus.orchestration.graph.events import NodeMaterialization, StepRequest
+from isthmus.orchestration.graph.outline import compile_outline
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.snapshots.create import copy, shelf, signer, snapshot, undisclosed
@@ -227,14 +227,14 @@ def test_the_command_says_what_is_disclosed_before_it_writes(kept: Project, tmp_
     done = runner.invoke(app, [*arguments, "--json"])
     assert done.exit_code == 0, done.output
     assert (
-        "whoever fetches the snapshot gets shelf_demand: sold_1d, distance of every store and every product"
+        "anyone who can fetch the snapshot gets shelf_demand: sold_1d, distance of every store and every product"
         in done.stderr
     )
     report = json.loads(done.stdout)
     assert (report["rows"], report["made"]) == ({"shelf_demand": 60}, "2024-03-01T00:00:00+00:00")
     assert (tmp_path / "out" / SERVICE).read_bytes() == Path(report["path"]).read_bytes()
     again = runner.invoke(app, arguments)
-    assert "whoever fetches" not in again.stderr
+    assert "anyone who can fetch" not in again.stderr
     assert str(report["bytes"]) in again.stdout.replace(",", "")
 
 
@@ -318,11 +318,11 @@ def test_a_host_of_files_gets_nothing_of_owners(owned: Project, tmp_path: Path) 
     done = CliRunner().invoke(app, ["snapshot", "--project", str(owned.root), "--to", str(out)])
     assert isinstance(done.exception, RequestError), done.output
     message = str(done.exception)
-    assert "has a file for each customer: a host of files gives it to whoever guesses its name" in message
-    assert "GET /snapshots/late_order_device/CUSTOMER, behind your own login" in message
+    assert "has a file for each customer, and on a file host anyone who guesses the name could read it" in message
+    assert "GET /snapshots/late_order_device/CUSTOMER, behind your login" in message
     assert not out.exists()
     assert shelf(owned, SERVICE).latest() is None
-    with pytest.raises(RequestError, match="a host of files"):
+    with pytest.raises(RequestError, match="a file host"):
         copy(owned, None, out)
 
 
@@ -330,7 +330,7 @@ def test_the_command_says_how_many_owners_there_are(owned: Project) -> None:
     done = CliRunner().invoke(app, ["snapshot", "--project", str(owned.root), "--json"])
     assert done.exit_code == 0, done.output
     customer = "customer_orders: orders_7d, mean_amount_7d, late_rate_7d of their own customer alone"
-    assert f"whoever fetches the snapshot gets {customer}" in done.stderr
+    assert f"anyone who can fetch the snapshot gets {customer}" in done.stderr
     report = json.loads(done.stdout)
     assert report["owners"] == 60
     assert report["bytes"] >= report["median_bytes"] > 1000
@@ -339,13 +339,13 @@ def test_the_command_says_how_many_owners_there_are(owned: Project) -> None:
 
 def test_the_asset_says_how_many_owners_there_are(owned: Project) -> None:
     node = f"snapshot/{SERVICE}"
-    (made,) = run_step(owned, Request("snapshot", (node,)), silent)
-    assert isinstance(made, Materialized)
+    (made,) = run_step(owned, StepRequest("snapshot", (node,)), silent)
+    assert isinstance(made, NodeMaterialization)
     assert (made.node, made.metadata["owners"], made.metadata["dagster/row_count"]) == (node, "60", 120)
     # Another owner makes it stale, and the package, which names the owner; no model is trained again for it.
-    before = compiled(owned)
+    before = compile_outline(owned)
     Shop(owned.root).replace('owner="customer"', 'owner="store"')
-    after = compiled(Project(owned.root))
+    after = compile_outline(Project(owned.root))
     assert before.snapshots[0].code != after.snapshots[0].code
     assert (before.models[0].training, before.models[0].examples) == (
         after.models[0].training,

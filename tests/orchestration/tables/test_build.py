@@ -26,7 +26,7 @@ from isthmus.features.days import Days
 from isthmus.features.offline.store import OfflineStore
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.apply.diff import apply_diff
-from isthmus.orchestration.graph.outline import compiled
+from isthmus.orchestration.graph.outline import compile_outline
 from isthmus.orchestration.tables.build import build, build_range, day_range, outdated_views
 from isthmus.orchestration.training.set import training_set
 from tests.commandline import run
@@ -112,7 +112,9 @@ def test_a_lookback_that_is_too_short_is_refused(reaching: Shop, project: Open, 
     apply(project(reaching))
     build(project(reaching), [ORDERS_VIEW])
     for within in (Days(FIRST + 10, FIRST + 11), Days(FIRST - 40, FIRST + 60)):
-        sentence = rf"customer_orders: reaches further than its lookback of {told}: with more of it, .* at customer="
+        sentence = (
+            rf"customer_orders: reads further back than its lookback of {told}: with a longer one, .* at customer="
+        )
         with pytest.raises(DataError, match=sentence):
             build_range(project(reaching), [ORDERS_VIEW], within=within, step=50)
         assert stored(reaching, project)[1] == expected[1]
@@ -127,7 +129,7 @@ def test_a_lookback_is_long_enough_where_only_rounding_differs(reaching: Shop, p
     reaching.replace("(1 + 1e-13 * F.rand())", "F.rand()")
     apply(project(reaching))
     build(project(reaching), [ORDERS_VIEW])
-    with pytest.raises(DataError, match=r"mean_amount_7d differs in .* rows, .*depends on chance"):
+    with pytest.raises(DataError, match=r"mean_amount_7d differs in .* rows, .*is random"):
         build_range(project(reaching), [ORDERS_VIEW], within=Days(FIRST + 10, FIRST + 12))
 
 
@@ -242,7 +244,7 @@ def test_rows_of_the_future_are_stored_and_said(built: Shop, project: Open) -> N
         for event, known in zip(*(rows[name].cast(pa.int64()).to_pylist() for name in ("event_timestamp", "known_at")),
                                 strict=True)
     )  # fmt: skip
-    assert f"customer_orders has {ahead} rows of the future, which answer from their time on" in told
+    assert f"customer_orders has {ahead} rows in the future, which are used from their time on" in told
     shutil.rmtree(built.state / "offline" / ORDERS_VIEW)
     build_range(project(built), [ORDERS_VIEW], within=Days(FIRST, FIRST + 46))
     assert max(stored(built, project)[0]["event_timestamp"].to_pylist()).day == 15
@@ -261,7 +263,9 @@ def test_a_source_that_changed_under_us(reaching: Shop, project: Open) -> None:
                                         r"customer_orders was built.*`isthmus build customer_orders`"):  # fmt: skip
         build_range(project(reaching), [ORDERS_VIEW], within=YEAR)
     pq.write_table(orders.drop_columns(["cents"]), reaching.orders)
-    sentence = "source orders, column cents: is gone; view customer_orders .*; expected bigint, as when customer"
+    sentence = (
+        "source orders, column cents: no longer exists; view customer_orders .*; expected bigint, as when customer"
+    )
     with pytest.raises(DataError, match=sentence):
         build_range(project(reaching), [ORDERS_VIEW], within=YEAR)
     with pytest.raises(DataError, match=sentence):
@@ -397,7 +401,7 @@ def test_a_query_is_read_for_each_build(reaching: Shop, project: Open, monkeypat
         with closing(duckdb.connect(str(reaching.root / "shop.duckdb"))) as database:
             database.execute(f"UPDATE orders SET {change}")  # noqa: S608 - one of these two
         assert outdated_views(project(reaching)) == others
-    assert [each.version_sql for each in compiled(project(reaching)).sources if each.name == "orders"] == [
+    assert [each.version_sql for each in compile_outline(project(reaching)).sources if each.name == "orders"] == [
         "SELECT sum(cents), count(*) FROM orders;"
     ]
     assert build_range(project(reaching), [ORDERS_VIEW], within=Days(FIRST, FIRST + 9))[ORDERS_VIEW].changed
@@ -423,10 +427,10 @@ def test_a_range_on_the_command_line(built: Shop) -> None:
 @pytest.mark.parametrize(
     ("first", "end", "step", "catch_up", "sentence"),
     [
-        (None, "2024-01-01", None, False, "--to 2024-01-01: without --from"),
-        ("2024-01-01", None, None, True, "--catch-up: together with a range"),
-        (None, None, 7, False, "--step 7: without a range"),
-        ("2024-01-01", None, 0, False, "--step 0: is no number of days"),
+        (None, "2024-01-01", None, False, "--to 2024-01-01: needs --from"),
+        ("2024-01-01", None, None, True, "--catch-up: cannot be used with --from or --to"),
+        (None, None, 7, False, "--step 7: needs --from or --catch-up"),
+        ("2024-01-01", None, 0, False, "--step 0: is not a number of days"),
         ("2024-02-01", "2024-01-01", None, False, "2024-02-01 to 2024-01-01 contains no day"),
     ],
 )
@@ -448,10 +452,10 @@ def test_without_an_end_a_range_ends_with_today(shop: Shop, project: Open) -> No
 def test_a_difference_is_told_before_anything_is_touched(built: Shop, project: Open) -> None:
     training_set(project(built))
     assert apply_diff(project(built)).lines() == [
-        "the definitions are those of the contract in force",
-        "keep customer_orders, which holds 2,400 rows of 59 days",
-        "keep shelf_demand, which holds 2,400 rows of 59 days",
-        "keep customer_facts, which holds 50 rows of 12 days",
+        "the definitions match the applied contract",
+        "keep customer_orders, which has 2,400 rows of 59 days",
+        "keep shelf_demand, which has 2,400 rows of 59 days",
+        "keep customer_facts, which has 50 rows of 12 days",
     ]
     built.replace("ttl=timedelta(days=7)", "ttl=timedelta(days=8)")
     built.replace("SLOW = 60", "SLOW = 61")
@@ -613,7 +617,7 @@ def test_a_column_that_becomes_text_is_refused_until_it_is_declared(built: Shop,
     for again in (build, build_range):
         with pytest.raises(DataError, match=r"source customers: visits \(bigint\) had types when") as caught:
             again(project(built), ["customer_facts"])
-    assert caught.value.remedy.startswith("write types={'visits': Int64} in the source, or String")
+    assert caught.value.remedy.startswith("write types={'visits': Int64} in the source, with String")
     built.replace('"born": Int64, ', types)
     assert outdated_views(project(built)) == []
     built.replace('"visits": Int64', '"visits": String')

@@ -179,7 +179,7 @@ def test_a_table_that_is_replaced_retyped_or_dropped(reaching: Shop, project: Op
     # Or without the column.
     place.write(orders.drop_columns(["cents"]))
     for within in (None, days):
-        with pytest.raises(DataError, match=r"source orders, column cents: is gone; .*expected bigint"):
+        with pytest.raises(DataError, match=r"source orders, column cents: no longer exists; .*expected bigint"):
             _build(project(reaching), within)
     assert stored(reaching, project)[1] == before
     # Other rows in its place are other rows of those days alone.
@@ -214,7 +214,7 @@ def test_a_build_of_ranges_that_is_killed_is_finished_by_the_next(reaching: Shop
             assert run.stderr
             for line in run.stderr:
                 # From when on it commits steps.
-                if "rows in all" in line:
+                if "rows in total" in line:
                     break
             time.sleep(chance.uniform(0, 0.3))
             hit += run.poll() is None

@@ -373,7 +373,7 @@ def test_the_contract_says_it_in_words(released: Project) -> None:
     (other / "contract.json").write_bytes(changed.dumps())
     said = run("contract", "diff", str(package), str(other), cwd=released.root).stdout
     assert "the rule for hour was (from 0 to 23, else 12), is (from 0 to 24)" in said
-    assert f"the training part gave different statistics for {data['numbers'][0]['name']}\n" in said
+    assert f"training statistics differ for {data['numbers'][0]['name']}\n" in said
     file.write_text("{")
     broken = run("contract", "show", str(other), cwd=released.root)
     assert (broken.returncode, "Traceback" in broken.stderr) == (1, False)

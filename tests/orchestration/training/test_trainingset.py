@@ -90,5 +90,5 @@ def test_unknown_distillation(built: Shop, project: Open) -> None:
     text = (built.root / "definitions.py").read_text()
     (built.root / "definitions.py").write_text(text + "\ndel late_order\n")
     apply(project(built))
-    with pytest.raises(RequestError, match=r"the definitions declare none. Declare a Distillation in definitions.py"):
+    with pytest.raises(RequestError, match=r"declare no distillation. Declare a Distillation in definitions.py"):
         training_set(project(built))

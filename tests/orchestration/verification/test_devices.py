@@ -21,7 +21,7 @@ from isthmus.features.progress import silent
 from isthmus.features.values.columns import Values
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts, verdict_file
-from isthmus.orchestration.graph.events import Checked, Request
+from isthmus.orchestration.graph.events import NodeCheck, StepRequest
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.models.students import distill, export, parity
@@ -397,8 +397,8 @@ def _with_core_answers(files: Mapping[str, str], golden: Any) -> None:
 
 def test_a_runtime_that_is_absent_is_named_by_the_verdict_and_by_the_deployment(on_device: Shop) -> None:
     opened = Project(on_device.root)
-    (checked,) = run_step(opened, Request("verify", checks=(("package/late_order", "verdict"),)), silent)
-    assert isinstance(checked, Checked)
+    (checked,) = run_step(opened, StepRequest("verify", checks=(("package/late_order", "verdict"),)), silent)
+    assert isinstance(checked, NodeCheck)
     verdict = require_passed(Verdict.loads(verdict_file(opened, opened.distillation()).read_bytes()))
     *samples, limit = verdict.limits
     assert checked.metadata["limits"] == "; ".join(verdict.limits)

@@ -39,7 +39,7 @@ from isthmus.features.values.entitykey import entity_keys
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import RECORD
 from isthmus.orchestration.graph import build_definitions
-from isthmus.orchestration.graph.events import Materialized, Request
+from isthmus.orchestration.graph.events import NodeMaterialization, StepRequest
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.models.students import distill, export
@@ -191,9 +191,9 @@ def test_a_second_distill_trains_nothing_and_keeps_what_export_measured(exported
     assert any("so nothing was trained" in note for note in notes)
     assert (student / "BOUNDARY.md").read_text() == card
     nodes = ("teacher/late_order", "teacher_outputs/late_order", "student/late_order", "control/late_order")
-    made = {one.node: one for one in run_step(opened, Request("distill", nodes), lambda _text, _done: None)}
+    made = {one.node: one for one in run_step(opened, StepRequest("distill", nodes), lambda _text, _done: None)}
     told = made["student/late_order"]
-    assert isinstance(told, Materialized)
+    assert isinstance(told, NodeMaterialization)
     assert (told.version, told.metadata["trained"]) == (again.id, False)
     assert (student / "student.safetensors").stat().st_ino == weights
     assert distill(opened, again=True).trained

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from isthmus.features.request.layout import MASKS, NOTES, Layout, output_name
-from isthmus.orchestration.runtimes.web import Node, installed
+from isthmus.orchestration.runtimes.web import NodeRunner, installed
 from isthmus.package.golden import TensorBytes
 from isthmus.transforms.rowwise.compiler import compile_columns
 from isthmus.transforms.rowwise.core.expressions import traced
@@ -29,7 +29,9 @@ def test_a_browser_keeps_what_the_table_of_functions_promises(tmp_path: Path) ->
         names, feeds = [*map(output_name, layout.outputs), MASKS], layout.feeds(columns)
         tensors = {name: TensorBytes.of(tensor) for name, tensor in feeds.items()}
         files = {"model.onnx": graph, "cases.json": msgspec.json.encode([tensors])}
-        output = Node(installed(tmp_path)).run("check.mjs", files, "model.onnx", "cases.json", kind=dict[str, Any])
+        output = NodeRunner(installed(tmp_path)).run(
+            "check.mjs", files, "model.onnx", "cases.json", kind=dict[str, Any]
+        )
         (answer,) = output["answers"]
         found = {name: msgspec.convert(tensor, TensorBytes).array for name, tensor in answer.items()}
         differing = unlike(layout, dict(zip(names, runtime.run(names, feeds), strict=True)), found)

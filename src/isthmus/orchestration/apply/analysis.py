@@ -1,4 +1,4 @@
-"""What would make a build fail, as far as that can be seen before a row is computed."""
+"""Find problems that would make a build fail, without computing a row."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,12 +16,11 @@ from isthmus.transforms import engine, sources
 from isthmus.transforms.views.compute import analyze
 
 
-def unbuildable(project: Project) -> tuple[list[Problem], str]:
-    """The problems of sources and functions that show without computing a row, all of them; and what was looked at.
+def build_problems(project: Project) -> tuple[list[Problem], str]:
+    """Return the problems of sources and functions, and a digest of definitions, sources and engine.
 
-    Not seen are URLs, queries, Iceberg tables, sources without a row, and what reads these; functions, unless the
-    engine is Sail, since others take long to start; and functions that have rows computed themselves. What `remember`
-    has is not looked at again: it is a digest of definitions, sources and engine.
+    Not checked: URLs, queries, Iceberg tables, empty sources, and functions that read these. Functions are checked only
+    with Sail, because other engines start slowly. If the digest was passed to `remember`, nothing is checked again.
     """
     definitions = project.definitions
     declarations: list[FeatureView | Spine] = [*definitions.views.values(), *definitions.spines.values()]
@@ -36,7 +35,8 @@ def unbuildable(project: Project) -> tuple[list[Problem], str]:
     with suppress(OSError):
         if _note(project).read_text(encoding="utf-8") == digest and not problems:
             return [], digest
-    return problems + _of_engine(project, declarations, [source for source in local if source.name in contents]), digest
+    present = [source for source in local if source.name in contents]
+    return problems + _engine_problems(project, declarations, present), digest
 
 
 def local_sources(project: Project) -> list[Source]:
@@ -47,7 +47,7 @@ def local_sources(project: Project) -> list[Source]:
 
 
 def remember(project: Project, digest: str) -> None:
-    """Keeps what was without a problem, by the digest that `unbuildable` returned."""
+    """Store the digest from `build_problems`, so that the same inputs are not checked again."""
     write_atomically(_note(project), digest.encode())
 
 
@@ -55,7 +55,7 @@ def _note(project: Project) -> Path:
     return project.state / "analysis"
 
 
-def _of_engine(
+def _engine_problems(
     project: Project, declarations: Sequence[FeatureView | Spine], present: Sequence[Source]
 ) -> list[Problem]:
     contract, staging = project.definitions.contract, project.state / "sources"
@@ -67,7 +67,7 @@ def _of_engine(
             if project.settings.engine == "sail":
                 spark = stack.enter_context(engine.session("sail"))
         for source in present:
-            # The columns of a CSV file without rows have no types yet.
+            # Columns of an empty CSV file have no types yet.
             with _collecting(problems), suppress(sources.NoRowsError):
                 if spark is None:
                     sources.require_readable(source, project.root, staging)

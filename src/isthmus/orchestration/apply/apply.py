@@ -1,4 +1,4 @@
-"""`apply`: compiles the definitions, writes the contract, registers the Feast objects."""
+"""`isthmus apply`: compile the definitions, write the contract and register the Feast objects."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from isthmus.features.contract.generations import Generations
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
 from isthmus.features.offline.log import MaterializationLog
-from isthmus.orchestration.apply.analysis import local_sources, remember, unbuildable
+from isthmus.orchestration.apply.analysis import build_problems, local_sources, remember
 from isthmus.orchestration.apply.switch import register
 from isthmus.orchestration.project import Project
 from isthmus.package.snapshot.selection import disclosed, kept_views
@@ -19,11 +19,15 @@ from isthmus.transforms.sources import columns
 
 @dataclass(frozen=True)
 class Applied:
-    """The hash of the new contract, what changed, a sentence each, and the registered Feast objects.
+    """Report of `apply`.
 
-    `current` is the hash of the contract that servers answer under. If it is another, the new contract follows it once
-    `build` and `materialize` have written its rows, and Feast's objects are registered then. `sources` has the columns
-    of each local source with their types.
+    Attributes:
+        contract: hash of the new contract.
+        changes: one sentence for each change from the contract before.
+        registered: names of the registered Feast objects; empty if they are registered later.
+        current: hash of the contract that servers use. If it is not the new contract, servers switch (and Feast objects
+            are registered) after `build` and `materialize` have written the new rows.
+        sources: column types of each local source.
     """
 
     contract: str
@@ -34,17 +38,18 @@ class Applied:
 
 
 def apply(project: Project) -> Applied:
-    """Checks the project and puts its contract in force: at once if no rows need to be written first.
+    """Check the project and make its contract current: at once, or after its rows are written.
+
+    Also removes device snapshots that disclose more than the new definitions allow.
 
     Raises:
-        ConfigurationError: with every problem of the definitions; or of objectives for views that there are not; or of
-            sources and functions, as far as `unbuildable` sees them, and of features that have another type than the
-            table.
+        ConfigurationError: problems of definitions, freshness objectives, sources or functions, or features whose type
+            differs from the table. All problems are listed.
         DependencyError: feast is not installed.
     """
     definitions = project.definitions
     project.require_objectives_of(definitions.contract.views)
-    problems, digest = unbuildable(project)
+    problems, digest = build_problems(project)
     types = {} if problems else {source.name: columns(source, project.root) for source in local_sources(project)}
     with project.locked("contract"):
         unreadable = False
@@ -55,7 +60,7 @@ def apply(project: Project) -> Applied:
         before, contract = generations.newest(), generations.placed(definitions.contract)
         changes = differences(before, contract) if before else []
         if unreadable:
-            changes = ["the contract before was not readable"]
+            changes = ["the previous contract cannot be read"]
         problems += _retyped(project, contract)
         if problems:
             raise ConfigurationError(f"{project.settings.project.definitions}.py", problems)
@@ -65,7 +70,7 @@ def apply(project: Project) -> Applied:
         else:
             registered = []
             generations = generations.prepare(contract, clock.now())
-        # Last, because from here on the contract is in force.
+        # Write this file last: it makes the contract the applied one.
         generations.write(project.contract_file)
     remember(project, digest)
     _withdraw(project, contract)
@@ -74,12 +79,12 @@ def apply(project: Project) -> Applied:
 
 
 def _withdraw(project: Project, contract: Contract) -> None:
-    """Removes the snapshots that disclose what devices may keep no longer: a server would go on offering them."""
+    """Remove snapshots that disclose features which devices may no longer have; servers would still offer them."""
     for folder in project.snapshots.glob("*/"):
         service, shelf = project.definitions.services.get(folder.name), Shelf(folder)
         device = None if service is None else service.device
         allowed = disclosed(kept_views(contract, folder.name), device) if device else ()
-        # A snapshot that is being written may be of the contract before.
+        # A snapshot that is being written may still use the previous contract, so take its lock.
         with shelf.locked():
             before = shelf.before()
             if device is None or (before is not None and not {*before.discloses} <= {*allowed}):
@@ -87,7 +92,7 @@ def _withdraw(project: Project, contract: Contract) -> None:
 
 
 def _has_rows(project: Project, generations: Generations, contract: Contract) -> bool:
-    """Whether a contract can be current at once: its rows are those of the current one, or there are none at all."""
+    """Return whether a contract can become current now: its views are unchanged, or nothing was ever materialized."""
     current = generations.current
     if current is None or all(view in current.views.values() for view in contract.views.values()):
         return True
@@ -96,10 +101,9 @@ def _has_rows(project: Project, generations: Generations, contract: Contract) ->
 
 
 def _retyped(project: Project, contract: Contract) -> list[Problem]:
-    """Features of another type than in the table: no build could fulfill such a contract."""
     store, problems = project.offline_store(), []
     for view in contract.views.values():
-        # A damaged table is for the readers of its rows to report.
+        # Damaged tables are reported by the steps that read them.
         with suppress(DataError):
             problems += store.retyped(view)
     return problems

@@ -1,4 +1,4 @@
-"""`contract show` and `contract diff`: a contract from any place, explained, and the changes between two."""
+"""`isthmus contract`: find a contract, and compare two contracts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,17 +21,13 @@ _FILE = "contract.json"
 
 @dataclass(frozen=True)
 class LocatedContract:
-    """A contract and its place.
-
-    `learned` has, for each input of a package's model, what its preparation learned from the training part, in words.
-    """
+    """A contract and its location. `learned` describes the fitted preparation of each input of a package's model."""
 
     place: str
     contract: Contract
     learned: Mapping[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """The complete contract, with all hashes."""
         contract, data = self.contract, self.contract.as_dict()
         kinds: dict[str, Mapping[str, ViewContract | TransformContract | ServiceContract]]
         kinds = {"views": contract.views, "transforms": contract.transforms, "services": contract.services}
@@ -42,9 +38,12 @@ class LocatedContract:
 
 @dataclass(frozen=True)
 class ContractDifference:
-    """What changes between two contracts: declarations, and what follows for the models of each service.
+    """Differences between two contracts.
 
-    `learned` are the inputs whose preparation in two packages learned different values.
+    Attributes:
+        changes: changes of declarations.
+        services: consequences for the models of each service.
+        learned: inputs whose fitted preparation differs between two packages.
     """
 
     before: LocatedContract
@@ -54,7 +53,6 @@ class ContractDifference:
     learned: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """The machine-readable form."""
         return {
             "before": {"place": self.before.place, "hash": self.before.contract.hash},
             "after": {"place": self.after.place, "hash": self.after.contract.hash},
@@ -66,12 +64,12 @@ class ContractDifference:
 
 
 def find(name: str, project: Callable[[], Project]) -> LocatedContract:
-    """The contract in a contract.json, the folder of a package or a project, "applied" or "definitions".
+    """Read the contract from a contract.json, a package folder, a project folder, "applied" or "definitions".
 
     Raises:
-        RequestError: there is nothing of this name, or it is something else.
-        ContractMismatch: the file is no contract, or nothing has been applied.
-        ConfigurationError: with every problem of the definitions.
+        RequestError: the file cannot be read.
+        ContractMismatch: the file is not a contract, or nothing has been applied.
+        ConfigurationError: the definitions have errors.
     """
     if name == DEFINITIONS:
         opened = project()
@@ -85,12 +83,11 @@ def find(name: str, project: Callable[[], Project]) -> LocatedContract:
         contract = Contract.loads(file.read_bytes(), str(file))
         return LocatedContract(str(file), contract, _learned(file.with_name(LEARNED)))
     except OSError as error:
-        expected = f"a {_FILE}, the folder of a package or of a project, {APPLIED} or {DEFINITIONS}"
+        expected = f"a {_FILE}, a package folder, a project folder, {APPLIED} or {DEFINITIONS}"
         raise RequestError(f"contract {name!r}", f"cannot be read ({error.strerror})", expected=expected) from error
 
 
 def compare(before: LocatedContract, after: LocatedContract) -> ContractDifference:
-    """What changes between two contracts."""
     contracts = before.contract, after.contract
     names = before.learned.keys() | after.learned.keys() if before.learned and after.learned else set()
     learned = sorted(name for name in names if before.learned.get(name) != after.learned.get(name))

@@ -1,4 +1,4 @@
-"""`apply --diff`: what a change of definitions will cost, before anything is touched."""
+"""`isthmus apply --diff`: predict the effects of changed definitions without writing anything."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,7 +10,7 @@ from isthmus.features.contract.diff import changed_parts, differences, stored_pa
 from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, IsthmusError
 from isthmus.features.offline.store import OfflineStore
-from isthmus.orchestration.apply.analysis import unbuildable
+from isthmus.orchestration.apply.analysis import build_problems
 from isthmus.orchestration.artifacts import Artifacts, outdated
 from isthmus.orchestration.project import Project
 from isthmus.package.inputs import ModelInput
@@ -19,10 +19,13 @@ from isthmus.serving.deployment.record import Deployment
 
 @dataclass(frozen=True)
 class TableChange:
-    """What the next `build` does to a table.
+    """Effect of the next `build` on a table.
 
-    It will "build" a table that is not there, "rebuild" its rows, "record" the new contract over the same rows, "keep"
-    it as it is, "leave" a table that nothing reads any more; or "refuse" the change. The days and rows are those now.
+    Attributes:
+        action: "build" a new table, "rebuild" all rows, "record" the new contract for the same rows, "keep" the table
+            unchanged, "leave" a table that is no longer used, or "refuse" the change.
+        days: current number of days.
+        rows: current number of rows.
     """
 
     action: str
@@ -33,10 +36,14 @@ class TableChange:
 
 @dataclass(frozen=True)
 class ApplyDiff:
-    """From the contract in force, if any, to that of today's definitions, both by their hashes.
+    """Effects of applying the current definitions.
 
-    `stale` are the training sets, packages and deployments that cannot be used under the new contract, and the students
-    whose own task has changed, with what that takes.
+    Attributes:
+        before: hash of the applied contract, or empty.
+        after: hash of the contract of the current definitions.
+        tables: effects by table.
+        stale: names of training sets, packages and deployments that the new contract cannot use, and of students whose
+            task has changed, by kind.
     """
 
     before: str
@@ -46,28 +53,27 @@ class ApplyDiff:
     stale: dict[str, list[str]]
 
     def lines(self) -> list[str]:
-        """What changes, for people, a line each."""
         lines = list(self.changes or ["nothing has been applied yet"])
         if self.before == self.after:
-            lines = ["the definitions are those of the contract in force"]
+            lines = ["the definitions match the applied contract"]
         for table, change in self.tables.items():
-            size = f", which holds {change.rows:,} rows of {change.days:,} days" if change.rows else ""
+            size = f", which has {change.rows:,} rows of {change.days:,} days" if change.rows else ""
             why = f" ({', '.join(change.why)})" if change.why else ""
             lines.append(f"{change.action} {table}{size}{why}")
         return lines + [f"stale: {kind} {name}" for kind, names in self.stale.items() for name in names]
 
 
 def apply_diff(project: Project) -> ApplyDiff:
-    """Compares today's definitions with the contract in force and with everything built under it. Writes nothing.
+    """Compare the current definitions with the applied contract and everything built under it. Writes nothing.
 
     Raises:
-        ConfigurationError: what `apply` would refuse, but for features of another type than in a table.
+        ConfigurationError: `apply` would refuse the definitions. Changed feature types are reported per table instead.
     """
     contract = project.definitions.contract
     project.require_objectives_of(contract.views)
-    if problems := unbuildable(project)[0]:
+    if problems := build_problems(project)[0]:
         raise ConfigurationError(f"{project.settings.project.definitions}.py", problems)
-    before = in_force(project)
+    before = applied_contract(project)
     store = project.offline_store()
     views_before = before.views if before else {}
     known = project.generations().views() if before else {}
@@ -77,14 +83,13 @@ def apply_diff(project: Project) -> ApplyDiff:
     for view in views_before.values():
         with suppress(DataError):
             if view.table not in tables and (commit := store.commit(view)):
-                why = "the view has another version" if view.name in contract.views else "the view is gone"
+                why = "the view has another version" if view.name in contract.views else "the view was removed"
                 tables[view.table] = TableChange("leave", [why], len(commit.days or {}), commit.rows)
     changes = differences(before, contract) if before else []
     return ApplyDiff(before.hash if before else "", contract.hash, changes, tables, _stale(project, contract))
 
 
-def in_force(project: Project) -> Contract | None:
-    """The contract of the last apply; None without one, or if it cannot be read."""
+def applied_contract(project: Project) -> Contract | None:
     try:
         return project.last_applied()
     except ContractMismatch:
@@ -113,7 +118,7 @@ def _table_change(
 
 
 def _student(project: Project, contract: Contract, artifacts: Artifacts) -> str:
-    """Say what to run after the code of the last student's task changed; empty if nothing is needed."""
+    """Return what to run after the code of the student's task has changed; empty if nothing is needed."""
     declared, made_of = artifacts.declared, artifacts.last_report()["made_of"]
     if not isinstance(declared.task, str) or "training" not in made_of:
         return ""
@@ -127,21 +132,21 @@ def _student(project: Project, contract: Contract, artifacts: Artifacts) -> str:
     with project.importing():
         now = origins_of(task_class(declared), about)
     if now["training"] != made_of["training"]:
-        return "how it is trained has changed: `isthmus distill` trains it again"
+        return "its training has changed: run `isthmus distill`"
     if now["report"] != made_of["report"]:
-        return "only how it is judged has changed: `isthmus distill` judges it again, and trains nothing"
-    return "" if now["kind"] == made_of["kind"] else "only its package has changed: `isthmus export` writes it again"
+        return "only its evaluation has changed: `isthmus distill` evaluates it again without training"
+    return "" if now["kind"] == made_of["kind"] else "only its package has changed: run `isthmus export`"
 
 
 def _stale(project: Project, contract: Contract) -> dict[str, list[str]]:
-    """What was created under another contract and cannot be used under this one.
+    """Return the names of artifacts that cannot be used under this contract, by kind.
 
-    A training set belongs to its contract. A model can be used as long as its inputs are the same.
+    A training set is valid for one contract. A model is valid as long as its inputs are the same.
     """
     stale: dict[str, list[str]] = {"training set": [], "package": [], "deployment": []}
     for declared in project.definitions.distillations.values():
         artifacts = Artifacts(project, declared)
-        # What is missing or cannot be read cannot become stale.
+        # Missing and unreadable artifacts are not reported as stale.
         with suppress(IsthmusError):
             examples = artifacts.latest_training_set()
             if examples is not None and examples.contract != contract.hash:
@@ -149,7 +154,7 @@ def _stale(project: Project, contract: Contract) -> dict[str, list[str]]:
         with suppress(IsthmusError):
             if outdated(artifacts.last_package(), contract):
                 stale["package"].append(declared.name)
-        # The task is the user's code, and needs libraries that may not be here.
+        # The task is user code and may need libraries that are not installed here.
         with suppress(Exception):
             if needed := _student(project, contract, artifacts):
                 stale.setdefault("student", []).append(f"{declared.name}: {needed}")

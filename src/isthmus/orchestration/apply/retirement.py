@@ -1,4 +1,4 @@
-"""Retired contracts are forgotten in time, with their rows."""
+"""Removal of retired contracts and their online rows."""
 
 import fcntl
 from collections.abc import Iterator
@@ -15,15 +15,15 @@ from isthmus.package.manifest import open_package, read_contract
 from isthmus.serving.rollout.releases import in_force
 
 HOUR = 3600 * 1_000_000
-
+# Minimum microseconds before rows are removed. Every server must have seen the new contract or deployment by then, even
+# over NFS.
 LEAST = 60 * 1_000_000
-"""Microseconds that every server has to learn of another contract or deployment before rows go, even over NFS."""
 
 
 def forget(project: Project, store: OnlineStore) -> None:
-    """Forgets contracts that were retired long enough ago and that no deployed model needs, with their rows.
+    """Remove contracts that were retired long enough ago and are not needed by a deployed model, and their rows.
 
-    It also drops the rows that an earlier call was killed before. Beside another process that does so it does nothing.
+    Also finishes an earlier call that was killed. Does nothing while another process runs it.
     """
     with _alone(project) as alone:
         if not alone:
@@ -32,11 +32,11 @@ def forget(project: Project, store: OnlineStore) -> None:
             before = project.generations()
             left = _without_old(project, before)
             if left != before:
-                # Servers learn of it first.
+                # Write the contracts before dropping rows, so that servers stop reading the rows first.
                 left.write(project.contract_file)
         if not left.forgotten:
             return
-        # This may take a while, and other commands change contracts meanwhile: no other contract uses these slots.
+        # No lock while rows are dropped: it may take long, and no other contract uses these rows.
         for view in left.abandoned():
             store.drop(view)
         with project.locked("contract"):
@@ -63,7 +63,6 @@ def _without_old(project: Project, generations: Generations) -> Generations:
 
 
 def _needed(project: Project, generations: Generations) -> set[str]:
-    """The hashes of the contracts that servers may run models under."""
     file, every = project.deployment_file, {item.contract.hash for item in generations.retired}
     try:
         changed = file.stat().st_mtime_ns // 1000
@@ -71,7 +70,7 @@ def _needed(project: Project, generations: Generations) -> set[str]:
         return set()
     deployed = in_force(file)
     if deployed is None or changed + LEAST > clock.now():
-        # A server may have another deployment: that before the file was damaged, or the one before this.
+        # A server may still run an earlier deployment.
         return every
     needed = set()
     for deployment in deployed.loaded(clock.now() - LEAST):
@@ -79,7 +78,7 @@ def _needed(project: Project, generations: Generations) -> set[str]:
             package = open_package(Path(deployment.package))
             contract = generations.of_model(read_contract(package), package.manifest.service)
         except (IsthmusError, OSError):
-            # A server may have loaded it before, under any of them.
+            # The package is unreadable now, but a server may have loaded it earlier under any contract.
             return every
         if contract is not None:
             needed.add(contract.hash)

@@ -1,4 +1,4 @@
-"""From one contract to the next: current is a contract whose rows are there."""
+"""Switch of the servers to the next contract, once all of its rows are in Redis."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from isthmus.orchestration.server.serve import FEAST_SERVER, address
 
 
 def register(project: Project, contract: Contract) -> list[str]:
-    """Makes Feast's registry that of a contract; returns the names of the registered objects.
+    """Write Feast's registry and configuration for a contract. Return the names of the registered objects.
 
     Raises:
         DependencyError: feast is not installed, or its registry cannot be used.
@@ -34,9 +34,9 @@ def register(project: Project, contract: Contract) -> list[str]:
     with suppress(OSError, ValueError, KeyError, TypeError):
         before = json.loads(note.read_bytes())
         if before["server"] == settings:
-            # Since then, a server may have been started at another port.
+            # A server may have been started at another port since, and written it to the configuration.
             server = _server(folder) or settings
-            # Importing Feast takes longer than all else that `apply` does.
+            # Skip Feast if nothing has changed: its import takes longer than everything else in `apply`.
             if before["digest"] == digest and before["files"] == _files(folder):
                 names: list[str] = before["objects"]
                 return names
@@ -57,13 +57,11 @@ def register(project: Project, contract: Contract) -> list[str]:
 
 
 def _server(folder: Path) -> str | None:
-    """The address of the server in Feast's configuration."""
-    found = FEAST_SERVER.search((folder / "feature_store.yaml").read_bytes())
-    return found and found[1].decode()
+    match = FEAST_SERVER.search((folder / "feature_store.yaml").read_bytes())
+    return match and match[1].decode()
 
 
 def _registration(project: Project, contract: Contract) -> str:
-    """The digest of all that Feast is told of a contract."""
     views = {
         name: [
             view.description, view.owner, contract.views[name].slot,
@@ -73,37 +71,37 @@ def _registration(project: Project, contract: Contract) -> str:
         for name, view in project.definitions.views.items()
     }  # fmt: skip
     services = {name: service.description for name, service in project.definitions.services.items()}
-    versions = [found.version for package in ("isthmus", "feast") for found in distributions(name=package)]
+    versions = [installed.version for package in ("isthmus", "feast") for installed in distributions(name=package)]
     places = [str(project.state), str(project.offline), *sorted(project.storage_options.items())]
     return sha256({"contract": contract.hash, "places": places, "views": views, "services": services,
                    "versions": versions})  # fmt: skip
 
 
 def _files(folder: Path) -> list[str]:
-    """Digests of Feast's registry and configuration: whoever writes there makes the next `apply` write again."""
+    """Return digests of Feast's registry and configuration. If another program changes them, `apply` rewrites them."""
     names = ("registry.pb", "feature_store.yaml", "client/feature_store.yaml")
     return [sha256({"content": FEAST_SERVER.sub(b"", (folder / name).read_bytes()).hex()}) for name in names]
 
 
-def waiting_for(generations: Generations, store: OnlineStore) -> list[str]:
-    """The views of the next contract whose rows Redis lacks."""
+def missing_views(generations: Generations, store: OnlineStore) -> list[str]:
     if generations.next is None:
         return []
     return [view.name for view in _changed(generations, generations.next) if not is_published(store, view)]
 
 
 def switch(project: Project, store: OnlineStore) -> bool:
-    """Makes the next contract current if Redis has all of its rows, compared with their tables; returns whether.
+    """Make the next contract current if Redis has all of its rows. Return whether it did.
 
-    Rows that were pushed under the current contract and are in no table yet come along.
+    Compares the new rows in Redis with their tables first, copies pushed rows that are not in a table yet, and
+    registers the Feast objects of the new contract.
 
     Raises:
-        DataError: rows in Redis are not those of their tables; the current contract stays.
+        DataError: rows in Redis differ from their tables; the current contract stays.
     """
     with project.locked("contract"):
         generations = project.generations()
         contract = generations.next
-        if contract is None or contract.hash != store.contract.hash or waiting_for(generations, store):
+        if contract is None or contract.hash != store.contract.hash or missing_views(generations, store):
             return False
         offline = project.offline_store()
         for view in _changed(generations, contract):
@@ -122,14 +120,14 @@ def _changed(generations: Generations, contract: Contract) -> list[ViewContract]
 
 
 def _carry(store: OnlineStore, before: ViewContract, view: ViewContract) -> None:
-    """Writes pushed rows of one definition of a view under another, as far as their columns are the same."""
+    """Copy pushed rows of a view to its new definition. Columns that are not the same become null."""
     record = store.published(view)
     if record is None or {(c.name, c.dtype) for c in before.keys} != {(c.name, c.dtype) for c in view.keys}:
         return
     shared, codec = {(column.name, column.dtype, column.size) for column in before.fields}, RowCodec(view)
     for keys, rows in store.pushed(before, record.horizon):
         there = codec.decode(store.rows(view, entity_keys(store.contract.project, view.keys, keys)))
-        # A push that reached both has more columns there.
+        # Skip rows that are already there: a row pushed under both definitions has more columns.
         later = (rows.event > there.event) | ((rows.event == there.event) & (rows.known > there.known))
         places = np.flatnonzero(later | ~there.present)
         nothing = [None] * len(places)

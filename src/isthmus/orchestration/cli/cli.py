@@ -1,6 +1,6 @@
-"""The command line: its verbs and exit codes. Neither this module nor a verb has logic of its own.
+"""The command line. Verbs parse options, call one function and print its report.
 
-Exit codes: 0 done, 1 a gate or verdict failed or data were refused, 2 bad usage or configuration, 3 a dependency
+Exit codes: 0 success, 1 a gate or verdict failed or data were refused, 2 bad usage or configuration, 3 a dependency
 (Redis, Java, an engine, an optional library) is not available, 130 and 143 stopped by SIGINT or SIGTERM.
 """
 
@@ -19,10 +19,9 @@ from isthmus.orchestration.cli.help import WIDTH, CommandGroup
 from isthmus.orchestration.cli.options import ProjectOption
 from isthmus.orchestration.cli.screens.terminal import say, write_json
 
-_INTERRUPTED = 130
-"""What typer makes of Ctrl-C."""
+_INTERRUPTED = 130  # typer's exit code for Ctrl-C
+# The base class of typer's usage errors: click's class, or typer's copy of it.
 _UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
-"""The base of typer's errors about wrong usage, which is click's own or typer's copy of it."""
 
 app = typer.Typer(
     name="isthmus",
@@ -31,7 +30,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # importing the rich help costs more than everything else together
+    rich_markup_mode=None,  # importing the rich help takes longer than all other imports together
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
 )
 for part in (project, features, models, releases):
@@ -40,8 +39,8 @@ for name, part in (("keys", keys), ("contract", contracts), ("package", packages
     app.add_typer(part.verbs, name=name, cls=CommandGroup)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(show: bool) -> None:
+    if show:
         from importlib.metadata import version
 
         typer.echo(version("isthmus"))
@@ -50,9 +49,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version.")
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version and exit.")
     ] = False,
     project: ProjectOption = None,
 ) -> None:
@@ -60,12 +59,11 @@ def _options(
 
 
 def main() -> None:
-    """The console script."""
     code = run(sys.argv[1:])
     if {"dagster", "pyarrow.dataset"} & sys.modules.keys():
-        # While the interpreter shuts down, DuckDB's binding prints pages about its own leaks, if Dagster and torch are
-        # there; and a scan of object storage that Arrow still takes apart ends the process with an abort
-        # (apache/arrow#36389). Everything of ours is closed by now.
+        # Skip the interpreter's shutdown. With Dagster and torch loaded, DuckDB's binding prints pages about leaks, and
+        # a scan of object storage that Arrow is still closing aborts the process (apache/arrow#36389). All of our
+        # files and connections are closed by now.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -73,11 +71,11 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs a command; turns errors into a sentence and the exit code."""
+    """Run a command and return its exit code. Errors are printed as one sentence, without a traceback."""
     try:
         code = app(_ordered(arguments), prog_name="isthmus", standalone_mode=False)
         if code == _INTERRUPTED:
-            say("stopped; what was not finished was not written")
+            say("stopped; unfinished work was not written")
     except IsthmusError as error:
         code = _failed(arguments, error)
     except _UsageError as error:
@@ -85,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
             error.show()
             return error.exit_code
         remedy = f"see `{error.ctx.command_path if error.ctx else 'isthmus'} --help`"
-        # Newer typer quotes pydantic, which begins with the class of the error.
+        # Newer typer versions prefix messages with pydantic's error class.
         message, _, meant = error.format_message().replace("Value error, ", "").partition(" Did you mean ")
         usage = RequestError("command line", message.rstrip("."), expected=meant.partition("?")[0], remedy=remedy)
         code = _failed(arguments, usage)
@@ -94,17 +92,17 @@ def run(arguments: Sequence[str]) -> int:
             raise
         code = _failed(arguments, missing)
     except OSError as error:
-        # A full disk, a folder that may not be written: the user's to mend.
+        # A full disk or a missing permission is the user's to fix, so it gets a message and not a traceback.
         trouble = DependencyError(
             str(error.filename or "file system"), error.strerror or str(error),
-            remedy="make room there, and run the same command again" if error.errno == errno.ENOSPC else "",
+            remedy="free some space and run the same command again" if error.errno == errno.ENOSPC else "",
         )  # fmt: skip
         code = _failed(arguments, trouble)
     return code if isinstance(code, int) else 0
 
 
 def _ordered(arguments: Sequence[str]) -> list[str]:
-    """The arguments as typer wants them: `--debug` counts anywhere, and `--project` also before the verb."""
+    """Reorder arguments for typer, so that `--debug` works anywhere and `--project` also works before the verb."""
     command = [argument for argument in arguments if argument != "--debug"]
     if command[:1] == ["--project"] and len(command) > 2:
         return [*command[2:], *command[:2]]
@@ -114,7 +112,6 @@ def _ordered(arguments: Sequence[str]) -> list[str]:
 
 
 def _failed(arguments: Sequence[str], error: IsthmusError) -> int:
-    """Shows an error as `--debug` and `--json` say; returns the exit code."""
     if "--debug" in arguments:
         traceback.print_exc()
     if "--json" in arguments:

@@ -1,4 +1,4 @@
-"""`isthmus contract`: the declarations of a contract, and the changes between two."""
+"""`isthmus contract`: show a contract, or compare two."""
 
 from functools import partial
 from typing import Annotated
@@ -8,10 +8,8 @@ import typer
 from isthmus.orchestration.cli.options import JsonOption, ProjectOption, local, open_project
 from isthmus.orchestration.cli.screens.terminal import present
 
-verbs = typer.Typer(
-    help="Explain a contract, or what changed between two.", no_args_is_help=True, rich_markup_mode=None
-)
-_CONTRACT = "A contract.json, the folder of a package or of a project, applied or definitions"
+verbs = typer.Typer(help="Show a contract, or compare two contracts.", no_args_is_help=True, rich_markup_mode=None)
+_CONTRACT = "A contract.json, a package folder, a project folder, `applied` or `definitions`"
 
 
 @verbs.command("show")
@@ -20,7 +18,7 @@ def show(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Explain a contract: views, request transforms, services, sources, spines and hashes."""
+    """Show the views, request transforms, services, sources, spines and hashes of a contract."""
     from isthmus.orchestration.apply.contracts import find
     from isthmus.orchestration.cli.screens.contract import contract_blocks
 
@@ -31,11 +29,11 @@ def show(
 @verbs.command("diff")
 def diff(
     a: Annotated[str, typer.Argument(**local(_CONTRACT, text=True))] = "applied",
-    b: Annotated[str, typer.Argument(**local("The same", text=True))] = "definitions",
+    b: Annotated[str, typer.Argument(**local("The contract to compare with, given like A", text=True))] = "definitions",
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what changed from A to B, and which services keep working."""
+    """Show what changed from A to B, and which services keep working."""
     from isthmus.orchestration.apply.contracts import compare, find
     from isthmus.orchestration.cli.screens.contract import difference_blocks
 

@@ -1,4 +1,4 @@
-"""From the definitions to the tables, the online store and training sets."""
+"""Verbs for definitions, tables, the online store and training sets."""
 
 import sys
 from dataclasses import asdict
@@ -13,18 +13,18 @@ from isthmus.orchestration.cli.options import HtmlOption, JsonOption, NameArgume
 from isthmus.orchestration.cli.screens.terminal import judge, present, progress, say
 
 verbs = typer.Typer()
-ViewsArgument = Annotated[list[str] | None, typer.Argument(help="Views; by default all.")]
+ViewsArgument = Annotated[list[str] | None, typer.Argument(help="Feature views (default: all).")]
 
 
 @verbs.command()
 def apply(
     diff: Annotated[
-        bool, typer.Option("--diff", help="Only show what would be rebuilt and what would become stale.")
+        bool, typer.Option("--diff", help="Only show what would be rebuilt or become stale; change nothing.")
     ] = False,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the definitions, compile the contract, register the Feast objects."""
+    """Check the definitions, compile the contract and register the Feast objects."""
     if diff:
         from isthmus.features.document.blocks import Paragraph
         from isthmus.orchestration.apply.diff import apply_diff
@@ -42,16 +42,16 @@ def apply(
 @verbs.command()
 def build(
     views: ViewsArgument = None,
-    first: Annotated[str | None, typer.Option("--from", help="Only from this day on, in UTC.")] = None,
-    end: Annotated[str | None, typer.Option("--to", help="Only before this day; by default through today.")] = None,
+    first: Annotated[str | None, typer.Option("--from", help="First day to build, in UTC.")] = None,
+    end: Annotated[str | None, typer.Option("--to", help="Day after the last to build (default: tomorrow).")] = None,
     catch_up: Annotated[
-        bool, typer.Option("--catch-up", help="Only from where each table ends, less the view's lateness, to now.")
+        bool, typer.Option("--catch-up", help="Continue each table from its last day, minus the view's lateness.")
     ] = False,
-    step: Annotated[int | None, typer.Option(help="Days of a range that are written in one commit.")] = None,
+    step: Annotated[int | None, typer.Option(help="Days written per commit, for a range of days.")] = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run the transforms and write the offline tables: whole, or a range of days."""
+    """Run the transforms and write the offline tables, in full or for a range of days."""
     from isthmus.orchestration.tables import build as tables
 
     opened = open_project(project)
@@ -67,7 +67,7 @@ def build(
 @verbs.command()
 def materialize(
     views: ViewsArgument = None,
-    full: Annotated[bool, typer.Option("--full", help="Replace whatever differs in Redis, also newer rows.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Also overwrite newer rows in Redis that differ.")] = False,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -82,13 +82,13 @@ def materialize(
 @verbs.command()
 def collect(
     follow: Annotated[
-        bool, typer.Option("--follow", help="Again and again, every `[stores] history_seconds`, until it is ended.")
+        bool, typer.Option("--follow", help="Repeat every `[stores] history_seconds` until stopped.")
     ] = False,
-    again: Annotated[bool, typer.Option("--again", help="Try rows again that could not be read before.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Retry rows that could not be read before.")] = False,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring the rows that were pushed to the API into the offline tables."""
+    """Move rows that were pushed to the API into the offline tables."""
     from isthmus.orchestration.server import collect as run
 
     opened = open_project(project)
@@ -102,12 +102,12 @@ def collect(
 @verbs.command()
 def recorded(
     follow: Annotated[
-        bool, typer.Option("--follow", help="Again and again, every `[stores] history_seconds`, until it is ended.")
+        bool, typer.Option("--follow", help="Repeat every `[stores] history_seconds` until stopped.")
     ] = False,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring what servers recorded of their answers into its table."""
+    """Move answers recorded by the servers into the offline table of recorded answers."""
     from isthmus.orchestration.recording import collect as run
 
     opened = open_project(project)
@@ -121,23 +121,23 @@ def recorded(
 @verbs.command()
 def replay(
     identity: Annotated[
-        str | None, typer.Argument(metavar="ID", help="Of an answer, from its `isthmus-answer`.")
+        str | None, typer.Argument(metavar="ID", help="Id of one answer, from its `isthmus-answer` header.")
     ] = None,
     between: Annotated[
         tuple[datetime, datetime] | None,
         typer.Option(
-            help="All answers from the first moment on and before the second, in UTC unless they have a zone.",
-            # The last two are what a replay itself shows.
+            help="All answers from the first time until before the second. UTC unless a zone is given.",
+            # Replay prints times in the last two formats.
             formats=["%Y-%m-%d", "%Y-%m-%d %H:%M:%S", *(f"%Y-%m-%dT%H:%M:%S{end}" for end in ("", "%z", ".%f%z"))],
         ),
     ] = None,
     package: Annotated[
-        Path | None, typer.Option(**local("Package to answer with, instead of the one that answered."))
+        Path | None, typer.Option(**local("Package to use instead of the one that gave the answer."))
     ] = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute recorded answers again, from the history and the packages. Exit code 1 if one differs."""
+    """Recompute recorded answers from the history and the packages. Exit code 1 if one differs."""
     from isthmus.orchestration.cli.screens.replay import replay_blocks
     from isthmus.orchestration.recording import replay as run
 
@@ -149,16 +149,17 @@ def replay(
 @verbs.command()
 def snapshot(
     service: Annotated[
-        str | None, typer.Argument(help="A feature service with `device`; by default the only one.")
+        str | None, typer.Argument(help="A feature service with `device`. Optional if there is only one.")
     ] = None,
     to: Annotated[
-        Path | None, typer.Option("--to", **local("Copy it and the differences to this folder, for a host of files."))
+        Path | None,
+        typer.Option("--to", **local("Copy the snapshot and its deltas to this folder, for a file host.")),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before the first one is written.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Write the first snapshot without asking.")] = False,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the stored features that devices keep, as a signed file."""
+    """Write a service's stored features as a signed file for devices."""
     from isthmus.orchestration.snapshots import create as run
 
     opened = open_project(project)
@@ -166,7 +167,7 @@ def snapshot(
         run.require_hostable(opened, service)  # before anything is written
     lines = run.undisclosed(opened, service)
     for line in lines:
-        say(f"whoever fetches the snapshot gets {line}")
+        say(f"anyone who can fetch the snapshot gets {line}")
     if lines and not yes and sys.stdin.isatty():
         typer.confirm("Write it?", abort=True, err=True)
     with progress() as bar:
@@ -178,15 +179,15 @@ def snapshot(
 
 @verbs.command()
 def lookup(
-    name: Annotated[str, typer.Argument(help="A feature service; or features, as view:feature,…")],
+    name: Annotated[str, typer.Argument(help="A feature service, or a list of features: view:feature,…")],
     keys: Annotated[
         list[str] | None,
-        typer.Argument(help="Join keys and request fields, as key=value; a key that stands twice asks for two rows."),
+        typer.Argument(help="Join keys and request fields as key=value. Repeat a key for several rows."),
     ] = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the features of a service for some keys, as the API answers them; no server is needed."""
+    """Show features for some keys, exactly as the API returns them. Needs no running server."""
     from isthmus.features.document.blocks import TableBlock
     from isthmus.orchestration.server.lookup import lookup as run
     from isthmus.orchestration.server.lookup import table
@@ -201,15 +202,15 @@ def quality(
     since: Annotated[
         datetime | None,
         typer.Option(
-            help="New rows are those with later event times (UTC); by default than those of the training set in use."
+            help="Compare rows with event times after this one, in UTC (default: after the current training set)."
         ),
     ] = None,
-    until: Annotated[datetime | None, typer.Option(help="The last event time of new rows (UTC).")] = None,
+    until: Annotated[datetime | None, typer.Option(help="Last event time to compare, in UTC.")] = None,
     html: HtmlOption = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the offline tables, their expectations and their drift. Exit code 1 if one is broken or exceeded."""
+    """Measure the offline tables, their expectations and drift. Exit code 1 if a check fails."""
     from isthmus.orchestration.quality.measure import quality as run
     from isthmus.orchestration.quality.measure import require_quality
     from isthmus.orchestration.quality.page import page, quality_blocks
@@ -228,29 +229,32 @@ def training_set(
     name: NameArgument = None,
     spine: Annotated[
         str | None,
-        typer.Option(**local("Rows of your own: a path to Parquet or CSV, or a SELECT over the views.", text=True)),
+        typer.Option(**local("Rows to join: a Parquet or CSV file, or a SELECT over the views.", text=True)),
     ] = None,
     features: Annotated[
-        str | None, typer.Option(help="For --spine: a service, or view:feature,… ; a view alone stands for all it has.")
+        str | None,
+        typer.Option(help="For --spine: a service, or view:feature,… (a view alone: all its features)."),
     ] = None,
     like: Annotated[
         str | None,
-        typer.Option(**local("Make this training set again, to the byte: its folder, record or id.", text=True)),
+        typer.Option(**local("Reproduce this training set, byte for byte: its folder, record or id.", text=True)),
     ] = None,
-    out: Annotated[Path | None, typer.Option(**local("For --spine and --like: the folder to make."))] = None,
+    out: Annotated[Path | None, typer.Option(**local("For --spine and --like: the folder to write."))] = None,
     status: Annotated[
-        bool, typer.Option("--status/--no-status", help="For --spine: a column per view that says what it answered.")
+        bool,
+        typer.Option("--status/--no-status", help="For --spine: add a column per view with its lookup status."),
     ] = True,
     as_served: Annotated[
-        bool, typer.Option("--as-served", help="What serving answered at each moment, not what could have been known.")
+        bool,
+        typer.Option("--as-served", help="Use the values that serving returned at each time, with delays."),
     ] = False,
     join: Annotated[
-        str, typer.Option(help="Where to join: embedded (in this process), or engine (by the one in isthmus.toml).")
+        str, typer.Option(help="Where to join: embedded (this process) or engine (the one in isthmus.toml).")
     ] = "embedded",
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Join the views to the spine of a distillation, or to rows of your own, point in time."""
+    """Join features point in time to the spine of a distillation, or to your own rows."""
     from isthmus.orchestration.cli.screens.report import training_set_blocks
     from isthmus.orchestration.training.set import write_training_set
 

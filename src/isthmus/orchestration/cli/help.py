@@ -1,4 +1,4 @@
-"""The list of commands in `--help`: in groups, and with whole sentences."""
+"""Command list of `--help`: grouped, with untruncated sentences."""
 
 from typing import TYPE_CHECKING
 
@@ -14,24 +14,19 @@ GROUPS = {
     "Releases and servers": ("verify", "deploy", "rollback", "history", "serve", "recorded", "replay", "fleet"),
     "Keys, contracts and packages": ("keys", "contract", "package"),
 }
-"""The commands of `isthmus` by what they are about."""
 
-WIDTH = 120
-"""The most characters of a line, on a terminal that is as wide."""
-
-_WHOLE = 1000
-"""Characters of a sentence: click cuts what is longer than its line, in place of wrapping it."""
+WIDTH = 120  # maximum line length of help texts
+_WHOLE = 1000  # characters of a short help text; click truncates at its default instead of wrapping
 
 
 class CommandGroup(TyperGroup):
-    """The commands of `isthmus` under the titles of `GROUPS`; those of its command groups under one title."""
+    """Lists the verbs of `isthmus` under the titles of `GROUPS`, and the verbs of a subgroup under one title."""
 
     def format_commands(self, ctx: "click.Context", formatter: "click.HelpFormatter") -> None:
-        """Writes the list of commands."""
         width = max(map(len, self.commands))
         for title, names in (GROUPS if ctx.parent is None else {"Commands": tuple(self.commands)}).items():
             with formatter.section(title):
-                # Padded, so that the sentences begin at the same column in every group.
+                # Pad the names so that sentences start at the same column in every group.
                 formatter.write_dl(
                     [(name.ljust(width), self.commands[name].get_short_help_str(_WHOLE)) for name in names]
                 )

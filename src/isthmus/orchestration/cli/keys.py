@@ -1,4 +1,4 @@
-"""`isthmus keys`: who may ask the API for what."""
+"""`isthmus keys`: API keys and their scopes."""
 
 from typing import Annotated
 
@@ -7,8 +7,8 @@ import typer
 from isthmus.orchestration.cli.options import JsonOption, ProjectOption, open_project
 from isthmus.orchestration.cli.screens.terminal import present
 
-verbs = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True, rich_markup_mode=None)
-KeyArgument = Annotated[str, typer.Argument(help="Whose key it is.")]
+verbs = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True, rich_markup_mode=None)
+KeyArgument = Annotated[str, typer.Argument(help="Name of the key, such as its owner.")]
 
 
 @verbs.command("create")
@@ -18,13 +18,13 @@ def create(
         list[str],
         typer.Option(
             help="read:SERVICE, push:VIEW, predict:MODEL, snapshot:SERVICE or snapshot:SERVICE/VALUE; * for any name; "
-            "status:* for /status, /metrics and /models. May be repeated."
+            "status:* for /status, /metrics and /models. Can be repeated."
         ),
     ],
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a key and show it, this once."""
+    """Create a key and print it. It is never shown again."""
     from isthmus.orchestration.server.keys import create as run
 
     present(run(open_project(project), name, scope), as_json=as_json)
@@ -32,7 +32,7 @@ def create(
 
 @verbs.command("list")
 def list_(project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """List the keys by name."""
+    """List the names and scopes of all keys."""
     from isthmus.orchestration.server.keys import describe as run
 
     present(run(open_project(project)), as_json=as_json)
@@ -40,7 +40,7 @@ def list_(project: ProjectOption = None, as_json: JsonOption = False) -> None:
 
 @verbs.command("revoke")
 def revoke(name: KeyArgument, project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Remove a key: a running server refuses it from the next request on."""
+    """Remove a key. Running servers reject it from the next request on."""
     from isthmus.orchestration.server.keys import revoke as run
 
     present(run(open_project(project), name), as_json=as_json)
@@ -48,7 +48,7 @@ def revoke(name: KeyArgument, project: ProjectOption = None, as_json: JsonOption
 
 @verbs.command("open")
 def open_(project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Let every program of this machine ask a server on loopback again, once the last key is revoked."""
+    """Switch authentication off for servers on loopback, after the last key was revoked."""
     from isthmus.orchestration.server.keys import open_to_all as run
 
     present(run(open_project(project)), as_json=as_json)

@@ -1,4 +1,4 @@
-"""From a training set to a package, and everything about it that needs no server."""
+"""Verbs for models: training, export, and analyses that need no server."""
 
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,11 @@ verbs = typer.Typer()
 @verbs.command()
 def distill(
     name: NameArgument = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Train also if nothing has changed since the last time.")
-    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Train even if nothing has changed.")] = False,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train teacher, reference, student and control, unless nothing has changed since they were trained."""
+    """Train teacher, reference, student and control. Skipped if nothing has changed."""
     from isthmus.orchestration.models.students import distill as run
 
     with progress() as bar:
@@ -39,12 +37,12 @@ def search(
     name: NameArgument = None,
     trials: Annotated[
         int | None,
-        typer.Option(help="How many students in all, those of earlier calls included; by default as declared."),
+        typer.Option(help="Total number of students, including earlier runs (default: as declared)."),
     ] = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Try students of other shapes and precisions under the budget. Exit code 1 if none keeps to it."""
+    """Search for the best student shape and precision within the budget. Exit code 1 if none fits."""
     from isthmus.orchestration.models.students import search as run
 
     with progress() as bar:
@@ -58,7 +56,7 @@ def search(
 
 @verbs.command()
 def export(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Turn the student into a package for the API and the device."""
+    """Export the student as a package for the API and for devices."""
     from isthmus.orchestration.cli.screens.report import export_blocks
     from isthmus.orchestration.models.students import export as run
 
@@ -69,7 +67,7 @@ def export(name: NameArgument = None, project: ProjectOption = None, as_json: Js
 
 @verbs.command()
 def ladder(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Compare the last package, in each runtime, with its student in torch. Exit code 1 names the first that breaks."""
+    """Compare the last package in each runtime with its PyTorch student. Exit code 1 if one deviates."""
     from isthmus.orchestration.cli.packages import ladder_blocks
     from isthmus.orchestration.models.students import ladder as run
     from isthmus.orchestration.runtimes.products import RUNTIMES
@@ -82,37 +80,37 @@ def ladder(name: NameArgument = None, project: ProjectOption = None, as_json: Js
 def attribute(
     name: NameArgument = None,
     first: Annotated[
-        str | None, typer.Option("--from", help="Rows of the last training set, or recorded, from this day on, in UTC.")
+        str | None, typer.Option("--from", help="First day of the training-set or recorded rows, in UTC.")
     ] = None,
-    end: Annotated[str | None, typer.Option("--to", help="Only before this day.")] = None,
+    end: Annotated[str | None, typer.Option("--to", help="Day after the last, in UTC.")] = None,
     fed: Annotated[
         Path | None,
-        typer.Option(**local("Parquet or Arrow with what the model was fed: join keys, event_timestamp, inputs.")),
+        typer.Option(**local("Parquet or Arrow file of model inputs, with join keys and event_timestamp.")),
     ] = None,
-    precision: Annotated[str | None, typer.Option(help="Of the file that answers; by default as it is served.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Precision of the model file (default: as served).")] = None,
     runtime: Annotated[
         str | None,
-        typer.Option(help="That answers: ort, as the API does, web, executorch, litert or coreml; by default ort."),
+        typer.Option(help="Runtime of the model: ort (default, as in the API), web, executorch, litert or coreml."),
     ] = None,
-    recorded: Annotated[bool, typer.Option("--recorded", help="Rows that servers recorded, as they answered.")] = False,
+    recorded: Annotated[bool, typer.Option("--recorded", help="Use answers that servers recorded.")] = False,
     against: Annotated[
         tuple[str, str] | None,
-        typer.Option(help="An earlier period, from a day on and before another: splits the change since then."),
+        typer.Option(help="First day and day after the last of an earlier period, to attribute the change since then."),
     ] = None,
     by: Annotated[
         list[str] | None,
-        typer.Option(help="With --against, a column whose values are segments; by default the join keys."),
+        typer.Option(help="With --against: column that defines segments (default: the join keys)."),
     ] = None,
     package_against: Annotated[
-        Path | None, typer.Option(**local("The package of the earlier period; by default the last one, too."))
+        Path | None, typer.Option(**local("With --against: package of the earlier period (default: the last package)."))
     ] = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Split what the package's answers differ by from the ideal ones: stale, skewed, distilled, rounded, run elsewhere.
+    """Attribute the package's prediction error to stages: stale data, skew, distillation, precision, runtime.
 
-    By default of the rows of the test part. With --against, split what changed between two periods: the population,
-    its features, the contract, the model. Exit code 1 if a bound of the distillation does not hold.
+    Uses the rows of the test part by default. With --against, attributes the change between two periods to population,
+    features, contract and model. Exit code 1 if a bound of the distillation is exceeded.
     """
     from isthmus.orchestration.attribution.attribute import attribute as run
     from isthmus.orchestration.attribution.attribute import day_range, refuse
@@ -154,13 +152,13 @@ def _change(
 @verbs.command()
 def monitor(
     name: NameArgument = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Again and again, every hour, until it is ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Repeat every hour until stopped.")] = False,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure recorded answers by the labels that are known by now, and how far what was served has drifted.
+    """Measure recorded answers against the labels known by now, and the drift of served features.
 
-    Exit code 1 if a bound of the distillation is broken.
+    Exit code 1 if a bound of the distillation is exceeded.
     """
     from isthmus.orchestration.monitoring import monitor as run
 
@@ -180,11 +178,13 @@ def monitor(
 
 @verbs.command()
 def explain(
-    identity: Annotated[str, typer.Argument(metavar="ID", help="Of a recorded prediction, from its `isthmus-answer`.")],
+    identity: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of a prediction, from its `isthmus-answer` header.")
+    ],
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Split what a recorded prediction differs by from the ideal one, and show its features beside the ideal ones."""
+    """Explain why a recorded prediction differs from the ideal one, stage by stage and feature by feature."""
     from isthmus.orchestration.attribution.recordings.explain import explain as run
 
     with progress() as bar:
@@ -196,14 +196,15 @@ def explain(
 
 @verbs.command()
 def plan(
-    name: Annotated[str | None, typer.Argument(help="Distillation; by default all.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Distillation (default: all).")] = None,
     rate: Annotated[
-        float | None, typer.Option(min=0.001, help="Requests a second to answer; by default what one device does.")
+        float | None,
+        typer.Option(min=0.001, help="Requests per second to serve (default: capacity of one device)."),
     ] = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Work out what training and serving take and cost on which device, and measure this host beside it."""
+    """Estimate time and cost of training and serving on each device, and compare with measurements on this host."""
     from isthmus.orchestration.planning.plan import plan as run
 
     with progress() as bar:
@@ -217,11 +218,11 @@ def plan(
 def page(
     name: NameArgument = None, out: OutOption = Path("site"), project: ProjectOption = None, as_json: JsonOption = False
 ) -> None:
-    """Write a folder of files that runs the last package in a browser, from any server of files."""
+    """Write a static web page that runs the last package in the browser."""
     from isthmus.orchestration.snapshots.site import api_path, site
 
     written = site(open_project(project), name, out)
     report = {"page": str(written), "open": f"python -m http.server --directory {written} 8080"}
     if path := api_path(written):
-        report["note"] = f"pass {path} on to the API: a server of files has no features of one user"
+        report["note"] = f"forward {path} to the API: a static host has no per-user features"
     present(report, as_json=as_json)

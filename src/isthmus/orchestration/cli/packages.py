@@ -1,4 +1,4 @@
-"""`isthmus package`: checks for whoever receives a package, without a project or more libraries than a server has."""
+"""`isthmus package`: checks for the recipient of a package. They need no project and only the server's libraries."""
 
 import signal
 import sys
@@ -19,34 +19,32 @@ if TYPE_CHECKING:
     from isthmus.features.document.blocks import Block, Text
     from isthmus.package.inspect import Inspection
 
-verbs = typer.Typer(help="Check a package, wherever it came from.", no_args_is_help=True, rich_markup_mode=None)
+verbs = typer.Typer(help="Check a package from any source.", no_args_is_help=True, rich_markup_mode=None)
 
 
-MEMORY = 8 << 30
-"""Bytes of memory for ONNX Runtime to verify a package."""
-SECONDS = 600
-"""Its CPU time for that."""
+MEMORY = 8 << 30  # bytes that ONNX Runtime may use to verify a package
+SECONDS = 600  # CPU seconds for it
 
 
 @verbs.callback()
 def _package() -> None:
-    """Check a package, wherever it came from."""
+    """Check a package from any source."""
 
 
 @verbs.command()
 def verify(
-    path: Annotated[Path, typer.Argument(**local("The folder of the package."))],
+    path: Annotated[Path, typer.Argument(**local("Package folder."))],
     runtime: Annotated[
         Literal["ort", "web", "executorch", "litert", "coreml"],
         typer.Option(
-            help="What answers the golden cases: ONNX Runtime, onnxruntime-web in Node, ExecuTorch, LiteRT, or an "
-            "interpreter of the graph for Core ML."
+            help="Runtime for the golden cases: ONNX Runtime, onnxruntime-web in Node, ExecuTorch, LiteRT, or an "
+            "interpreter of the Core ML graph."
         ),
     ] = "ort",
-    key: Annotated[Path | None, typer.Option(**local("PEM file: the public key of the required signer."))] = None,
+    key: Annotated[Path | None, typer.Option(**local("PEM file with the required signer's public key."))] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check sums, manifest, signature, contract and golden cases of a package. Exit code 1 if one of them is wrong."""
+    """Check the checksums, manifest, signature, contract and golden cases of a package. Exit code 1 if one fails."""
     if runtime == "ort":
         _confined(path)
     from isthmus.orchestration.runtimes import products
@@ -59,10 +57,12 @@ def verify(
 
 
 def _confined(package: Path) -> None:
-    """Continues in a child process: a graph may crash it, compute without end, or ask for all memory.
+    """Fork and continue in the child with limits: an untrusted graph may crash, loop forever, or use all memory.
+
+    The parent exits with the child's code.
 
     Raises:
-        PackageError: a signal ended it.
+        PackageError: a signal ended the child.
     """
     from isthmus.package.sandbox import confine, fork_and_wait, limit
 
@@ -75,7 +75,7 @@ def _confined(package: Path) -> None:
     else:
         name = signal.Signals(-ended).name
         reason = f"it took more than {SECONDS} seconds" if name == "SIGXCPU" else f"{name} ended ONNX Runtime"
-        raise PackageError(str(package), reason, expected="model files that answer", remedy=REMEDY)
+        raise PackageError(str(package), reason, expected="model files that run within the limits", remedy=REMEDY)
 
 
 def _inspection_blocks(inspection: "Inspection") -> "list[Block]":
@@ -89,7 +89,6 @@ def _inspection_blocks(inspection: "Inspection") -> "list[Block]":
 
 
 def ladder_blocks(ladder: "Ladder") -> "list[Block]":
-    """The rungs: runtime, difference from the student, and what is allowed."""
     from isthmus.features.document.blocks import TableBlock, bad, good
 
     words: Mapping[bool | None, Text] = {True: good("holds"), False: bad("breaks"), None: "unknown"}

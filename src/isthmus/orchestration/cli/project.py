@@ -1,4 +1,4 @@
-"""The project as a whole: begin it, show its status, run it."""
+"""Verbs for the project as a whole: create it, show its status, run it."""
 
 import shlex
 import shutil
@@ -18,11 +18,11 @@ verbs = typer.Typer()
 
 @verbs.command()
 def init(
-    path: Annotated[Path, typer.Argument(**local("A new or empty folder; the project has its name."))] = Path(),
-    example: Annotated[Example, typer.Option(help="What to begin with; empty has made-up rows.")] = "empty",
+    path: Annotated[Path, typer.Argument(**local("New or empty folder. The project gets its name."))] = Path(),
+    example: Annotated[Example, typer.Option(help="Template; empty has a few generated rows.")] = "empty",
     as_json: JsonOption = False,
 ) -> None:
-    """Write a new project that passes its own tests."""
+    """Create a new project with passing tests."""
     from isthmus.orchestration.scaffold import init as run
 
     project = run(path, example)
@@ -40,32 +40,31 @@ def init(
 @verbs.command()
 def status(
     measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Measure expectations and drift, which reads the tables.")
+        bool, typer.Option("--measure/--no-measure", help="Measure expectations and drift; reads all tables.")
     ] = True,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show where the project stands: tables, online rows, models and runs. Exit code 3 if Redis has lost rows."""
+    """Show the state of tables, online rows, models and runs. Exit code 3 if Redis has lost rows."""
     from isthmus.orchestration.status import require_rows
     from isthmus.orchestration.status import status as run
 
     with progress() as bar:
         opened = open_project(project)
         report = run(opened, measure=measure, progress=bar)
-    # The server shows it, too.
     report.write(opened.state)
     judge(report.as_dict(), report.screen, partial(require_rows, report), as_json=as_json)
 
 
 @verbs.command()
 def dev(
-    host: Annotated[str, typer.Option(help="Address of the Dagster UI, which asks nobody who they are.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address of the Dagster UI. It has no login.")] = "127.0.0.1",
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of the Dagster UI; by default [dev] port.")
+        int | None, typer.Option(min=1, max=65535, help="Port of the Dagster UI (default: [dev] port).")
     ] = None,
     project: ProjectOption = None,
 ) -> None:
-    """Run the Dagster UI over the project, and the API beside it."""
+    """Run the Dagster UI and the API of the project."""
     from isthmus.orchestration.dev import dev as run
 
     raise typer.Exit(run(open_project(project), host=host, port=port))
@@ -73,7 +72,7 @@ def dev(
 
 @verbs.command()
 def demo(project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Run the whole project once, from raw data to predictions by the running API, and show what came of it."""
+    """Run the whole project once, from raw data to predictions from a running API, and show the results."""
     from isthmus.orchestration.demo import demo as run
 
     with progress() as bar:

@@ -1,4 +1,4 @@
-"""From a package to requests: the verdict, deployments, servers."""
+"""Verbs for releases: verification, deployment, servers."""
 
 from functools import partial
 from pathlib import Path
@@ -23,12 +23,12 @@ verbs = typer.Typer()
 @verbs.command()
 def verify(
     name: NameArgument = None,
-    all_keys: Annotated[bool, typer.Option("--all", help="Compare every key, not a sample.")] = False,
+    all_keys: Annotated[bool, typer.Option("--all", help="Compare every key instead of a sample.")] = False,
     html: HtmlOption = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare offline, API, request transforms and package, value by value. Exit code 1 if anything differs."""
+    """Compare offline tables, API, request transforms and package value by value. Exit code 1 if one differs."""
     from isthmus.orchestration.artifacts import page_file
     from isthmus.orchestration.verification.verify import require_passed
     from isthmus.orchestration.verification.verify import verify as run
@@ -53,23 +53,23 @@ def verify(
 def deploy(
     name: NameArgument = None,
     shadow: Annotated[
-        bool, typer.Option("--shadow", help="Beside what is deployed: answers are compared, never returned.")
+        bool, typer.Option("--shadow", help="Run next to the deployed model. Compare its answers, never return them.")
     ] = False,
     canary: Annotated[
-        float | None, typer.Option(help="Beside what is deployed: answers this share of requests, 0.1 for a tenth.")
+        float | None, typer.Option(help="Run next to the deployed model and answer this share of requests, e.g. 0.1.")
     ] = None,
-    promote: Annotated[bool, typer.Option("--promote", help="Put the candidate in its place.")] = False,
+    promote: Annotated[bool, typer.Option("--promote", help="Replace the deployed model with the candidate.")] = False,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put the package behind the API. Refused without a passing verdict."""
+    """Deploy the package to the API. Requires a passing verdict."""
     from isthmus.orchestration.models import release
 
     problem = None
     if shadow + promote + (canary is not None) > 1 or (promote and name is not None):
-        problem = "--shadow, --canary and --promote exclude each other, and --promote takes no name"
+        problem = "use only one of --shadow, --canary and --promote, and no name with --promote"
     elif canary is not None and not 0 < canary < 1:
-        problem = f"--canary is {canary:g}, and must be above 0 and below 1"
+        problem = f"--canary is {canary:g}; it must be between 0 and 1"
     if problem:
         raise RequestError("command line", problem, remedy="see `isthmus deploy --help`")
     opened = open_project(project)
@@ -80,13 +80,13 @@ def deploy(
 
 @verbs.command()
 def rollback(
-    to: Annotated[str | None, typer.Option(help="How the digest begins; by default of the deployment before.")] = None,
+    to: Annotated[str | None, typer.Option(help="Digest prefix of a deployment (default: the previous one).")] = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Drop the candidate, or put the deployment before this one behind the API again.
+    """Remove the candidate if there is one, or else restore the previous deployment.
 
-    Refused where what its model reads has changed.
+    Fails if a feature that the previous model reads has changed.
     """
     from isthmus.orchestration.models.release import rollback as run
 
@@ -95,7 +95,7 @@ def rollback(
 
 @verbs.command()
 def history(project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """List what was deployed and rolled back, the newest first."""
+    """List deployments and rollbacks, newest first."""
     from isthmus.features.clock import moment
     from isthmus.features.document.blocks import TableBlock
     from isthmus.features.projectstatus import short
@@ -115,10 +115,10 @@ def history(project: ProjectOption = None, as_json: JsonOption = False) -> None:
 
 @verbs.command()
 def serve(
-    port: Annotated[int | None, typer.Option(help="Port; by default that of isthmus.toml.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port (default: from isthmus.toml).")] = None,
     project: ProjectOption = None,
 ) -> None:
-    """Run the API: online lookups and predictions."""
+    """Run the API for feature lookups and predictions."""
     from isthmus.orchestration.server.serve import serve as run
 
     raise typer.Exit(run(open_project(project), port=port))
@@ -126,14 +126,14 @@ def serve(
 
 @verbs.command()
 def fleet(out: OutOption = Path("fleet"), project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Write what runs the project on two fleets: Kubernetes manifests, an accelerate configuration, Dockerfiles."""
+    """Write Kubernetes manifests, Dockerfiles and an accelerate configuration for two clusters."""
     from isthmus.orchestration.fleet.files import fleet as run
     from isthmus.orchestration.server.secret import secret
 
     opened = open_project(project)
     written = run(opened, out)
     if (record := opened.recording()) and record.private:
-        secret(opened)  # for the Secret of its servers, and for whoever reads what they have recorded
+        secret(opened)  # the servers and the readers of recorded answers share this key
     present({"fleet": str(out), "files": written if as_json else len(written)}, as_json=as_json)
 
 
@@ -143,9 +143,9 @@ def _released(report: dict[str, Any], *, as_json: bool) -> None:
         from isthmus.features.projectstatus import short
 
         if limits := report["verdict"].pop("limits", ()):
-            report["beyond the verdict"] = "; ".join(limits)
+            report["not verified"] = "; ".join(limits)
         report["seconds"] = ", ".join(f"{stage} {value:.3f}" for stage, value in report["seconds"].items())
         if probation := report["probation"]:
             until = moment(probation["until"]).isoformat(timespec="seconds")
-            report["probation"] = f"until {until}; before it {short(probation['before']['digest'])}"
+            report["probation"] = f"until {until}; falls back to {short(probation['before']['digest'])}"
     present(report, as_json=as_json)

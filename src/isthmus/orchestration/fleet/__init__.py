@@ -1,1 +1,1 @@
-"""What runs a project on two fleets: Kubernetes manifests, an accelerate configuration and Dockerfiles."""
+"""Kubernetes manifests, Dockerfiles and an accelerate configuration for a project."""

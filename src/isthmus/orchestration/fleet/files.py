@@ -1,4 +1,4 @@
-"""`fleet`: writes a folder for Kubernetes and Docker, from the templates in `templates/`."""
+"""`isthmus fleet`: write files for Kubernetes and Docker from the templates in `templates/`."""
 
 import json
 import math
@@ -15,25 +15,22 @@ from isthmus.features.files import write_atomically
 from isthmus.orchestration.fleet.values import values
 from isthmus.orchestration.project import Project
 
-_MONITORING = (
+_MONITORING = (  # files copied from isthmus.serving
     ("monitoring/alerts.yaml", "prometheus/alerts.yaml"),
     ("monitoring/dashboard.json", "grafana/isthmus.json"),
 )
-"""Files that are copied from the package of the server."""
-
-NOTE = "fleet.json"
-"""The names of the files that were written, with their checksums: a file that was edited since is not replaced."""
+NOTE = "fleet.json"  # names and checksums of the written files, to detect edited ones
 
 
 def fleet(project: Project, out: Path) -> list[str]:
-    """Writes the folder, and returns the names of its files.
+    """Write the folder and return the names of its files.
 
-    Files of an earlier call are replaced, foreign files in the folder stay. The same project in the same environment
-    produces the same bytes.
+    Files of an earlier call are replaced, and other files are left alone. The same project in the same environment
+    gives the same bytes.
 
     Raises:
-        ConfigurationError: the settings work on this machine alone; every problem is named.
-        DataError: a file that would be replaced is foreign, or was edited.
+        ConfigurationError: settings that work only on this machine. All of them are listed.
+        DataError: a file that would be replaced was edited or written by another program.
         DependencyError: PyYAML or Jinja is not installed.
     """
     content = files(project)
@@ -42,13 +39,12 @@ def fleet(project: Project, out: Path) -> list[str]:
 
 
 def files(project: Project) -> dict[str, bytes]:
-    """File name to content.
+    """Render the templates. Return contents by file name.
 
-    A manifest is parsed and written again: comments and layout of its template do not show. A template that comes out
-    empty is no file.
+    YAML is parsed and dumped again, which drops the comments and layout of the template. Empty results are left out.
 
     Raises:
-        ConfigurationError: the settings work on this machine alone; every problem is named.
+        ConfigurationError: settings that work only on this machine. All of them are listed.
         DependencyError: PyYAML or Jinja is not installed.
     """
     with extra("orchestration"):
@@ -56,8 +52,6 @@ def files(project: Project) -> dict[str, bytes]:
         import yaml
 
     class Plain(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
-        """Without aliases, although the same labels occur in many places."""
-
         def ignore_aliases(self, _data: object) -> bool:
             return True
 
@@ -67,7 +61,7 @@ def files(project: Project) -> dict[str, bytes]:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - not HTML: free text goes through `quoted`
+        autoescape=False,  # noqa: S701 - not HTML; free text goes through `quoted`
     )
     templates.filters["quoted"] = partial(yaml.safe_dump, default_style='"', width=math.inf)
     content, context = {}, values(project)
@@ -81,7 +75,6 @@ def files(project: Project) -> dict[str, bytes]:
 
 
 def _write(out: Path, content: Mapping[str, bytes]) -> None:
-    """Writes the files, and removes those of an earlier call that are not part of the content."""
     before = _written(out)
     sums = {name: sha256(data).hexdigest() for name, data in content.items()}
     changed = [
@@ -89,26 +82,25 @@ def _write(out: Path, content: Mapping[str, bytes]) -> None:
     ]
     if changed:
         raise DataError(
-            str(out), f"{', '.join(changed)} would be replaced, and this command did not write what is there",
+            str(out), f"{', '.join(changed)} would be replaced, but was edited or written by another program",
             expected="a new folder, or one that this command wrote", remedy="write to another folder, or move them",
         )  # fmt: skip
     for name in sorted({*before} - {*sums}):
         (out / name).unlink(missing_ok=True)
     for name, data in content.items():
         write_atomically(out / name, data)
-    # Last: the files of a call that was killed are the same as those of the next call, and need no entry.
+    # Write the note last: after a kill, the next call writes the same bytes, so its files need no entry.
     write_atomically(out / NOTE, json.dumps({"files": sums}, indent=1, sort_keys=True).encode() + b"\n")
 
 
 def _written(out: Path) -> dict[str, str]:
-    """File name to checksum, as the last call left them."""
     try:
         note = msgspec.json.decode((out / NOTE).read_bytes(), type=dict[str, dict[str, str]])
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError) as error:
         raise DataError(str(out / NOTE), f"cannot be read ({error})", expected="what `isthmus fleet` wrote") from error
-    # Whatever the note says, files outside the folder are not ours.
+    # Never touch files outside the folder, even if the note lists them.
     return {
         name: checksum
         for name, checksum in note.get("files", {}).items()
@@ -117,7 +109,6 @@ def _written(out: Path) -> dict[str, str]:
 
 
 def _sum(path: Path) -> str | None:
-    """SHA-256 of a file; None if there is none, and "" if a link or folder is in its place."""
     if path.is_symlink() or path.is_dir():
         return ""
     return sha256(path.read_bytes()).hexdigest() if path.exists() else None

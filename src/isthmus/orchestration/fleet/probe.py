@@ -1,7 +1,7 @@
-"""Whether the server beside this process is ready: run as text by a readiness probe, with nothing but the interpreter.
+"""Readiness probe of a server's pod. Its source is passed to `python -c`, so it uses the standard library only.
 
-`/readyz` asks for a key, which no probe over HTTP can take from a Secret. Importing anything of Isthmus would cost more
-CPU than a hundred predictions, every few seconds.
+`/readyz` needs an API key, and an HTTP probe of Kubernetes cannot read one from a Secret. Importing Isthmus would cost
+more CPU than a hundred predictions, every few seconds.
 """
 
 import os
@@ -12,7 +12,7 @@ _HEAD = "GET /readyz HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {}\r\n
 
 
 def ready() -> bool:
-    """Whether lookups can be answered; an OSError is a no, too."""
+    """Return whether the server can answer lookups. An OSError also means that it is not ready."""
     with socket.create_connection(("127.0.0.1", int(os.environ["PROBE_PORT"])), 2) as server:
         server.settimeout(2)
         server.sendall(_HEAD.format(os.environ["PROBE_KEY"]).encode())

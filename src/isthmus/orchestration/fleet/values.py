@@ -1,4 +1,4 @@
-"""What the templates of a fleet are filled with: settings of the project, and versions of this environment."""
+"""Values for the templates: settings of the project and package versions of this environment."""
 
 import os
 import re
@@ -18,19 +18,18 @@ from isthmus.orchestration.fleet import probe
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.settings import FILE
 
+# Mount points in the templates. A deployment names its package by path, so the state has the same path everywhere.
 _STATE, _KEYS = "/project/.isthmus", "/etc/isthmus/keys"
-"""Where the templates mount the state, for both fleets alike since a deployment names its package by path, and keys."""
-_SPOOL = "/var/spool/isthmus"
-"""Where a server has the spool of the state, which it may write to."""
+_SPOOL = "/var/spool/isthmus"  # mount point of the spool, the only part of the state that servers may write
 _REDIS, _SPOOL_KEY = "$(REDIS_URL)", "$(SPOOL_KEY)"
 _MAX_NAME = 40
 
 
 def values(project: Project) -> Mapping[str, Any]:
-    """Name to value.
+    """Return the values for the templates by name.
 
     Raises:
-        ConfigurationError: the settings work on this machine alone; every problem is named.
+        ConfigurationError: settings that work only on this machine. All of them are listed.
     """
     name, settings = project.name.replace("_", "-"), project.settings
     ports = _redis_ports(settings.stores.online)
@@ -40,7 +39,7 @@ def values(project: Project) -> Mapping[str, Any]:
         "name": name,
         "version": metadata.version("isthmus").replace("+", "-"),
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        # Isthmus is installed from a file: an index may have something else under its name.
+        # Install Isthmus from a file, because a package index may have another package under this name.
         "wheel": f"isthmus-{metadata.version('isthmus')}-py3-none-any.whl",
         "constraints": constraints(),
         "engine": settings.engine,
@@ -60,10 +59,9 @@ def values(project: Project) -> Mapping[str, Any]:
 
 @cache
 def constraints() -> str:
-    """Every package of this environment with its version, for `pip install --constraint`.
+    """Return the versions of all installed packages for `pip install --constraint`, without local parts like "+cpu".
 
-    What was measured and verified here runs in the same versions there. Without local parts ("+cpu"), which say where a
-    build is from.
+    The fleet then runs the same versions that were measured and verified here.
     """
     versions = {
         package.name.lower().replace("_", "-"): package.version.partition("+")[0]
@@ -74,51 +72,49 @@ def constraints() -> str:
 
 def _problems(project: Project, name: str, ports: tuple[int, ...]) -> list[Problem]:
     settings, problems = project.settings, []
-    # A Service's name, with "-training" and a number after it (RFC 1035).
+    # It becomes the name of a Service, followed by "-training" and a number, and must be a label of RFC 1035.
     if not re.fullmatch(rf"[a-z]([a-z0-9-]{{0,{_MAX_NAME - 2}}}[a-z0-9])?", name):
-        expected = f"a letter first, a letter or digit last, and {_MAX_NAME} characters at most"
+        expected = f"a letter first, a letter or digit last, and at most {_MAX_NAME} characters"
         problems.append(Problem("project.name", repr(project.name), expected))
     if not settings.server.port:
-        problems.append(Problem("server.port", "0", "a port that others can know"))
+        problems.append(Problem("server.port", "0", "a fixed port"))
     if not ports:
         shown = without_credentials(settings.stores.online)
-        problems.append(Problem("stores.online", repr(shown), "the URL of a Redis that other machines reach"))
+        problems.append(Problem("stores.online", repr(shown), "the URL of a Redis that other machines can reach"))
     if _has_password(project):
-        expected = "none there, since images have the file in them: set ISTHMUS_STORES__ONLINE"
+        expected = "no password in isthmus.toml, which is copied into images: set ISTHMUS_STORES__ONLINE"
         problems.append(Problem("stores.online", "has a password", expected))
     if settings.server.record is not None and not _in_state(project):
-        expected = "a folder in .isthmus, which is the volume of the fleet, or a URL, for [server.record]"
+        expected = "a folder in .isthmus (the volume of the fleet) or a URL, because of [server.record]"
         problems.append(Problem("stores.offline", repr(settings.stores.offline), expected))
     if settings.profiles.training.device == "cuda" and settings.profiles.training.accelerator is None:
-        expected = 'the accelerator of a node, for device = "cuda"'
+        expected = 'the GPU type of the nodes, for device = "cuda"'
         problems.append(Problem("profiles.training.accelerator", "is not set", expected))
     return problems
 
 
 def _in_state(project: Project) -> bool:
-    """Whether pods reach the offline tables, so that one can collect answers."""
+    """Return whether pods can reach the offline tables, so that one of them can collect answers."""
     return "://" in project.offline or Path(os.path.normpath(project.offline)).is_relative_to(project.state)
 
 
 def _redis_ports(online: str) -> tuple[int, ...]:
-    """Of the online store: Redis's default for an embedded store, since the Secret has the URL; none if unreachable."""
     if online == "embedded":
-        return (6379,)
+        return (6379,)  # the Secret has the URL of another Redis, so assume the default port
     try:
         return tuple(sorted({node.port for node in Address.of(online).nodes()}))
-    except (ValueError, KeyError):  # no URL, or a URL without a host
+    except (ValueError, KeyError):  # not a URL, or a URL without a host
         return ()
 
 
 def _has_password(project: Project) -> bool:
-    """Whether the file, which is part of the training image, has a password; a variable may."""
     with (project.root / FILE).open("rb") as file:
         online = str(tomllib.load(file).get("stores", {}).get("online"))
     return "@" in online or "password" in online
 
 
 def _server_settings(project: Project) -> str:
-    """The settings of a server as JSON. The URL of its Redis and the key of its spool are secrets."""
+    """Return the settings of a server as JSON, with references to the secrets: Redis URL and spool key."""
     server, record = project.settings.server, project.recording()
     settings = {
         "contract": f"{_STATE}/{project.contract_file.name}",
@@ -129,14 +125,14 @@ def _server_settings(project: Project) -> str:
         "hosts": server.hosts,
         "check_share": server.check_share,
         "missing": server.missing,
-        "host": "0.0.0.0",  # noqa: S104 - of a container, with keys
+        "host": "0.0.0.0",  # noqa: S104 - in a container, with keys
         "port": server.port,
         "workers": server.workers,
         "limits": server.limits,
         "batch": project.settings.profiles.serving.batch,
         "public_key": project.public_key,
-        "snapshots": None,  # a host of files offers them: `isthmus snapshot --to`
-        "latency": None,  # no training runs beside it
+        "snapshots": None,  # a file host serves them: `isthmus snapshot --to`
+        "latency": None,  # no training runs on the same machine
         "latency_objective_ms": project.settings.latency_objective_ms,
         "freshness_objective_seconds": project.freshness_objectives(),
         "history_seconds": project.settings.stores.history_seconds,

@@ -1,6 +1,6 @@
-"""The project in Dagster: `build_definitions`, the component, the translator and the resource.
+"""Dagster integration: `build_definitions`, the component, the translator and the resource.
 
-Each name is loaded on access: the processes that compile the outline or run a step do not load Dagster.
+Names are imported on first access, so that processes that compile the outline or run a step do not load Dagster.
 """
 
 from importlib import import_module
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from isthmus.orchestration.graph.assets import build_definitions
     from isthmus.orchestration.graph.component import IsthmusProjectComponent
     from isthmus.orchestration.graph.resource import IsthmusResource
-    from isthmus.orchestration.graph.translator import IsthmusTranslator, Node
+    from isthmus.orchestration.graph.translator import AssetNode, IsthmusTranslator
 
-__all__ = ["IsthmusProjectComponent", "IsthmusResource", "IsthmusTranslator", "Node", "build_definitions"]
+__all__ = ["AssetNode", "IsthmusProjectComponent", "IsthmusResource", "IsthmusTranslator", "build_definitions"]
 _MODULES = {
     "IsthmusProjectComponent": "component", "IsthmusResource": "resource", "IsthmusTranslator": "translator",
-    "Node": "translator", "build_definitions": "assets",
+    "AssetNode": "translator", "build_definitions": "assets",
 }  # fmt: skip
 
 

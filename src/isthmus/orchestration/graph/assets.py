@@ -1,6 +1,6 @@
-"""A project as Dagster assets and checks: an op per step, and a check that blocks holds up everything downstream.
+"""Dagster assets and checks of a project: one op per step.
 
-Every blocking check is an op of its own, since a failed check holds up only other ops.
+Each blocking check has a separate op, because a failed check stops only the ops downstream of its op.
 """
 
 import warnings
@@ -10,11 +10,11 @@ from typing import Any
 
 import dagster as dg
 
-from isthmus.orchestration.graph.automation import contents, new, sensors
-from isthmus.orchestration.graph.nodes import Graph
+from isthmus.orchestration.graph.automation import new_observations, sensors, source_versions
+from isthmus.orchestration.graph.nodes import AssetGraph
 from isthmus.orchestration.graph.outline import Outline, outline
-from isthmus.orchestration.graph.resource import IsthmusResource, Steps
-from isthmus.orchestration.graph.steps import STEPS, Step
+from isthmus.orchestration.graph.resource import IsthmusResource, StepRunner
+from isthmus.orchestration.graph.steps import STEPS, StepSpec
 from isthmus.orchestration.graph.translator import IsthmusTranslator
 
 RESOURCE = "isthmus"
@@ -22,20 +22,20 @@ _PRIORITIES = {"serve": "2", "engine": "1", "train": "0"}
 
 
 def build_definitions(
-    project: Path | str | Outline, *, translator: IsthmusTranslator | None = None, resource: Steps | None = None
+    project: Path | str | Outline, *, translator: IsthmusTranslator | None = None, resource: StepRunner | None = None
 ) -> dg.Definitions:
-    """The complete graph of a project: sources, tables, models, packages, deployments, their checks, and automation.
+    """Return all Dagster definitions of a project: assets, checks, sensors and the resource that runs steps.
 
     Args:
-        project: its folder, or its outline.
-        translator: turns nodes into asset specs.
-        resource: runs the steps; by default each in its own process.
+        project: folder of the project, or its outline.
+        translator: maps nodes to asset specs.
+        resource: runs the steps; by default each step runs in a separate process.
 
     Raises:
         ConfigurationError: the project cannot be compiled.
-        DagsterInvalidDefinitionError: two nodes have the same key, or assets depend on themselves.
+        DagsterInvalidDefinitionError: two nodes have the same asset key, or assets depend on each other in a cycle.
     """
-    graph = Graph(project if isinstance(project, Outline) else outline(Path(project).resolve()), translator)
+    graph = AssetGraph(project if isinstance(project, Outline) else outline(Path(project).resolve()), translator)
     assets: list[Any] = [_sources(graph)]
     checks: list[dg.AssetChecksDefinition] = []
     for name, step in STEPS.items():
@@ -49,13 +49,12 @@ def build_definitions(
         asset_checks=checks,
         sensors=sensors(graph.outline, _source_keys(graph)),
         resources={RESOURCE: resource or IsthmusResource(project=graph.outline.root)},
-        # One process is enough: a step that needs memory or time has its own.
+        # Steps start their own processes, so the executor does not have to.
         executor=dg.in_process_executor,
     )
 
 
-def _ops(graph: Graph, name: str, step: Step) -> Iterator[tuple[str, list[str]]]:
-    """Name and nodes of each op of a step: a single op for all views, or an op for each model."""
+def _ops(graph: AssetGraph, name: str, step: StepSpec) -> Iterator[tuple[str, list[str]]]:
     op, nodes = step.op or name.replace("-", "_"), [graph.nodes[node] for node in graph.of(*step.kinds)]
     if name == "attribute":
         nodes = [node for node in nodes if node.model is not None and node.model.bounded]
@@ -75,11 +74,11 @@ def _ops(graph: Graph, name: str, step: Step) -> Iterator[tuple[str, list[str]]]
         yield op, [node.id for node in nodes]
 
 
-def _source_keys(graph: Graph) -> dict[str, dg.AssetKey]:
+def _source_keys(graph: AssetGraph) -> dict[str, dg.AssetKey]:
     return {graph.nodes[node].name: graph.key(node) for node in graph.of("source")}
 
 
-def _sources(graph: Graph) -> dg.AssetsDefinition:
+def _sources(graph: AssetGraph) -> dg.AssetsDefinition:
     nodes = graph.of("source")
     with warnings.catch_warnings():
         # Observing several sources in one function is still in beta.
@@ -91,7 +90,7 @@ def _sources(graph: Graph) -> dg.AssetsDefinition:
 
         @observed
         def look(context: dg.AssetExecutionContext) -> Iterator[dg.ObserveResult]:
-            versions = contents(graph.outline)
+            versions = source_versions(graph.outline)
             for node in nodes:
                 version = versions.get(graph.nodes[node].name)
                 if version is not None and graph.key(node) in context.selected_asset_keys:
@@ -101,18 +100,18 @@ def _sources(graph: Graph) -> dg.AssetsDefinition:
 
 
 def observe(instance: dg.DagsterInstance, project: Path) -> None:
-    """Records the current content of a project's sources, so that the first build starts from known content."""
-    graph = Graph(outline(project.resolve()))
-    for event in new(instance, graph.outline, _source_keys(graph)):
+    """Record the current version of each source, so that only later changes trigger builds."""
+    graph = AssetGraph(outline(project.resolve()))
+    for event in new_observations(instance, graph.outline, _source_keys(graph)):
         instance.report_runless_asset_event(event)
 
 
-def _assets(graph: Graph, op: str, name: str, nodes: Sequence[str]) -> dg.AssetsDefinition:
+def _assets(graph: AssetGraph, op: str, name: str, nodes: Sequence[str]) -> dg.AssetsDefinition:
     step, days = STEPS[name], graph.outline.days
     partitions = None
     if name == "build" and days is not None:
         partitions = dg.DailyPartitionsDefinition(start_date=days[0], end_date=days[1], end_offset=0 if days[1] else 1)
-    # Without daily partitions, there is no table to complete: a build builds it.
+    # Without daily partitions, the step that completes a table must build it.
     name = "build" if name == "whole" and days is None else name
 
     @dg.multi_asset(
@@ -130,9 +129,9 @@ def _assets(graph: Graph, op: str, name: str, nodes: Sequence[str]) -> dg.Assets
     return run
 
 
-def _checks(graph: Graph, op: str, name: str, nodes: Sequence[str]) -> dg.AssetChecksDefinition:
+def _checks(graph: AssetGraph, op: str, name: str, nodes: Sequence[str]) -> dg.AssetChecksDefinition:
     step = STEPS[name]
-    # A verdict compares what is online and what devices keep, so it waits for both.
+    # The verdict compares online rows and snapshots, so it waits for both.
     deps = [graph.key(node) for node in graph.of("online", "snapshot")] if name == "verify" else []
     when: Any = None if step.cron is None else dg.AutomationCondition.cron_tick_passed(step.cron)
     specs = [

@@ -1,4 +1,4 @@
-"""What runs by itself: a sensor looks for new raw data, and another materializes what depends on it."""
+"""Automation: one sensor observes new raw data, another materializes the assets downstream of it."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,9 +13,9 @@ _VERSION = "dagster/data_version"
 
 
 def sensors(outline: Outline, sources: Mapping[str, dg.AssetKey]) -> list[dg.SensorDefinition]:
-    """The sensors of a project, whose `sources` have these asset keys by name.
+    """Return both sensors. `sources` are asset keys by source name.
 
-    Both run unless `[orchestration] automation` is off: then they can be switched on in the UI.
+    With `[orchestration] automation` off, the sensors are stopped and can be started in the UI.
     """
     status = dg.DefaultSensorStatus.RUNNING if outline.automation else dg.DefaultSensorStatus.STOPPED
     follow = dg.AutomationConditionSensorDefinition(
@@ -23,20 +23,20 @@ def sensors(outline: Outline, sources: Mapping[str, dg.AssetKey]) -> list[dg.Sen
     )
 
     @dg.sensor(
-        name="sources", description="Sees new raw data.", default_status=status, minimum_interval_seconds=_SECONDS
+        name="sources", description="Observes new raw data.", default_status=status, minimum_interval_seconds=_SECONDS
     )
     def look(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        return dg.SensorResult(asset_events=new(context.instance, outline, sources))
+        return dg.SensorResult(asset_events=new_observations(context.instance, outline, sources))
 
     return [look, follow]
 
 
-def new(
+def new_observations(
     instance: dg.DagsterInstance, outline: Outline, sources: Mapping[str, dg.AssetKey]
 ) -> list[dg.AssetObservation]:
-    """Observations of the sources whose content has changed since the last observation in the instance."""
+    """Return an observation for each source that changed since its last observation in the instance."""
     observations = []
-    for name, version in contents(outline).items():
+    for name, version in source_versions(outline).items():
         records = instance.fetch_observations(sources[name], limit=1).records
         last = records[0].asset_observation if records else None
         if last is None or last.tags.get(_VERSION) != version:
@@ -44,14 +44,14 @@ def new(
     return observations
 
 
-def contents(outline: Outline) -> dict[str, str]:
-    """Source name to a version of its content; those whose content cannot be known are left out."""
+def source_versions(outline: Outline) -> dict[str, str]:
+    """Map source names to a version of their content. Sources without a known version are left out."""
     from isthmus.features.errors import IsthmusError
     from isthmus.transforms.sources import content
 
     versions: dict[str, str] = {}
     for source in outline.sources:
-        # If it is missing right now, the step that reads it will say so.
+        # A missing source is reported by the step that reads it.
         with suppress(IsthmusError, OSError):
             version = content(source.declared, Path(outline.root), outline.storage_options)
             if version is not None:

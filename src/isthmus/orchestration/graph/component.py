@@ -1,4 +1,4 @@
-"""The component: three lines of YAML declare the complete graph of a project."""
+"""Dagster component that adds the graph of an Isthmus project from three lines of YAML."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,21 +18,17 @@ from isthmus.orchestration.graph.translator import IsthmusTranslator
 
 
 class ScaffoldParams(BaseModel):
-    """Options of `dg scaffold defs`."""
-
     project: str = Field(default=".", description="Folder of the Isthmus project, from the root of the Dagster project")
 
 
 class IsthmusProjectScaffolder(dg.Scaffolder[ScaffoldParams]):
-    """Writes the `defs.yaml` of a project."""
+    """Write the `defs.yaml` of a project, with its folder relative to the root of the Dagster project."""
 
     @classmethod
     def get_scaffold_params(cls) -> type[ScaffoldParams]:
-        """The type of the options."""
         return ScaffoldParams
 
     def scaffold(self, request: dg.ScaffoldRequest[ScaffoldParams]) -> None:
-        """Writes the file, with the project's folder relative to the root of the Dagster project."""
         folder = (request.params or ScaffoldParams()).project
         root = "{{ project_root }}" if folder == "." else "{{ project_root }}/" + folder
         dg.scaffold_component(request, {"project": root})
@@ -41,21 +37,21 @@ class IsthmusProjectScaffolder(dg.Scaffolder[ScaffoldParams]):
 @dg.scaffold_with(IsthmusProjectScaffolder)
 @dataclass
 class IsthmusProjectComponent(StateBackedComponent, Resolvable):
-    """The graph of an Isthmus project.
+    """All assets, checks and sensors of an Isthmus project.
 
         type: isthmus.orchestration.graph.IsthmusProjectComponent
         attributes:
           project: "{{ project_root }}"
 
-    The project is compiled once, in its own process, and the outline is the component's state: the code server loads
-    neither feast nor pyspark nor torch. `dagster dev` and `dg dev` compile again when definitions change; elsewhere run
-    `dg utils refresh-defs-state` when the image is built.
+    The project is compiled in a separate process, and the result is stored as the component's state. The code server
+    therefore loads neither feast nor pyspark nor torch. `dagster dev` and `dg dev` recompile when definitions change.
+    In a deployment, run `dg utils refresh-defs-state` when you build the image.
 
-    To change the names, groups and owners of assets, derive from it and override `translator`.
+    To change names, groups or owners of assets, subclass the component and override `translator`.
 
     Attributes:
-        project: folder of the project, with its isthmus.toml.
-        defs_state: where the state is stored.
+        project: folder of the project; it contains isthmus.toml.
+        defs_state: storage of the component's state; the local file system by default.
     """
 
     project: str
@@ -63,30 +59,27 @@ class IsthmusProjectComponent(StateBackedComponent, Resolvable):
 
     @property
     def translator(self) -> IsthmusTranslator:
-        """Turns nodes into asset specs."""
+        """Translator that maps nodes to asset specs. Override it to customize assets."""
         return IsthmusTranslator()
 
     @property
     def resource(self) -> IsthmusResource:
-        """Runs the steps."""
+        """Resource that runs the steps. Override it to run steps elsewhere."""
         return IsthmusResource(project=self.project)
 
     @property
     def defs_state_config(self) -> DefsStateConfig:
-        """Where the state is stored, under a name that is the project's own."""
         return DefsStateConfig.from_args(self.defs_state, default_key=f"IsthmusProject[{Path(self.project).name}]")
 
     def write_state_to_path(self, state_path: Path) -> None:
-        """Compiles the project and writes its outline."""
         state_path.parent.mkdir(parents=True, exist_ok=True)
         state_path.write_bytes(msgspec.json.encode(outline(Path(self.project).resolve())))
 
     def build_defs_from_state(self, context: dg.ComponentLoadContext, state_path: Path | None) -> dg.Definitions:  # noqa: ARG002 - Dagster's signature
-        """Builds the graph from the outline in the state."""
         if state_path is None:
             problem = Problem(self.project, "has not been compiled", "its state")
             raise ConfigurationError("IsthmusProjectComponent", [problem], remedy="run `dg utils refresh-defs-state`")
         state = msgspec.json.decode(state_path.read_bytes(), type=Outline)
-        # The state may be from where the image was built, in another folder.
+        # The image may have been built with the project in another folder.
         here = msgspec.structs.replace(state, root=str(Path(self.project).resolve()))
         return build_definitions(here, translator=self.translator, resource=self.resource)

@@ -1,4 +1,4 @@
-"""The requests to steps and their reports: plain data, whichever process runs the step."""
+"""Requests to steps and the events they report, as plain data that passes between processes."""
 
 import re
 import time
@@ -12,22 +12,22 @@ import msgspec
 from isthmus.features.document.blocks import cell
 
 Metadata = dict[str, Any]
-"""Name to a number or text, or to {"type": ..., "raw_value": ...} as Dagster Pipes writes it."""
-REPORT = "report"
-"""The entry of the metadata with the complete report."""
-DRIFT = "resembles_its_training"
-"""The check that blocks nothing: when it fails, the model is due for training."""
-FAILED = "failed"
-"""Name of the Pipes message that carries a `Failed`."""
+"""Names mapped to numbers, texts, or {"type": ..., "raw_value": ...} in the format of Dagster Pipes."""
+REPORT = "report"  # the metadata entry that holds the complete report
+DRIFT = "resembles_its_training"  # the check that makes a model due for training when it fails
+FAILED = "failed"  # name of the Pipes message that carries a StepFailure
 _HASH = re.compile("[0-9a-f]{64}")
-_PLOT_CHARACTERS = 50_000
-"""The limit for the images of an event."""
+_PLOT_CHARACTERS = 50_000  # limit for the images of one event
 
 
-class Request(msgspec.Struct, frozen=True):
-    """What to do of a step: its nodes to materialize, or node and name of its checks to run.
+class StepRequest(msgspec.Struct, frozen=True):
+    """The selected part of a step.
 
-    `days` are the first day, and the day after the last; `everything` is whether these are all the days of the project.
+    Attributes:
+        nodes: ids of the nodes to materialize.
+        checks: (node id, check name) pairs to run.
+        days: first day, and the day after the last; None for all.
+        everything: `days` covers every day of the project.
     """
 
     step: str
@@ -38,17 +38,15 @@ class Request(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Materialized:
-    """A node was materialized: its id, the version of its content, and what Dagster shows with it."""
-
+class NodeMaterialization:
     node: str
     version: str
     metadata: Metadata = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Checked:
-    """A check of a node was run; `message` is why it failed, `blocking` whether that holds up everything downstream."""
+class NodeCheck:
+    """Result of a check. `message` says why it failed; a failed `blocking` check stops everything downstream."""
 
     node: str
     check: str
@@ -58,18 +56,18 @@ class Checked:
     blocking: bool = True
 
 
-class Failed(msgspec.Struct, frozen=True):
-    """Why a step failed, in a sentence, and whether a retry may succeed."""
+class StepFailure(msgspec.Struct, frozen=True):
+    """Failure of a step. `passes` means that a retry may succeed."""
 
     sentence: str
     passes: bool = False
 
 
-def reported(report: Mapping[str, Any], began: float, series: Sequence[str] = ()) -> Metadata:
-    """A report as JSON, with its single figures before it.
+def report_metadata(report: Mapping[str, Any], began: float, series: Sequence[str] = ()) -> Metadata:
+    """Return the scalar entries of a report, followed by the whole report as JSON.
 
-    Dagster plots a number over time, so only those of a `series` stay numbers, and come first; others become text. A
-    hash is shortened: the JSON has all of it.
+    Dagster plots every number over time. Only the entries named in `series` stay numbers; other numbers become text.
+    Hashes are shortened to 12 characters; the JSON has them in full.
     """
     plain = msgspec.to_builtins(report, str_keys=True, enc_hook=str)
     figures = {name: plain[name] for name in series} | {"seconds": round(time.perf_counter() - began, 3)}
@@ -79,7 +77,7 @@ def reported(report: Mapping[str, Any], began: float, series: Sequence[str] = ()
 
 
 def _text(name: str, value: float | str) -> Any:
-    """A figure that Dagster shows without a plot: a time, a path to copy, a short hash, or text."""
+    """Return a scalar in a form that Dagster does not plot: a timestamp, a path, a short hash, or text."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int) and (name == "at" or name.endswith("_at")):
@@ -89,15 +87,15 @@ def _text(name: str, value: float | str) -> Any:
     return value[:12] if isinstance(value, str) and _HASH.fullmatch(value) else cell(value)
 
 
-def shown(event: Materialized | Checked) -> Metadata:
-    """What Dagster shows of an event: numbers with four digits, and those of a check as text, since each is one point.
+def display_metadata(event: NodeMaterialization | NodeCheck) -> Metadata:
+    """Return the metadata for Dagster, with floats rounded to four digits.
 
-    The series of the same figures are those of the asset.
+    Numbers of a check become text: Dagster would plot each as a single point.
     """
-    if isinstance(event, Materialized):
+    if isinstance(event, NodeMaterialization):
         rounded = {name: float(f"{v:.4g}") for name, v in event.metadata.items() if isinstance(v, float)}
         return event.metadata | rounded
-    # Dagster shows the lines of a text as one.
+    # Dagster ignores line breaks in text.
     message = {"found": "; ".join(event.message.splitlines())} if event.message else {}
     return message | {
         name: cell(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
@@ -106,13 +104,12 @@ def shown(event: Materialized | Checked) -> Metadata:
 
 
 def table(rows: Iterable[Sequence[str]], columns: Sequence[str]) -> Metadata:
-    """Rows as a table in Markdown."""
     lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return {"raw_value": "\n".join("| " + " | ".join(line) + " |" for line in lines), "type": "md"}
 
 
 def plots(images: Mapping[str, str]) -> Metadata:
-    """Images as Markdown, up to a limit: Dagster stores them in the event and loads them with every list of events."""
+    """Format images as Markdown, up to a size limit: Dagster loads them with every list of events."""
     shown, left = [], _PLOT_CHARACTERS
     for name, address in images.items():
         left -= len(address)

@@ -12,8 +12,8 @@ from isthmus.orchestration.graph.assets import observe
 from isthmus.orchestration.project import Project
 
 INSTANCE = b"""\
-# Written by isthmus. Nothing is sent to anyone; waiting runs are looked at every second. What runs beside what is said
-# by pools: [orchestration.pools] of isthmus.toml.
+# Written by isthmus. Telemetry is off. The queue is checked every second. [orchestration.pools] in isthmus.toml limits
+# how many steps run at once.
 telemetry:
   enabled: false
 nux:
@@ -38,18 +38,16 @@ run_monitoring:
   poll_interval_seconds: 20
   free_slots_after_run_end_seconds: 1
 """
-"""The content of dagster.yaml."""
 
-_CLOCKS = 2.0
-"""Seconds by which the clocks of processes and events may disagree."""
+_CLOCKS = 2.0  # seconds by which the clocks of processes and events may disagree
 
 
 def dagster_home(project: Project) -> Path:
-    """Writes the instance's settings, ends what a kill has left, and observes the sources; returns the folder."""
+    """Prepare the Dagster instance and return its folder: write its settings, fail killed runs, observe sources."""
     home = project.state / "dagster"
     if "?" in str(home):
-        problem = Problem("path", f"Dagster's databases cannot lie in {home}: it would cut their names at the ?")
-        raise ConfigurationError("project", [problem], remedy="rename the folder that has it")
+        problem = Problem("path", f"{home} contains a ?, and Dagster cuts the paths of its databases there")
+        raise ConfigurationError("project", [problem], remedy="rename the folder")
     write_atomically(home / "dagster.yaml", INSTANCE)
     with dg.DagsterInstance.from_config(str(home)) as instance:
         for pool, limit in project.settings.orchestration.pools.model_dump().items():
@@ -60,10 +58,10 @@ def dagster_home(project: Project) -> Path:
 
 
 def _end_killed_runs(instance: dg.DagsterInstance) -> None:
-    """Fails the runs whose process is gone, and gives back their places in pools and queue.
+    """Fail the runs whose process is gone, and free their slots in pools and queue.
 
-    Dagster learns of a killed run from the code server that started it. If that was killed too, every later run would
-    wait for these places.
+    Dagster learns of a killed run from the code server that started it. If that server was killed too, the slots would
+    stay occupied and every later run would wait.
     """
     for run in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING])):
         starts = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_START)
@@ -75,7 +73,7 @@ def _end_killed_runs(instance: dg.DagsterInstance) -> None:
 
 
 def _lives(pid: int, moment: float) -> bool:
-    """Whether the process that had a number at a moment, seconds since 1970 UTC, still has it."""
+    """Return whether the process that had this pid at `moment` (seconds since 1970 UTC) is still running."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

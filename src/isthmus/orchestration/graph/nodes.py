@@ -1,4 +1,4 @@
-"""The nodes of a project's graph, and their asset specs."""
+"""Nodes of a project's asset graph, and their Dagster specs."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,17 +7,18 @@ from graphlib import CycleError, TopologicalSorter
 
 import dagster as dg
 
-from isthmus.orchestration.graph.outline import Model, Outline, Snapshot, View
-from isthmus.orchestration.graph.translator import IsthmusTranslator, Kind, Node
+from isthmus.orchestration.graph.outline import ModelOutline, Outline, SnapshotOutline, ViewOutline
+from isthmus.orchestration.graph.translator import AssetNode, IsthmusTranslator, Kind
 
 
-class Graph:
-    """Everything in an outline, each node after its dependencies.
+class AssetGraph:
+    """Nodes of a project in dependency order, and the asset spec of each.
 
-    `specs` are by node id, with their dependencies: Isthmus's own, unless another translator makes them.
+    Attributes:
+        specs: asset specs with dependencies, by node id.
 
     Raises:
-        DagsterInvalidDefinitionError: two nodes have the same key, or nodes depend on themselves.
+        DagsterInvalidDefinitionError: two nodes have the same asset key, or nodes depend on each other in a cycle.
     """
 
     def __init__(self, outline: Outline, translator: IsthmusTranslator | None = None) -> None:
@@ -29,7 +30,7 @@ class Graph:
         counts = Counter(keys.values())
         if shared := ", ".join(node for node, key in keys.items() if counts[key] > 1):
             raise dg.DagsterInvalidDefinitionError(
-                f"the translator gives one key to several nodes: {shared}. Give each its own"
+                f"the translator gives several nodes the same key: {shared}. Give each a unique key"
             )
         self.specs = {
             node: spec.replace_attributes(deps=[*spec.deps, *(keys[dep.id] for dep in self.nodes[node].deps)])
@@ -42,35 +43,32 @@ class Graph:
         except CycleError as error:
             circle = " <- ".join(key.to_user_string() for key in reversed(error.args[1]))
             raise dg.DagsterInvalidDefinitionError(
-                f"the translator makes assets depend on themselves: {circle}. Take one of these dependencies away"
+                f"the translator adds dependencies that form a cycle: {circle}. Remove one of them"
             ) from None
 
     def key(self, node: str) -> dg.AssetKey:
-        """The asset key of a node."""
         return self.specs[node].key
 
     def of(self, *kinds: Kind) -> Sequence[str]:
-        """The ids of all nodes of these kinds."""
         return [node.id for node in self.nodes.values() if node.kind in kinds]
 
     @cached_property
     def named(self) -> Mapping[dg.AssetKey, str]:
-        """Asset key to node id."""
         return {spec.key: node for node, spec in self.specs.items()}
 
 
-def _nodes(outline: Outline) -> Mapping[str, Node]:
-    nodes: dict[str, Node] = {}
+def _nodes(outline: Outline) -> Mapping[str, AssetNode]:
+    nodes: dict[str, AssetNode] = {}
 
     def add(
         kind: Kind,
         name: str = "",
         deps: Iterable[str] = (),
-        view: View | None = None,
-        model: Model | None = None,
-        snapshot: Snapshot | None = None,
+        view: ViewOutline | None = None,
+        model: ModelOutline | None = None,
+        snapshot: SnapshotOutline | None = None,
     ) -> None:
-        node = Node(kind, name, outline, tuple(nodes[dep] for dep in deps), view, model, snapshot)
+        node = AssetNode(kind, name, outline, tuple(nodes[dep] for dep in deps), view, model, snapshot)
         nodes[node.id] = node
 
     add("contract")
@@ -86,8 +84,7 @@ def _nodes(outline: Outline) -> Mapping[str, Node]:
     for snapshot in outline.snapshots:
         add("snapshot", snapshot.name, [f"offline/{view}" for view in snapshot.views], snapshot=snapshot)
     if outline.records:
-        # Of no dependency: answers come by themselves.
-        add("recorded")
+        add("recorded")  # no dependencies: servers record answers on their own
     for model in outline.models:
         name, examples = model.name, f"training_set/{model.name}"
         inputs = [*(f"offline/{view}" for view in model.views), *(f"source/{source}" for source in model.sources)]

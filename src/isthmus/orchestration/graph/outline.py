@@ -1,7 +1,7 @@
-"""What Dagster shows of a project, as plain data: its graph is built without feast, pyspark and torch.
+"""Outline of a project as plain data, so that Dagster builds the graph without feast, pyspark and torch.
 
-`python -m isthmus.orchestration.graph.outline FOLDER` compiles the definitions and writes the outline to stdout. The
-project's state caches it with a digest of its inputs: while the digest is the same, nothing is compiled again.
+`python -m isthmus.orchestration.graph.outline FOLDER` compiles the definitions and writes the outline to stdout.
+`outline` caches it in the project's state folder and recompiles only when a digest of its inputs changes.
 """
 
 import ast
@@ -32,15 +32,13 @@ FORMAT = 7
 FILE = "outline.json"
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where something is declared: file and line."""
-
+class CodeLocation(msgspec.Struct, frozen=True):
     file: str
     line: int
 
 
-class Source(msgspec.Struct, frozen=True):
-    """Raw data: its name, and its place as declared, which holds no secret."""
+class SourceOutline(msgspec.Struct, frozen=True):
+    """Raw data: name and declared location, without secrets."""
 
     name: str
     path: str = ""
@@ -52,21 +50,19 @@ class Source(msgspec.Struct, frozen=True):
 
     @property
     def declared(self) -> "DeclaredSource":
-        """The declaration, as far as it says where the data are."""
-        from isthmus.features.definition.spec import Source
+        from isthmus.features.definition.spec import Source as DeclaredSource
 
-        return Source(**msgspec.structs.asdict(self))
+        return DeclaredSource(**msgspec.structs.asdict(self))
 
 
-class View(msgspec.Struct, frozen=True):
+class ViewOutline(msgspec.Struct, frozen=True):
     """A feature view.
 
     Attributes:
-        code: hash of its contract.
-        columns: name, type and description of its keys and features.
-        table: folder or URL of its offline table.
-        sources: names of the sources that it reads.
-        ttl: seconds until a value expires; None for never.
+        code: hash of the view's contract.
+        columns: (name, type, description) of keys and features.
+        table: folder or URL of the offline table.
+        ttl: seconds until a value expires, or None.
     """
 
     name: str
@@ -77,22 +73,22 @@ class View(msgspec.Struct, frozen=True):
     table: str
     sources: tuple[str, ...]
     ttl: float | None
-    place: Place | None
+    place: CodeLocation | None
 
 
-class Model(msgspec.Struct, frozen=True):
+class ModelOutline(msgspec.Struct, frozen=True):
     """A distillation.
 
     Attributes:
-        views: names of the views that teacher or student read.
-        sources: names of the sources that its spine reads.
-        served: names of the views that its student reads.
-        examples: code version of its training set.
-        teaching: code version of its teacher, which leaves out how a student is judged.
-        training: code version of the models that are trained on it, and of how they are judged.
-        export: code version of its package and its deployment.
-        bounded: whether it has bounds on what may come between an ideal answer and that of its package.
-        monitored: whether its recorded answers are measured by labels: servers record them, and it has such measures.
+        views: views that the teacher or the student reads.
+        sources: sources that the spine reads.
+        served: views that the student reads.
+        examples: code version of the training set.
+        teaching: code version of the teacher; leaves out code that only evaluates a student.
+        training: code version of the trained models and their evaluation.
+        export: code version of the package and its deployment.
+        bounded: bounds on attribution stages are declared, so the attribution check runs.
+        monitored: servers record answers and the label can be monitored, so the monitoring checks run.
     """
 
     name: str
@@ -109,15 +105,7 @@ class Model(msgspec.Struct, frozen=True):
     monitored: bool
 
 
-class Snapshot(msgspec.Struct, frozen=True):
-    """What devices keep of a service.
-
-    Attributes:
-        views: names of the views that it reads.
-        cron: when to make the next one though no row has changed; None where the project's clock stands.
-        code: its code version.
-    """
-
+class SnapshotOutline(msgspec.Struct, frozen=True):
     name: str
     views: tuple[str, ...]
     cron: str | None
@@ -128,23 +116,19 @@ class Outline(msgspec.Struct, frozen=True):
     """A project.
 
     Attributes:
-        contract: hash of the contract.
-        views: in the order of their declaration.
-        days: first day of the daily partitions of builds, and the day after the last, where the project's clock is
-            fixed; None for builds of complete tables only.
-        automation: whether assets follow new data without being started.
-        retrain: when to train models again, as cron; None for only when their features have drifted.
-        made_of: digest of its inputs.
-        records: whether its servers record their answers.
+        days: first day of the daily build partitions, and the day after the last (None unless the project's clock is
+            fixed); None if builds have no partitions.
+        retrain: cron schedule for training; None trains only after drift.
+        made_of: digest of the inputs of the outline.
     """
 
     project: str
     root: str
     contract: str
-    sources: tuple[Source, ...]
-    views: tuple[View, ...]
-    models: tuple[Model, ...]
-    snapshots: tuple[Snapshot, ...]
+    sources: tuple[SourceOutline, ...]
+    views: tuple[ViewOutline, ...]
+    models: tuple[ModelOutline, ...]
+    snapshots: tuple[SnapshotOutline, ...]
     days: tuple[str, str | None] | None
     automation: bool
     retrain: str | None
@@ -155,7 +139,11 @@ class Outline(msgspec.Struct, frozen=True):
 
 
 def outline(root: Path) -> Outline:
-    """The outline of a project as it is now: from the cache, or compiled in another process, whose errors it raises."""
+    """Return the current outline: from the cache, or compiled in another process.
+
+    Raises:
+        IsthmusError: the definitions cannot be compiled.
+    """
     file, inputs = root / ".isthmus" / FILE, digest(root)
     try:
         cached = msgspec.json.decode(file.read_bytes(), type=Outline)
@@ -163,7 +151,7 @@ def outline(root: Path) -> Outline:
         cached = None
     if cached is not None and (cached.made_of, cached.format, cached.root) == (inputs, FORMAT, str(root)):
         return cached
-    # -P: no file in the working folder can shadow a module of ours.
+    # -P keeps files in the working folder from shadowing modules.
     command = [sys.executable, "-P", "-m", __spec__.name, str(root)]
     done = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - this interpreter and this module
     if done.returncode:
@@ -174,12 +162,12 @@ def outline(root: Path) -> Outline:
 
 
 def digest(root: Path) -> str:
-    """Covers the settings, every Python file in the project's folder, and the variables that override settings."""
+    """Hash isthmus.toml, every Python file in the project's folder, and the variables that override settings."""
     sha = hashlib.sha256()
     for file in [root / "isthmus.toml", *_files(root)]:
         sha.update(f"{file.relative_to(root)}\n".encode())
         sha.update(hashlib.sha256(file.read_bytes() if file.is_file() else b"").digest())
-    # Without the variables that our processes set for each other: `isthmus dev` and its Dagster share an outline.
+    # Variables that our processes set for each other are left out, so that `isthmus dev` and Dagster share an outline.
     overriding = sorted(
         item for item in os.environ.items() if item[0].startswith("ISTHMUS_") and item[0] not in PROCESS_VARIABLES
     )
@@ -190,7 +178,7 @@ def digest(root: Path) -> str:
 def _files(root: Path) -> list[Path]:
     files: list[Path] = []
     for folder, inner, names in os.walk(root):
-        # Definitions import nothing from environments, caches and our own state.
+        # Skip environments, caches and the state folder.
         inner[:] = sorted(
             name for name in inner if not name.startswith((".", "__")) and name not in ("node_modules", "site-packages")
         )
@@ -199,7 +187,6 @@ def _files(root: Path) -> list[Path]:
 
 
 def _error(root: Path, done: "subprocess.CompletedProcess[bytes]") -> IsthmusError:
-    """The error that the compilation wrote to stdout."""
     try:
         error = msgspec.json.decode(done.stdout, type=dict[str, Any])
         problems = [Problem(**problem) for problem in error.get("problems", ())]
@@ -208,11 +195,10 @@ def _error(root: Path, done: "subprocess.CompletedProcess[bytes]") -> IsthmusErr
         return IsthmusError(error["where"], error["found"], expected=error["expected"], remedy=error["remedy"])
     except (msgspec.MsgspecError, LookupError, TypeError):
         last = done.stderr.decode(errors="replace").strip().splitlines()
-        return IsthmusError(str(root), f"its definitions cannot be compiled ({last[-1] if last else done.returncode})")
+        return IsthmusError(str(root), f"the definitions cannot be compiled ({last[-1] if last else done.returncode})")
 
 
-def compiled(project: "Project") -> Outline:
-    """The outline of a project, from its definitions."""
+def compile_outline(project: "Project") -> Outline:
     from isthmus.features.days import day_name, day_of
 
     definitions, settings = project.definitions, project.settings
@@ -225,7 +211,7 @@ def compiled(project: "Project") -> Outline:
         descriptions |= {field.name: field.description for field in view.schema}
         columns = (*contract.views[name].keys, *contract.views[name].fields)
         views.append(
-            View(
+            ViewOutline(
                 name, view.description, view.owner, contract.views[name].hash,
                 tuple((column.name, column.dtype.name, descriptions.get(column.name, "")) for column in columns),
                 store.path(contract.views[name].table), tuple(source.name for source in view.sources),
@@ -239,15 +225,7 @@ def compiled(project: "Project") -> Outline:
         str(project.root),
         contract.hash,
         tuple(
-            Source(
-                source.name,
-                source.path,
-                source.delta,
-                source.iceberg,
-                source.sql,
-                source.connection,
-                source.version_sql,
-            )
+            SourceOutline(*(getattr(source, name) for name in SourceOutline.__struct_fields__))
             for source in sources.values()
         ),
         tuple(views),
@@ -266,14 +244,14 @@ def compiled(project: "Project") -> Outline:
     )
 
 
-def _snapshot(contract: "Contract", service: str, device: "DeviceSnapshot", *, moves: bool) -> Snapshot:
+def _snapshot(contract: "Contract", service: str, device: "DeviceSnapshot", *, moves: bool) -> SnapshotOutline:
     views = tuple(dict.fromkeys(view for view, _ in contract.read(service)))
     code = _hash([contract.service(service).hash, repr(device)])
-    return Snapshot(service, views, _cron(device.every.total_seconds()) if moves else None, code)
+    return SnapshotOutline(service, views, _cron(device.every.total_seconds()) if moves else None, code)
 
 
 def _cron(seconds: float) -> str:
-    """The schedule of something that happens at least that often, as evenly as cron can say it."""
+    """Return an evenly spaced cron schedule that fires at least every `seconds`."""
     minutes, hours = max(int(seconds // 60), 1), min(int(seconds // 3600), 24)
     if hours:
         step = next(step for step in (24, 12, 8, 6, 4, 3, 2, 1) if step <= hours)
@@ -281,7 +259,7 @@ def _cron(seconds: float) -> str:
     return f"*/{next(step for step in (30, 20, 15, 12, 10, 6, 5, 4, 3, 2, 1) if step <= minutes)} * * * *"
 
 
-def _model(project: "Project", declared: "Distillation") -> Model:
+def _model(project: "Project", declared: "Distillation") -> ModelOutline:
     from isthmus.distill.declaration import MONITORED, STAGES
 
     contract, profiles = project.definitions.contract, project.settings.profiles
@@ -290,7 +268,7 @@ def _model(project: "Project", declared: "Distillation") -> Model:
         for role, service in (("teacher", declared.teacher), ("student", declared.student))
     }
     learning = [declared.settings, declared.split, declared.split_by, declared.seeds, declared.seed]
-    # Each version includes those upstream, so that a change makes everything downstream stale at once.
+    # Each version includes the upstream versions, so that a change marks everything downstream as stale at once.
     training = [
         contract.hash,
         repr(declared.task),
@@ -298,19 +276,19 @@ def _model(project: "Project", declared: "Distillation") -> Model:
         repr(dict(declared.shape)),
         profiles.training.identity(),
     ]
-    functions = getattr(declared.task, "functions", ())  # those that a Causal names
+    functions = getattr(declared.task, "functions", ())  # a Causal task names its functions
     named = [declared.task] if isinstance(declared.task, str) else functions
     trees = [tree for name in named for tree in _modules(project.root, name.partition(":")[0])]
     teaching = [*training, *(_without_judging(trees) if isinstance(declared.task, str) else map(ast.dump, trees))]
     training += map(ast.dump, trees)
-    return Model(
+    return ModelOutline(
         declared.name,
         declared.description,
         declared.owner,
         tuple(dict.fromkeys([*read["teacher"], *read["student"]])),
         tuple(source.name for source in declared.spine.sources),
         read["student"],
-        # A training set belongs to the complete contract.
+        # The training set depends on the complete contract.
         contract.hash,
         _hash(teaching),
         _hash(training),
@@ -321,7 +299,6 @@ def _model(project: "Project", declared: "Distillation") -> Model:
 
 
 def _owner(declared: "Distillation") -> list[str]:
-    """What a package says of a device that its training does not depend on; nothing where it says nothing."""
     device = declared.student.device
     return [device.owner] if device is not None and device.owner is not None else []
 
@@ -353,7 +330,7 @@ class _Without(ast.NodeTransformer):
 
 
 def _modules(root: Path, name: str, seen: set[Path] | None = None) -> list[ast.AST]:
-    """Syntax trees, which ignore formatting, of a module in the project's folder and of its imports from there."""
+    """Return the syntax trees of a project module and the project modules it imports. Trees ignore formatting."""
     seen = set() if seen is None else seen
     file = root.joinpath(*name.split(".")).with_suffix(".py")
     if file in seen or not file.is_file():
@@ -370,9 +347,9 @@ def _modules(root: Path, name: str, seen: set[Path] | None = None) -> list[ast.A
     return trees
 
 
-def _place(function: Callable[..., Any] | None) -> Place | None:
+def _place(function: Callable[..., Any] | None) -> CodeLocation | None:
     code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
-    return None if code is None else Place(code.co_filename, code.co_firstlineno)
+    return None if code is None else CodeLocation(code.co_filename, code.co_firstlineno)
 
 
 def _hash(data: Iterable[Any]) -> str:
@@ -384,7 +361,7 @@ def _main(folder: str) -> int:
 
     code = 0
     try:
-        content = msgspec.json.encode(compiled(Project(Path(folder))))
+        content = msgspec.json.encode(compile_outline(Project(Path(folder))))
     except IsthmusError as error:
         content, code = msgspec.json.encode(error.as_dict()), error.exit_code
     sys.stdout.buffer.write(content)

@@ -1,4 +1,4 @@
-"""What runs the steps of a project for Dagster."""
+"""Dagster resource that runs the steps of a project in separate processes."""
 
 import json
 import os
@@ -20,34 +20,30 @@ from dagster._core.errors import DagsterPipesExecutionError
 from dagster._core.pipes.context import PipesMessageHandler
 from dagster_pipes import PipesDefaultMessageWriter
 
-from isthmus.orchestration.graph.events import FAILED, Failed, Request
+from isthmus.orchestration.graph.events import FAILED, StepFailure, StepRequest
 
 Context = dg.AssetExecutionContext | dg.AssetCheckExecutionContext
 Results = Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]
 CHILD = ("-P", "-m", "isthmus.orchestration.graph.child")
-_PAUSE = 0.01
-"""Seconds between two looks for messages."""
-RETRIES, WAIT = 3, 10
-"""How often to retry what may pass, and the seconds before the first retry; they double each time."""
+_PAUSE = 0.01  # seconds between two reads of the message file
+RETRIES, WAIT = 3, 10  # retries of a temporary failure, and seconds before the first; the wait doubles each time
 
 
-class Steps(Protocol):
-    """What runs steps."""
+class StepRunner(Protocol):
+    """Runs the selected part of a step. `nodes` are node ids by asset key."""
 
-    def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results:
-        """Runs the selected part of a step, and yields the results."""
+    def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results: ...
 
 
 class Messages(dg.PipesMessageReader):
-    """Reads what the process of a step sends, from a temporary file, to the last line.
+    """Read all messages of a step's process from a temporary file.
 
-    Dagster's own reader asks whether the process has ended after it has found no more, and so loses what was written in
-    between: on a busy machine a step that was done had failed.
+    Dagster's file reader checks for the end of the process after its last read, so it can lose the messages written in
+    between. On a busy machine, finished steps were then reported as failed.
     """
 
     @contextmanager
     def read_messages(self, handler: PipesMessageHandler) -> Iterator[dict[str, Any]]:
-        """Hands on the messages while the block runs, and those that are left at its end."""
         with TemporaryDirectory(prefix="isthmus-pipes-") as folder:
             file, ended = Path(folder) / "messages", Event()
             file.touch()
@@ -74,13 +70,13 @@ class Messages(dg.PipesMessageReader):
 
 
 def lines(file: Path, ended: Callable[[], bool]) -> Iterator[str]:
-    """The lines of a file that grows, each once it is whole, until it has ended."""
-    with file.open(encoding="utf-8") as grows:
+    """Yield complete lines of a growing file until `ended()` is true and everything is read."""
+    with file.open(encoding="utf-8") as stream:
         part = ""
         while True:
-            # Asked before the last look: afterward nothing comes that it has not seen.
+            # Check for the end before the last read, so that the read sees everything written until then.
             last = ended()
-            for line in grows:
+            for line in stream:
                 part += line
                 if part.endswith("\n"):
                     yield part
@@ -91,21 +87,24 @@ def lines(file: Path, ended: Callable[[], bool]) -> Iterator[str]:
 
 
 class IsthmusResource(dg.ConfigurableResource[Any]):
-    """Runs steps of a project, each only for the nodes and checks that the run has selected.
+    """Runs the steps of a project in separate processes, for the nodes and checks selected in Dagster.
 
-    Each step is its own process, connected by Dagster Pipes: it receives a request, and sends back its log, its
-    progress and its results. Dagster's own process loads neither feast nor pyspark nor torch. To run steps elsewhere,
-    override `launch` with another Pipes client. `project` is the folder.
+    The process of a step is connected by Dagster Pipes: it receives a request and sends back logs, progress and
+    results. Dagster's process loads neither feast nor pyspark nor torch. To run steps elsewhere, for example in a pod,
+    override `launch` with another Pipes client.
+
+    Attributes:
+        project: folder of the project.
     """
 
     project: str
 
     def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results:
-        """Runs the selected part of a step, whose `nodes` are ids by asset key, and yields the results.
+        """Run the selected part of a step and yield its results. `nodes` are node ids by asset key.
 
         Raises:
-            Failure: with a sentence that says why.
-            RetryRequested: something it needs is unavailable, and may be back later.
+            Failure: the step failed.
+            RetryRequested: a dependency, such as Redis, is temporarily unavailable.
         """
         extras = {
             "root": str(Path(self.project).resolve()),
@@ -119,13 +118,13 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
                 invocation = self.launch(context, extras)
         except DagsterPipesExecutionError as error:
             raise dg.Failure(
-                f"the process of step {step} was killed, or has a defect ({error}). What was finished stays: see the "
-                "stderr of the run, and run it again. What is killed without a word often lacked memory",
+                f"the process of step {step} was killed or crashed ({error}). Finished work is saved: see the stderr "
+                "of the run, then run it again. A kill without a message often means out of memory",
                 allow_retries=False,
             ) from None
         yield from invocation.get_results(implicit_materializations=False)
         for message in invocation.get_custom_messages():
-            failed = msgspec.convert(message[FAILED], Failed)
+            failed = msgspec.convert(message[FAILED], StepFailure)
             if failed.passes:
                 context.log.warning(failed.sentence)
                 wait = WAIT * 2**context.op_execution_context.retry_number
@@ -133,29 +132,29 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
             raise dg.Failure(failed.sentence, allow_retries=False)
 
     def launch(self, context: Context, extras: dict[str, Any]) -> dg.PipesClientCompletedInvocation:
-        """Starts the process of a step, and waits until it ends."""
+        """Start the process of a step and wait until it ends. `extras` are the Pipes extras it needs."""
         client = PipesSubprocessClient(message_reader=Messages(), termination_timeout_seconds=60)
-        # By its number, a step that is still starting up sees that this process has been killed.
+        # The step exits if the process with this pid is gone, even if that happens while the step starts.
         command = [sys.executable, *CHILD, str(os.getpid())]
         return client.run(context=context.op_execution_context, extras=extras, command=command)
 
 
-def selection(context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Request:
-    """What the run has selected of a step, in the order of the project."""
+def selection(context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> StepRequest:
+    """Return the nodes, checks and days of a step that the Dagster run selected, in the order of the project."""
     order = list(nodes.values())
     if isinstance(context, dg.AssetCheckExecutionContext):
         checks = [(nodes[check.asset_key], check.name) for check in context.selected_asset_check_keys]
-        return Request(step, checks=tuple(sorted(checks, key=lambda check: (order.index(check[0]), check[1]))))
+        return StepRequest(step, checks=tuple(sorted(checks, key=lambda check: (order.index(check[0]), check[1]))))
     selected = tuple(sorted((nodes[key] for key in context.selected_asset_keys), key=order.index))
     if not context.has_partition_key_range and not context.has_partition_key:
-        return Request(step, selected)
+        return StepRequest(step, selected)
     window, partitions = context.partition_time_window, context.assets_def.partitions_def
     ends = (context.partition_key_range.start, context.partition_key_range.end)
     everything = partitions is not None and ends == (
         partitions.get_first_partition_key(),
         partitions.get_last_partition_key(),
     )
-    return Request(step, selected, days=(_day(window.start), _day(window.end)), everything=everything)
+    return StepRequest(step, selected, days=(_day(window.start), _day(window.end)), everything=everything)
 
 
 def _day(at: datetime) -> str:

@@ -1,7 +1,7 @@
-"""The steps of a project: a table for Dagster, the demo, and the processes that run them.
+"""Steps of a project, shared by Dagster, the demo, and the processes that run steps.
 
-Each step calls the function that the command line calls, and reports as plain data. Building Dagster's graph reads the
-table, so a library that computes is imported where it is used. Nothing here knows Dagster.
+Each step calls the same function as its CLI verb and reports plain data. This module does not import Dagster. Heavy
+libraries are imported inside functions, because building Dagster's graph imports this module.
 """
 
 import time
@@ -16,12 +16,12 @@ from isthmus.features.progress import Progress
 from isthmus.orchestration.graph.events import (
     DRIFT,
     REPORT,
-    Checked,
-    Materialized,
     Metadata,
-    Request,
+    NodeCheck,
+    NodeMaterialization,
+    StepRequest,
     plots,
-    reported,
+    report_metadata,
     table,
 )
 
@@ -31,29 +31,32 @@ if TYPE_CHECKING:
     from isthmus.orchestration.graph.translator import Kind
     from isthmus.orchestration.project import Project
 
-_HIDDEN = {REPORT, "format", "name", "more"}
-"""Entries of a report that mean nothing as figures of an asset."""
+_HIDDEN = {REPORT, "format", "name", "more"}  # report entries that are not useful as asset metadata
 _DIFFERS = ("", "differing", "compared", "worst", "tolerance", "first key", "event time", "offline", "online")
 
 
-def run_step(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized | Checked]:
-    """Runs a step. An IsthmusError that it raises is passed on."""
+def run_step(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeMaterialization | NodeCheck]:
+    """Run the requested part of a step and yield its events.
+
+    Raises:
+        IsthmusError: the step failed.
+    """
     for event in STEPS[request.step].run(project, request, progress):
-        # The report goes last: it is long, and hides what is below it.
+        # The report goes last, because it is long and hides everything below it.
         report = {name: value for name, value in event.metadata.items() if name == REPORT}
         yield replace(event, metadata={**{n: v for n, v in event.metadata.items() if n not in _HIDDEN}, **report})
 
 
-def _apply(project: "Project", _request: Request, _progress: Progress) -> Iterator[Materialized]:
+def _apply(project: "Project", _request: StepRequest, _progress: Progress) -> Iterator[NodeMaterialization]:
     from isthmus.orchestration.apply.apply import apply
 
     began = time.perf_counter()
     applied = apply(project)
-    yield Materialized("contract", applied.contract, reported(asdict(applied), began))
+    yield NodeMaterialization("contract", applied.contract, report_metadata(asdict(applied), began))
 
 
 def _ensure_applied(project: "Project", progress: Progress) -> None:
-    """Applies new definitions: whoever loads them into Dagster expects tables that are built under them."""
+    """Apply the definitions if they changed, so that the step uses the ones that Dagster loaded."""
     from isthmus.orchestration.apply.apply import apply
 
     try:
@@ -63,7 +66,7 @@ def _ensure_applied(project: "Project", progress: Progress) -> None:
         apply(project)
 
 
-def _build(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
+def _build(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeMaterialization]:
     from isthmus.features.days import Days
     from isthmus.orchestration.tables import build
 
@@ -76,8 +79,7 @@ def _build(project: "Project", request: Request, progress: Progress) -> Iterator
     yield from _tables(project, request, built, began)
 
 
-def _complete(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
-    """Completes tables that were built by days, except those that are up to date with sources and definitions."""
+def _complete(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeMaterialization]:
     from isthmus.orchestration.tables import build
 
     _ensure_applied(project, progress)
@@ -88,22 +90,21 @@ def _complete(project: "Project", request: Request, progress: Progress) -> Itera
 
 
 def _tables(
-    project: "Project", request: Request, built: "Mapping[str, Written]", began: float
-) -> Iterator[Materialized]:
+    project: "Project", request: StepRequest, built: "Mapping[str, Written]", began: float
+) -> Iterator[NodeMaterialization]:
     for node in request.nodes:
         history = _history(project, node)
         metadata = {"dagster/row_count": history.rows()}
         if (written := built.get(_name(node))) is not None:
-            metadata |= reported(asdict(written), began, ["added"])
-        yield Materialized(node, history.fingerprint, metadata)
+            metadata |= report_metadata(asdict(written), began, ["added"])
+        yield NodeMaterialization(node, history.fingerprint, metadata)
 
 
 def _history(project: "Project", node: str) -> "ViewHistory":
-
     return project.offline_store().history(project.definitions.contract.views[_name(node)])
 
 
-def _check_tables(project: "Project", request: Request, progress: Progress) -> Iterator[Checked]:
+def _check_tables(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeCheck]:
     from isthmus.orchestration.quality import measure, page
 
     contract = project.applied()
@@ -114,7 +115,7 @@ def _check_tables(project: "Project", request: Request, progress: Progress) -> I
             history = _history(project, node)
             rows = history.rows()
             metadata = {"rows": rows, "contract": contract.views[name].hash[:12], "version": history.version}
-            yield Checked(node, check, rows > 0, "" if rows else "the table has no row", metadata)
+            yield NodeCheck(node, check, rows > 0, "" if rows else "the table is empty", metadata)
             continue
         report = measure.quality(project, [name], drift=False).views[name]
         broken = [str(finding) for finding in report.findings if not finding.passed]
@@ -126,10 +127,10 @@ def _check_tables(project: "Project", request: Request, progress: Progress) -> I
             ),
             "statistics": table(page.feature_rows(report.statistics), page.FEATURE_COLUMNS),
         }
-        yield Checked(node, check, not broken, "\n".join(broken), metadata)
+        yield NodeCheck(node, check, not broken, "\n".join(broken), metadata)
 
 
-def _check_drift(project: "Project", request: Request, progress: Progress) -> Iterator[Checked]:
+def _check_drift(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeCheck]:
     from isthmus.orchestration.quality.measure import quality
 
     for n, (node, check) in enumerate(request.checks):
@@ -146,10 +147,10 @@ def _check_drift(project: "Project", request: Request, progress: Progress) -> It
         few = ", ".join(f"{model.rows} new for {model.name}" for model in report.views[name].drift if not model.judged)
         metadata: Metadata = {"too few rows to judge": few} if few else {}
         metadata |= {"drift": table(rows, ["model", "feature", "psi", "exceeded"])} if rows else {}
-        yield Checked(node, check, not drifted, "\n".join(drifted), metadata, blocking=False)
+        yield NodeCheck(node, check, not drifted, "\n".join(drifted), metadata, blocking=False)
 
 
-def _materialize(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
+def _materialize(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeMaterialization]:
     from isthmus.orchestration.tables.materialize import materialize
 
     began = time.perf_counter()
@@ -157,68 +158,71 @@ def _materialize(project: "Project", request: Request, progress: Progress) -> It
     for node in request.nodes:
         report = reports[_name(node)]
         # Every key has a row online, including the keys that did not change.
-        metadata = {"dagster/row_count": report.compared, **reported(report.as_dict(), began, ["written"])}
-        yield Materialized(node, _history(project, node).fingerprint, metadata)
+        metadata = {"dagster/row_count": report.compared, **report_metadata(report.as_dict(), began, ["written"])}
+        yield NodeMaterialization(node, _history(project, node).fingerprint, metadata)
 
 
-def _snapshot(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
+def _snapshot(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeMaterialization]:
     from isthmus.orchestration.snapshots.create import snapshot
 
     for node in request.nodes:
         began = time.perf_counter()
         written = snapshot(project, _name(node), progress=progress)
-        metadata = {"dagster/row_count": sum(written.rows.values()), **reported(written.as_dict(), began, ["bytes"])}
-        yield Materialized(node, written.snapshot, metadata)
+        metadata = {
+            "dagster/row_count": sum(written.rows.values()),
+            **report_metadata(written.as_dict(), began, ["bytes"]),
+        }
+        yield NodeMaterialization(node, written.snapshot, metadata)
 
 
-def _recorded(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
+def _recorded(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeMaterialization]:
     from isthmus.orchestration.recording.collect import collect, damaged_folder
     from isthmus.orchestration.recording.table import RecordedAnswers
 
     (node,), began = request.nodes, time.perf_counter()
     collected = collect(project, progress=progress)
     rows, version = RecordedAnswers.of(project).size()
-    metadata = {"dagster/row_count": rows, **reported(asdict(collected), began, ["answers", "missing"])}
+    metadata = {"dagster/row_count": rows, **report_metadata(asdict(collected), began, ["answers", "missing"])}
     metadata["damaged"] = sum(1 for _ in damaged_folder(project).glob("*"))
     if collected.problems:
         metadata["problems"] = "\n".join(collected.problems)
-    yield Materialized(node, f"{version}", metadata)
+    yield NodeMaterialization(node, f"{version}", metadata)
 
 
-def _training_set(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
+def _training_set(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeMaterialization]:
     from isthmus.orchestration.training.set import training_set
 
     _ensure_applied(project, progress)
     (node,), began = request.nodes, time.perf_counter()
     examples = training_set(project, _name(node), progress=progress)
-    metadata = {"dagster/row_count": examples.rows_out, **reported(examples.as_dict(), began)}
-    yield Materialized(node, examples.id, metadata)
+    metadata = {"dagster/row_count": examples.rows_out, **report_metadata(examples.as_dict(), began)}
+    yield NodeMaterialization(node, examples.id, metadata)
 
 
-def _check_examples(project: "Project", request: Request, _progress: Progress) -> Iterator[Checked]:
+def _check_examples(project: "Project", request: StepRequest, _progress: Progress) -> Iterator[NodeCheck]:
     from isthmus.orchestration.artifacts import Artifacts
 
     for node, check in request.checks:
         examples = Artifacts(project, project.distillation(_name(node))).current_training_set()
         rows = len(examples.table())
         passed = examples.rows_in == examples.rows_out == rows
-        message = "" if passed else f"{examples.rows_in} rows went in, {rows} came out"
-        yield Checked(node, check, passed, message, {"rows_in": examples.rows_in, "rows_out": rows})
+        message = "" if passed else f"the join got {examples.rows_in} rows and returned {rows}"
+        yield NodeCheck(node, check, passed, message, {"rows_in": examples.rows_in, "rows_out": rows})
 
 
-def _distill(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
+def _distill(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeMaterialization]:
     from isthmus.distill.gates import gate_figures
     from isthmus.distill.reports import images
     from isthmus.orchestration.artifacts import Artifacts
     from isthmus.orchestration.models import cards, students
 
     began, name = time.perf_counter(), _name(request.nodes[0])
-    run = reported(students.distill(project, name, progress=progress).as_dict(), began)
+    run = report_metadata(students.distill(project, name, progress=progress).as_dict(), began)
     declared = project.definitions.distillations[name]
     artifacts = Artifacts(project, declared)
     report, folder = artifacts.last_report(), artifacts.last_model()
     made_of, student = report["made_of"], report["id"]
-    if "training" in made_of:  # not how it is judged
+    if "training" in made_of:  # leave out the evaluation
         made_of = {name: made_of[name] for name in ("training_set", "training")}
     metadata: dict[str, Metadata] = {
         "teacher": _figures(report["models"].get("teacher", {})),
@@ -241,10 +245,10 @@ def _distill(project: "Project", request: Request, progress: Progress) -> Iterat
     }
     for node in request.nodes:
         kind = node.partition("/")[0]
-        yield Materialized(node, versions[kind], metadata[kind])
+        yield NodeMaterialization(node, versions[kind], metadata[kind])
 
 
-def _check_student(project: "Project", request: Request, _progress: Progress) -> Iterator[Checked]:
+def _check_student(project: "Project", request: StepRequest, _progress: Progress) -> Iterator[NodeCheck]:
     from isthmus.orchestration.models.students import require_quality
 
     for node, check in request.checks:
@@ -252,12 +256,12 @@ def _check_student(project: "Project", request: Request, _progress: Progress) ->
         try:
             figures = require_quality(project, declared)
         except GateFailed as error:
-            yield Checked(node, check, passed=False, message=str(error))
+            yield NodeCheck(node, check, passed=False, message=str(error))
             continue
-        yield Checked(node, check, True, "", {name: value for name, value in figures.items() if value is not None})
+        yield NodeCheck(node, check, True, "", {name: value for name, value in figures.items() if value is not None})
 
 
-def _export(project: "Project", request: Request, progress: Progress) -> Iterator[Materialized]:
+def _export(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeMaterialization]:
     from isthmus.orchestration.models.students import export
 
     (node,), began = request.nodes, time.perf_counter()
@@ -265,11 +269,11 @@ def _export(project: "Project", request: Request, progress: Progress) -> Iterato
     figures = {"p50_us": report.served.p50_us, "p99_us": report.served.p99_us}
     figures |= {f"bytes {precision}": size for precision, size in report.bytes.items()}
     worst = {f"worst {file}": f"{value:.3g}" for file, value in report.worst.items()}
-    metadata = {**figures, **worst, **reported(report.as_dict(), began)}
-    yield Materialized(node, report.digest, metadata)
+    metadata = {**figures, **worst, **report_metadata(report.as_dict(), began)}
+    yield NodeMaterialization(node, report.digest, metadata)
 
 
-def _verify(project: "Project", request: Request, progress: Progress) -> Iterator[Checked]:
+def _verify(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeCheck]:
     from isthmus.features.document.blocks import plain
     from isthmus.orchestration import status
     from isthmus.orchestration.artifacts import page_file
@@ -279,7 +283,7 @@ def _verify(project: "Project", request: Request, progress: Progress) -> Iterato
     for node, check in request.checks:
         began = time.perf_counter()
         verdict = verify(project, _name(node), all_keys=True, progress=progress)
-        metadata = reported(verdict.as_dict(), began)
+        metadata = report_metadata(verdict.as_dict(), began)
         metadata["parity"] = plots(page.images(verdict))
         metadata["page"] = {"raw_value": str(page_file(project, _name(node))), "type": "path"}
         rows = []
@@ -302,63 +306,69 @@ def _verify(project: "Project", request: Request, progress: Progress) -> Iterato
             )
         message = "" if verdict.passed else f"{verdict.differing:,} of {verdict.compared:,} values differ"
         if not verdict.passed:
-            # After a verdict that passes, the deployment updates the status.
+            # After a passing verdict, the deployment updates the status.
             status.note(project)
-        yield Checked(node, check, verdict.passed, message, metadata)
+        yield NodeCheck(node, check, verdict.passed, message, metadata)
 
 
-def _attribute(project: "Project", request: Request, progress: Progress) -> Iterator[Checked]:
+def _attribute(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeCheck]:
     from isthmus.orchestration.attribution import page
     from isthmus.orchestration.attribution.attribute import attribute
     from isthmus.orchestration.attribution.report import page_file
 
     for node, check in request.checks:
         began = time.perf_counter()
-        found = attribute(project, _name(node), progress=progress)
-        metadata = reported(found.as_dict(), began)
-        metadata["attribution"] = plots(page.images(found))
-        metadata["page"] = {"raw_value": str(page_file(found.folder)), "type": "path"}
-        broken = "\n".join(f"{bound}, expected {bound.expected}" for bound in found.bounds if not bound.holds)
-        yield Checked(node, check, found.passed, broken, metadata, blocking=False)
+        report = attribute(project, _name(node), progress=progress)
+        metadata = report_metadata(report.as_dict(), began)
+        metadata["attribution"] = plots(page.images(report))
+        metadata["page"] = {"raw_value": str(page_file(report.folder)), "type": "path"}
+        broken = "\n".join(f"{bound}, expected {bound.expected}" for bound in report.bounds if not bound.holds)
+        yield NodeCheck(node, check, report.passed, broken, metadata, blocking=False)
 
 
-def _monitor(project: "Project", request: Request, progress: Progress) -> Iterator[Checked]:
+def _monitor(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeCheck]:
     from isthmus.orchestration.monitoring import page
     from isthmus.orchestration.monitoring.bounds import problems
     from isthmus.orchestration.monitoring.monitor import monitor, plain
 
     began = time.perf_counter()
-    found = {name: monitor(project, name, progress=progress) for name in {_name(node) for node, _ in request.checks}}
+    names = {_name(node) for node, _ in request.checks}
+    results = {name: monitor(project, name, progress=progress) for name in names}
     for node, check in request.checks:
-        result = found[_name(node)]
+        result = results[_name(node)]
         wrong = problems(result)[check]
-        metadata: Metadata = {**page.headline(result), **reported(plain(project, result), began)}
+        metadata: Metadata = {**page.headline(result), **report_metadata(plain(project, result), began)}
         metadata["weeks"] = plots(page.images(result))
         titles, rows = page.worst(result)
         metadata |= {"slices": table(rows, titles)} if rows else {}
-        yield Checked(node, check, not wrong, "\n".join(wrong), metadata, blocking=False)
+        yield NodeCheck(node, check, not wrong, "\n".join(wrong), metadata, blocking=False)
 
 
-def _deploy(project: "Project", request: Request, _progress: Progress) -> Iterator[Materialized]:
+def _deploy(project: "Project", request: StepRequest, _progress: Progress) -> Iterator[NodeMaterialization]:
     from isthmus.orchestration import status
     from isthmus.orchestration.models.release import deploy
 
     (node,), began = request.nodes, time.perf_counter()
     release = deploy(project, _name(node))
-    yield Materialized(node, release.deployment.digest, reported(release.as_dict(), began, ["bytes"]))
+    yield NodeMaterialization(node, release.deployment.digest, report_metadata(release.as_dict(), began, ["bytes"]))
     status.note(project)
 
 
 @dataclass(frozen=True)
-class Step:
-    """A step: its function, and its place in Dagster.
+class StepSpec:
+    """Function of a step, and its settings in Dagster.
 
-    `pool` limits how many such steps run at once. `checks` are descriptions by name; a step without checks materializes
-    its nodes. `op` is empty for the name of the step. A check that is `blocking` holds up everything downstream when it
-    fails. Of a step that is `divisible`, a part of the nodes can be selected. `cron` is when checks run by themselves.
+    Attributes:
+        pool: concurrency pool; it limits how many steps run at once.
+        kinds: kinds of the nodes that the step materializes or checks.
+        checks: check descriptions by name; a step without checks materializes its nodes.
+        op: name of the op; empty for the name of the step.
+        blocking: a failed check stops everything downstream.
+        divisible: a subset of the nodes can be selected.
+        cron: schedule on which the checks run automatically.
     """
 
-    run: "Callable[[Project, Request, Progress], Iterator[Materialized | Checked]]"
+    run: "Callable[[Project, StepRequest, Progress], Iterator[NodeMaterialization | NodeCheck]]"
     pool: Literal["engine", "train", "serve"]
     kinds: "tuple[Kind, ...]"
     checks: Mapping[str, str] = field(default_factory=dict)
@@ -369,37 +379,39 @@ class Step:
 
 
 _TABLE_CHECKS = {
-    "holds_its_contract": "The table can be read, was built under today's contract, and holds rows.",
-    "meets_its_expectations": "The rows still hold what the view promises of them, in its `expectations`.",
+    "holds_its_contract": "The table is readable, matches the current contract, and has rows.",
+    "meets_its_expectations": "The rows meet the `expectations` of the view.",
 }
-_DRIFT_CHECK = {DRIFT: "New rows are like those that the models learned from."}
-_EXAMPLES_CHECK = {"loses_no_row": "As many rows came out of the join as went in."}
-_QUALITY_CHECK = {"keeps_its_quality": "Every gate that the distillation declares holds."}
-_BOUNDS_CHECK = {"stays_close_to_its_ideal": "Nothing between the ideal answer and the package's exceeds its bound."}
+_DRIFT_CHECK = {DRIFT: "New rows are distributed like the training data of the models."}
+_EXAMPLES_CHECK = {"loses_no_row": "The join returned as many rows as it received."}
+_QUALITY_CHECK = {"keeps_its_quality": "Every gate of the distillation passes."}
+_BOUNDS_CHECK = {
+    "stays_close_to_its_ideal": "Every stage between the ideal answer and the package is within its bound."
+}
 _PRODUCTION_CHECKS = {
-    "keeps_its_quality_in_production": "No bound on recorded answers is broken, by the labels of now.",
-    "is_served_what_it_learned_from": "Recorded answers rest on inputs like those of the training set.",
+    "keeps_its_quality_in_production": "Recorded answers meet every bound, measured with the labels known now.",
+    "is_served_what_it_learned_from": "Inputs of recorded answers are distributed like the training set.",
 }
-_VERDICT = {"verdict": "What is offline, served, computed on request and seen by the package agrees."}
+_VERDICT = {"verdict": "Offline, online, request-time and package values agree."}
 
-STEPS: Mapping[str, Step] = {
-    "apply": Step(_apply, "engine", ("contract",)),
-    "build": Step(_build, "engine", ("build",), op="build_days"),
-    "whole": Step(_complete, "engine", ("offline",), op="build"),
-    "check-tables": Step(_check_tables, "engine", ("offline",), _TABLE_CHECKS),
-    "check-drift": Step(_check_drift, "engine", ("offline",), _DRIFT_CHECK, blocking=False),
-    "materialize": Step(_materialize, "serve", ("online",)),
-    "snapshot": Step(_snapshot, "serve", ("snapshot",)),
-    "recorded": Step(_recorded, "serve", ("recorded",)),
-    "training-set": Step(_training_set, "engine", ("training_set",)),
-    "check-examples": Step(_check_examples, "engine", ("training_set",), _EXAMPLES_CHECK),
-    "distill": Step(_distill, "train", ("teacher", "teacher_outputs", "student", "control"), divisible=False),
-    "check-student": Step(_check_student, "train", ("student",), _QUALITY_CHECK),
-    "export": Step(_export, "train", ("package",)),
-    "verify": Step(_verify, "serve", ("package",), _VERDICT),
-    "attribute": Step(_attribute, "serve", ("package",), _BOUNDS_CHECK, blocking=False),
-    "deploy": Step(_deploy, "serve", ("deployment",)),
-    "monitor": Step(_monitor, "engine", ("deployment",), _PRODUCTION_CHECKS, blocking=False, cron="0 * * * *"),
+STEPS: Mapping[str, StepSpec] = {
+    "apply": StepSpec(_apply, "engine", ("contract",)),
+    "build": StepSpec(_build, "engine", ("build",), op="build_days"),
+    "whole": StepSpec(_complete, "engine", ("offline",), op="build"),
+    "check-tables": StepSpec(_check_tables, "engine", ("offline",), _TABLE_CHECKS),
+    "check-drift": StepSpec(_check_drift, "engine", ("offline",), _DRIFT_CHECK, blocking=False),
+    "materialize": StepSpec(_materialize, "serve", ("online",)),
+    "snapshot": StepSpec(_snapshot, "serve", ("snapshot",)),
+    "recorded": StepSpec(_recorded, "serve", ("recorded",)),
+    "training-set": StepSpec(_training_set, "engine", ("training_set",)),
+    "check-examples": StepSpec(_check_examples, "engine", ("training_set",), _EXAMPLES_CHECK),
+    "distill": StepSpec(_distill, "train", ("teacher", "teacher_outputs", "student", "control"), divisible=False),
+    "check-student": StepSpec(_check_student, "train", ("student",), _QUALITY_CHECK),
+    "export": StepSpec(_export, "train", ("package",)),
+    "verify": StepSpec(_verify, "serve", ("package",), _VERDICT),
+    "attribute": StepSpec(_attribute, "serve", ("package",), _BOUNDS_CHECK, blocking=False),
+    "deploy": StepSpec(_deploy, "serve", ("deployment",)),
+    "monitor": StepSpec(_monitor, "engine", ("deployment",), _PRODUCTION_CHECKS, blocking=False, cron="0 * * * *"),
 }
 
 
@@ -407,7 +419,6 @@ _COSTS = ("parameters", "bytes", "p50_us", "p99_us")
 
 
 def _models(report: Mapping[str, Any]) -> Metadata:
-    """The models side by side, and what each figure means."""
     from isthmus.distill.gates import gate_figures
     from isthmus.distill.reports import explained
 

@@ -1,4 +1,4 @@
-"""How a node of the project's graph looks in Dagster: override it here."""
+"""Asset specs of the project's nodes: keys, groups, owners, descriptions and automation conditions."""
 
 import warnings
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import dagster as dg
 
-from isthmus.orchestration.graph.outline import Model, Outline, Place, Snapshot, View
+from isthmus.orchestration.graph.outline import CodeLocation, ModelOutline, Outline, SnapshotOutline, ViewOutline
 
 Kind = Literal[
     "source", "contract", "build", "offline", "online", "training_set", "teacher", "teacher_outputs", "student",
@@ -28,45 +28,50 @@ KINDS = {
     "deployment": {"onnx"},
     "snapshot": {"file"},
     "recorded": {"deltalake"},
-}
-"""The library that creates each, as a badge in Dagster."""
+}  # the library that writes each kind of node, shown as a badge in Dagster
 
 
 @dataclass(frozen=True)
-class Node:
-    """A node of the graph, and the view, the model or the snapshot that it belongs to.
+class AssetNode:
+    """A node of the asset graph.
 
-    Its name is that of the source, the view, the model or the snapshot's service; the contract and recorded answers
-    have none. `deps` are the nodes it depends on.
+    Attributes:
+        kind: kind of asset, such as "offline" or "student".
+        name: name of the source, view, model or service; empty for the contract and for recorded answers.
+        outline: the project.
+        deps: nodes this node depends on.
+        view: view of a build, offline or online node.
+        model: model of a node from training set to deployment.
+        snapshot: snapshot of a snapshot node.
     """
 
     kind: Kind
     name: str
     outline: Outline
-    deps: Sequence["Node"] = ()
-    view: View | None = None
-    model: Model | None = None
-    snapshot: Snapshot | None = None
+    deps: Sequence["AssetNode"] = ()
+    view: ViewOutline | None = None
+    model: ModelOutline | None = None
+    snapshot: SnapshotOutline | None = None
 
     @property
     def id(self) -> str:
-        """Kind and name: how steps refer to it."""
+        """Identifier in step requests: kind/name, or the kind if there is no name."""
         return f"{self.kind}/{self.name}" if self.name else self.kind
 
 
 class IsthmusTranslator:
-    """Turns nodes into asset specs. Override `get_asset_spec` for keys, groups, owners, kinds, tags and automation.
+    """Maps nodes to asset specs. Override `get_asset_spec` to change keys, groups, owners, kinds, tags and automation.
 
         class Ours(IsthmusTranslator):
             def get_asset_spec(self, node):
                 spec = super().get_asset_spec(node)
                 return spec.replace_attributes(owners=["team:features"], key=spec.key.with_prefix("shop"))
 
-    Dependencies follow the keys.
+    Dependencies between assets use the new keys.
     """
 
-    def get_asset_spec(self, node: Node) -> dg.AssetSpec:
-        """The spec of a node, without its dependencies."""
+    def get_asset_spec(self, node: AssetNode) -> dg.AssetSpec:
+        """Return the asset spec of a node, without its dependencies."""
         view, model = node.view, node.model
         owner = "" if (declared := view or model) is None else declared.owner
         metadata: dict[str, Any] = {}
@@ -87,34 +92,35 @@ class IsthmusTranslator:
             if node.kind == "offline":
                 metadata["dagster/uri"] = view.table
             if node.kind == "online" and view.ttl:
-                # After that, every answer has expired.
+                # After the ttl, every value has expired.
                 freshness = dg.FreshnessPolicy.time_window(timedelta(seconds=max(view.ttl, 60.0)))
         if model is not None:
             versions = {"training_set": model.examples, "package": model.export, "deployment": model.export}
-            # A metric that has changed makes students stale, which are then only judged again, but no teacher.
+            # A changed metric makes students stale (they are only evaluated again), but not teachers.
             versions |= dict.fromkeys(("teacher", "teacher_outputs"), model.teaching)
             version = versions.get(node.kind, model.training)
             description = {
-                "training_set": "Every example with what each view answered at its moment.",
-                "teacher": "A large model that sees everything the server has.",
-                "teacher_outputs": "What the teacher says of each row: computed once, kept by row.",
-                "student": model.description or "A small model that learned from the teacher.",
-                "control": "The same small model, without the teacher.",
-                "package": "The folder a mobile engineer receives.",
-                "deployment": "The package behind the API.",
+                "training_set": "Every example with the features that were known at its time.",
+                "teacher": "A large model that may use every feature of the server.",
+                "teacher_outputs": "The teacher's prediction for each row, computed once and cached.",
+                "student": model.description or "A small model trained on labels and the teacher's predictions.",
+                "control": "The same small model, trained on labels only.",
+                "package": "The model package that ships to devices.",
+                "deployment": "The package that the API serves.",
             }[node.kind]
         if node.snapshot is not None:
             version = node.snapshot.code
-            description = "The stored features that devices keep, as a signed file."
+            description = "The stored features for devices, as a signed file."
         if node.kind == "recorded":
-            description = "What each answer of the servers rested on: enough to compute it again."
+            description = "The inputs of every recorded answer, enough to replay it exactly."
         if node.kind == "contract":
             version = node.outline.contract
-            description = "The compiled definitions: what every reader holds its data against."
+            description = "The compiled definitions that every reader checks its data against."
         if node.kind == "source":
             description = next(source.declared.place for source in node.outline.sources if source.name == node.name)
         return dg.AssetSpec(
-            # Graphs show only the last part: the name of a view, grouped by kind, or the kind, grouped by model.
+            # Dagster's graph shows only the last part of a key. Views are grouped by kind, so it is the view's name;
+            # model assets are grouped by model, so it is the kind.
             dg.AssetKey(node.id.split("/") if model is None else [model.name, node.kind]),
             group_name=_group(node),
             kinds=KINDS.get(node.kind, set()),
@@ -127,17 +133,17 @@ class IsthmusTranslator:
         )
 
 
-def _group(node: Node) -> str:
-    """Its kind, or its model; a package and its deployment have their own, so that a screen holds each group."""
+def _group(node: AssetNode) -> str:
+    """Return the asset group. Package and deployment have a separate group, so that each group fits on a screen."""
     if node.model is None:
         return node.kind
     name = node.model.name.replace("-", "_")
     return f"{name}_release" if node.kind in ("package", "deployment") else name
 
 
-def _reference(place: Place) -> dg.CodeReferencesMetadataValue:
+def _reference(place: CodeLocation) -> dg.CodeReferencesMetadataValue:
     with warnings.catch_warnings():
-        # Links to code are still in beta; only the way they are shown may change.
+        # Code references are still in beta.
         warnings.simplefilter("ignore", dg.BetaWarning)
         return dg.CodeReferencesMetadataValue(
             code_references=[dg.LocalFileCodeReference(file_path=place.file, line_number=place.line)]
@@ -149,30 +155,30 @@ _FOLLOWING = {
 }  # fmt: skip
 
 
-def condition(node: Node) -> dg.AutomationCondition[Any] | None:
-    """When a node is materialized again: after one of its dependencies, if it has been materialized before.
+def condition(node: AssetNode) -> dg.AutomationCondition[Any] | None:
+    """Return when a node is materialized automatically: after a dependency, if it was materialized before.
 
-    Recorded answers are collected every hour. A training set follows the project's schedule, or drift of its views from
-    what the model has learned; everything else of a model follows its training set.
+    Recorded answers are collected every hour. A training set is rebuilt on the project's schedule, or when the features
+    drift from the data the model was trained on. The other assets of a model follow its training set.
     """
     of = dg.AutomationCondition
     ready = ~of.missing() & ~of.in_progress() & ~of.any_deps_in_progress() & of.all_deps_blocking_checks_passed()
     if node.kind in _FOLLOWING:
-        below = of.any_deps_updated()
+        upstream = of.any_deps_updated()
         if node.kind == "deployment":
-            # New online rows need no new deployment: the deployed package reads them as they come.
-            below = below.ignore(dg.AssetSelection.kind("redis"))
-        updated: dg.AutomationCondition[Any] = below
+            # A deployed package reads new online rows directly, without a new deployment.
+            upstream = upstream.ignore(dg.AssetSelection.kind("redis"))
+        updated: dg.AutomationCondition[Any] = upstream
         if node.snapshot is not None and node.snapshot.cron is not None:
-            # A snapshot grows old, whether its rows change or not.
+            # A snapshot expires even if its rows do not change.
             updated = updated | of.cron_tick_passed(node.snapshot.cron)
-        return (updated.since_last_handled() & ready).with_label("something new below it")
+        return (updated.since_last_handled() & ready).with_label("new upstream data")
     if node.kind == "recorded":
         hour: dg.AutomationCondition[Any] = of.cron_tick_passed("@hourly")
         return (hour.since_last_handled() & ~of.missing() & ~of.in_progress()).with_label("every hour")
     if node.kind == "training_set":
-        # Drift is the only check of a dependency that does not block. Each dependency is matched separately: checks of
-        # the rest come and go with every build, and would make an old drift newly true.
+        # Drift is the only non-blocking check of a dependency. Each dependency is matched separately: blocking checks
+        # change with every build, and a combined condition would make an old drift newly true.
         failed, blocking = (of.any_checks_match(of.check_failed(), blocking_only=only) for only in (False, True))
         drifted = of.any_deps_match(failed & ~blocking)
         due: dg.AutomationCondition[Any] = drifted.newly_true()

@@ -1,1 +1,1 @@
-"""The steps of a model: distill, search, export, deploy."""
+"""Steps of a model: distill, search, export, deploy."""

@@ -1,4 +1,4 @@
-"""The documents beside a student: its report as a page, a model card, and the boundary card with both halves."""
+"""Documents of a student: the report page, the model card, and the boundary card with training and serving cost."""
 
 import json
 from dataclasses import asdict
@@ -20,7 +20,7 @@ SEARCH = "search.html"
 
 
 def write_serving(exported: "ExportReport") -> None:
-    """Writes what a package cost where it was measured: the serving half of the boundary."""
+    """Write the measured serving cost of a package, which is one half of the boundary card."""
     half = {**msgspec.structs.asdict(exported.served), "runtime": exported.runtime, "device": "cpu", "host": host()}
     write_atomically(serving_file(exported.path), json.dumps(half, indent=2).encode())
 
@@ -33,7 +33,7 @@ def _last_search(artifacts: Artifacts) -> dict[str, Any] | None:
 
 
 def write(artifacts: Artifacts, model: Path, package: Path | None = None) -> None:
-    """Writes all documents of a student, with the measurements of `package` and the last search."""
+    """Write all documents of a student, with the measurements of `package` and the last search."""
     from isthmus.distill.reports import boundary_card, model_card, page
 
     declared, prices = artifacts.declared, artifacts.project.settings.prices

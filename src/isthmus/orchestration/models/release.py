@@ -1,7 +1,4 @@
-"""`deploy`, `promote` and `rollback`: put a package behind the API, and the package before it again.
-
-A running server takes up the change by itself.
-"""
+"""`isthmus deploy` and `isthmus rollback`. Running servers load a new deployment on their own."""
 
 import http.client
 import json
@@ -24,38 +21,36 @@ from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.rollout import releases
 from isthmus.serving.rollout.releases import Rollout, happened
 
-SWITCH_SECONDS = 5.0
-"""How long to wait for a running server, which looks for a new deployment and loads it."""
+SWITCH_SECONDS = 5.0  # how long to wait for a running server to load a deployment
 _PAUSE_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
-class Released:
-    """The outcome of a deployment or a rollback: what it took, and what the server of the project says of it."""
+class ReleaseReport:
+    """Report of a deployment or rollback. `server` says whether the project's server has switched."""
 
     rollout: Rollout
     server: str
 
     @property
     def deployment(self) -> Deployment:
-        """What is in force."""
         return self.rollout.deployment
 
     def as_dict(self) -> dict[str, Any]:
-        """The deployment in its machine-readable form, with bytes moved and seconds per stage."""
+        """Return the deployment as plain data, with bytes moved and seconds per stage."""
         return {**self.rollout.as_dict(), "server": self.server}
 
 
-def deploy(project: Project, name: str | None = None, *, share: float | None = None) -> Released:
-    """Puts the last package of a distillation behind the API, beside what is deployed or instead.
+def deploy(project: Project, name: str | None = None, *, share: float | None = None) -> ReleaseReport:
+    """Deploy the last package of a distillation to the API.
 
-    `share` is that of the requests that it answers beside it; 0 for a shadow; None to replace what is deployed.
+    `share` is the share of requests that it answers next to the deployed package, 0 for a shadow. By default it
+    replaces the deployed package.
 
     Raises:
-        GateFailed: there is no passing verdict for this package under this contract, what it costs to train or to
-            serve it has not been measured, or a gate does not hold.
-        PackageError: the package is damaged or altered, not signed by whom it must be, or cannot be loaded.
-        DependencyError: another deployment is under way.
+        GateFailed: the package has no passing verdict under this contract, its cost was not measured, or a gate fails.
+        PackageError: the package is damaged, lacks the required signature, or cannot be loaded.
+        DependencyError: another deployment is in progress.
     """
     artifacts = Artifacts.of(project, name)
     declared = artifacts.declared
@@ -83,14 +78,14 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
     return _released(project, done)
 
 
-def promote(project: Project) -> Released:
-    """Puts the candidate in force.
+def promote(project: Project) -> ReleaseReport:
+    """Make the candidate the deployed package.
 
     Raises:
-        GateFailed: there is no candidate, or it was given up.
-        PackageError: its package is gone, damaged, or not signed by whom it must be.
-        ContractMismatch: nothing is applied, or what its model reads has changed since.
-        DependencyError: another deployment is under way.
+        GateFailed: no candidate exists, or it was stopped.
+        PackageError: its package is missing, damaged, or lacks the required signature.
+        ContractMismatch: nothing is applied, or features that its model reads have changed.
+        DependencyError: another deployment is in progress.
     """
     with _contracts(project) as contracts:
         done = releases.promote(
@@ -103,12 +98,14 @@ def promote(project: Project) -> Released:
     return _released(project, done)
 
 
-def rollback(project: Project, to: str | None = None) -> Released:
-    """Drops the candidate, if there is one; else puts an earlier deployment behind the API again.
+def rollback(project: Project, to: str | None = None) -> ReleaseReport:
+    """Remove the candidate if there is one, or else restore an earlier deployment.
 
-    `to` is how the digest of that deployment begins; the default is the deployment before the current one.
+    `to` is the digest prefix of the deployment to restore, by default the previous one.
 
-    Errors: see `promote`; and a GateFailed if there is nothing to go back to.
+    Raises:
+        GateFailed: no earlier deployment exists.
+        IsthmusError: the earlier deployment cannot be used; see `promote`.
     """
     key = project.public_key
     with _contracts(project) as contracts:
@@ -117,9 +114,10 @@ def rollback(project: Project, to: str | None = None) -> Released:
 
 
 def undo(project: Project, deployment: Deployment, why: str) -> bool:
-    """Puts the deployment before this one behind the API again, with the reason on record; whether it was to be done.
+    """Roll back `deployment` if it is still deployed, and record the reason. Return whether it was rolled back.
 
-    Errors: see `promote`.
+    Raises:
+        IsthmusError: the previous deployment cannot be used; see `promote`.
     """
     with _contracts(project) as contracts:
         return releases.undo(
@@ -130,9 +128,9 @@ def undo(project: Project, deployment: Deployment, why: str) -> bool:
 
 @contextmanager
 def _contracts(project: Project) -> Iterator[Generations]:
-    """Those of the project, of which none is forgotten within the block.
+    """Yield the contracts of the project. None of them is removed during the block.
 
-    Not that of the definitions: neither promotion nor rollback waits for a new apply.
+    The definitions are not read, so promotion and rollback work even if they have not been applied.
     """
     project.last_applied()
     with project.locked("retirement", shared=True):
@@ -140,37 +138,36 @@ def _contracts(project: Project) -> Iterator[Generations]:
 
 
 def history(project: Project) -> list[dict[str, Any]]:
-    """The deployments and rollbacks, the newest first."""
     return [event.as_dict() for event in reversed(happened(project.deployment_file))]
 
 
-def _released(project: Project, done: Rollout) -> Released:
+def _released(project: Project, done: Rollout) -> ReleaseReport:
     server = _await_switch(project, done.deployment)
     done.done("switch")
-    return Released(done, server)
+    return ReleaseReport(done, server)
 
 
 def _await_switch(project: Project, deployment: Deployment) -> str:
-    """Waits until the project's server answers with a package, and says in words how that ended."""
+    """Wait until the project's server has loaded a deployment. Return a message about the outcome."""
     url = address(project)
     end = time.monotonic() + SWITCH_SECONDS
-    message = f"none answers at {url}; one at another port switches by itself"
-    wanted = deployment.digest, deployment.candidate and deployment.candidate.deployment.digest
+    message = f"no server answers at {url}; a server at another port switches on its own"
+    expected = deployment.digest, deployment.candidate and deployment.candidate.deployment.digest
     try:
         with closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=SWITCH_SECONDS)) as server:
             status, answer = _get(server, "/readyz")
             if status in (401, 403):
-                return "answers those with a key: its /models says whether it has switched"
+                return "requires an API key: check /models to see whether it has switched"
             if status == 200 and answer.get("project") != project.name:
                 return message
             while time.monotonic() < end:
                 _, answer = _get(server, "/models")
                 models = answer.get("models", ())
-                if any((model["package"], model.get("candidate", {}).get("package")) == wanted for model in models):
+                if any((model["package"], model.get("candidate", {}).get("package")) == expected for model in models):
                     return "has switched"
                 if any(model.get("undone", {}).get("package") == deployment.digest for model in models):
-                    return "has switched, and undone the deployment: see `isthmus history`"
-                message = f"has not switched: {answer.get('refused') or 'it still answers with the package before'}"
+                    return "has switched and rolled the deployment back: see `isthmus history`"
+                message = f"has not switched: {answer.get('refused') or 'it still serves the previous package'}"
                 time.sleep(_PAUSE_SECONDS)
     except (OSError, http.client.HTTPException, ValueError):
         return message

@@ -1,6 +1,6 @@
-"""`distill`, `search` and `export`: from a training set to a student, from a student to a package.
+"""`isthmus distill`, `isthmus search`, `isthmus export` and `isthmus ladder`.
 
-A step without a name works on the project's only distillation.
+Without a name, each works on the project's only distillation.
 """
 
 import hashlib
@@ -53,16 +53,16 @@ if TYPE_CHECKING:
 def distill(
     project: Project, name: str | None = None, *, again: bool = False, progress: Progress = silent
 ) -> "DistillationReport":
-    """Trains teacher, reference, student and control on the last training set.
+    """Train teacher, reference, student and control on the last training set, and write the student's documents.
 
-    Nothing is trained if nothing has changed, unless `again` is true.
+    If nothing has changed, nothing is trained unless `again` is true.
     """
     _limit_spinning()
     with extra("distill"):
         from isthmus.distill.distillation import distill as run
     artifacts = Artifacts.of(project, name)
     material = _material(artifacts, artifacts.current_training_set())
-    # The task may be written beside the definitions.
+    # The task may be a module in the project's folder.
     with project.importing():
         report = run(
             material,
@@ -72,7 +72,7 @@ def distill(
             again=again,
             progress=progress,
         )
-    # Before the cards: a gate on a missing figure can be corrected without training again.
+    # Write the pointer before the documents, which fail for a gate on an unknown metric: fixing it needs no training.
     write_atomically(artifacts.models / "latest", report.id.encode())
     cards.write(artifacts, report.path, _package_of(artifacts, report.id))
     return report
@@ -81,9 +81,9 @@ def distill(
 def search(
     project: Project, name: str | None = None, *, trials: int | None = None, progress: Progress = silent
 ) -> "SearchReport":
-    """Trains the students that a distillation's `search` declares, and writes a page of them.
+    """Train the students that a distillation's `search` declares, and write a page about them.
 
-    `trials` includes the trials of earlier calls; the default is the declared number.
+    `trials` is the total number of trials, including earlier calls; by default the declared number.
     """
     _limit_spinning()
     with extra("search"):
@@ -107,9 +107,9 @@ def search(
 
 
 def _limit_spinning() -> None:
-    """Threads that wait for each other shall not hold the cores of other processes.
+    """Limit busy waiting of OpenMP threads, which would slow down other processes.
 
-    The OpenMP of torch reads the variable once, when it is loaded.
+    Call it before importing torch: its OpenMP reads the variable once, when it is loaded.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "2000"
@@ -139,8 +139,8 @@ def _material(artifacts: Artifacts, examples: TrainingSet) -> "Material":
 
 
 def _on_device(artifacts: Artifacts, examples: TrainingSet, material: "Material", device: Snapshot) -> "Material":
-    """A material whose student learns from features of ages that a device may meet, and is tested at the greatest."""
-    # Imported here: DuckDB and Arrow's datasets are most of what starting `isthmus deploy` would take.
+    """Return a material whose student is trained on features as old as on devices, and tested at the maximum age."""
+    # Imported here, because DuckDB and Arrow's datasets would dominate the start of `isthmus deploy`.
     import pyarrow.parquet as pq
 
     from isthmus.distill.tabular.tensors import columns
@@ -152,10 +152,10 @@ def _on_device(artifacts: Artifacts, examples: TrainingSet, material: "Material"
     file = seen(project, declared, examples)
 
     def at_ages(rows: Index, ages: Sequence[int]) -> list[pa.Table]:
-        # As one spine: each view is read once.
+        # Join all ages as one spine, so that each view is read once.
         spine, each = pa.concat_tables([table.take(rows)] * len(ages)), np.repeat(np.array(ages, np.int64), len(rows))
-        found = aged(project, declared, examples, spine, fixed(each), computed=False)
-        return [found.slice(place * len(rows), len(rows)) for place in range(len(ages))]
+        joined = aged(project, declared, examples, spine, fixed(each), computed=False)
+        return [joined.slice(place * len(rows), len(rows)) for place in range(len(ages))]
 
     def completed() -> pa.Table:
         (rows,) = at_ages(test, [device.age // MICROSECOND])
@@ -166,7 +166,7 @@ def _on_device(artifacts: Artifacts, examples: TrainingSet, material: "Material"
                 rows = rows.append_column(item.name, to_arrow(complete[item.name], item.dtype))
         return rows
 
-    # Training, export and verdict ask for the same rows.
+    # Training, export and verdict share this file.
     service = project.applied().service(declared.student.name)
     tested = {"service": service.hash, "tested": hashlib.sha256(test.tobytes()).hexdigest()}
     drawn, oldest = pq.read_table(file), pq.read_table(rows_file(examples, device, completed, **tested))
@@ -188,12 +188,11 @@ def _inputs(contract: Contract, service: str) -> list[ModelInput]:
 
 
 def _learn(project: Project, file: str, inputs: Sequence[ModelInput], plan: Plan, before: int) -> "Preparation":
-    """The student's preparation, which the project's engine computes from the rows of a file before a moment."""
     from isthmus.distill.tabular.preparation import learned
 
     types = {item.name: item.dtype.spark for item in inputs}
     types |= dict.fromkeys(("event_timestamp", "known_at"), UnixTimestamp.spark)
-    # An explicit schema: Sail infers none from a file in which any column is a dictionary.
+    # The schema is explicit, because Sail cannot infer it from files with dictionary columns.
     schema = ", ".join(f"`{name}` {kind}" for name, kind in types.items())
     threads = project.settings.profiles.training.threads
     with reaching("preparation"), engine.session(project.settings.engine, threads) as spark:
@@ -201,10 +200,14 @@ def _learn(project: Project, file: str, inputs: Sequence[ModelInput], plan: Plan
 
 
 def export(project: Project, name: str | None = None, *, progress: Progress = silent) -> "ExportReport":
-    """Turns the last student into a package, signed if the project has a key for that.
+    """Export the last student as a package, and sign it if the project has a signing key.
+
+    Also measures serving on this host and updates the student's documents.
 
     Raises:
-        PackageError: the package lacks the signature that every package must have.
+        DataError: the student or the training set is missing.
+        GateFailed: a gate fails.
+        PackageError: the package does not have the required signature.
     """
     with extra("mobile"):
         from isthmus.distill.export.export import export as run
@@ -212,7 +215,7 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
     contract = project.applied()
     require_quality(project, artifacts.declared)
     model, examples = artifacts.last_model(), artifacts.current_training_set()
-    # First: report an unusable key before anything is measured.
+    # Read the keys first, to report an unusable key before the long export.
     signer, public_key = project.signer, project.public_key
     with project.importing():
         report = run(
@@ -237,12 +240,10 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
 
 @contextmanager
 def parity(project: Project, declared: Distillation, package: Package) -> "Iterator[Parity]":
-    """A package beside the last student, within the context.
-
-    The rows are those that the student learned from, whatever has been added to the contract since.
+    """Yield a comparison of a package with the last student, on the training set of the package.
 
     Raises:
-        DataError: there is no student, or the training set is gone.
+        DataError: the student or the training set is missing.
     """
     with extra("distill"):
         from isthmus.distill.export.parity import Parity
@@ -255,17 +256,17 @@ def parity(project: Project, declared: Distillation, package: Package) -> "Itera
 
 @contextmanager
 def packaged(project: Project, declared: Distillation, package: Package) -> "Iterator[Restored]":
-    """The student of a package and its task, within the context, under whatever contract it learned.
+    """Yield the student and the task of a package, even if its contract is outdated.
 
     Raises:
-        DataError: the student or its training set is gone.
+        DataError: the student or its training set is missing.
     """
     with extra("distill"):
         from isthmus.distill.restore import restored
     artifacts = Artifacts(project, declared)
     student = artifacts.models / package.manifest.model
     if not student.exists():
-        raise DataError(str(student), "is gone, and the package has only what it became",
+        raise DataError(str(student), "is missing, and cannot be restored from the package",
                         remedy="run `isthmus distill` and `isthmus export`")  # fmt: skip
     material = _material(artifacts, artifacts.training_set(package.manifest.training_set))
     with project.importing():
@@ -273,10 +274,10 @@ def packaged(project: Project, declared: Distillation, package: Package) -> "Ite
 
 
 def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str, Callable[[], Runtime]]") -> "Ladder":
-    """Runs the model files of the last package in each runtime, in this order, and compares them with the student.
+    """Run the model files of the last package in each runtime, in this order, and compare them with the student.
 
     Raises:
-        DataError: nothing was exported, or the training set is gone.
+        DataError: the package, the student or the training set is missing.
     """
     with extra("distill"):
         from isthmus.distill.export.ladder import climb
@@ -288,7 +289,6 @@ def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str,
 
 
 def _package_of(artifacts: Artifacts, student: str) -> Path | None:
-    """The last package, if it is of this student: then its measurements hold."""
     try:
         package = artifacts.last_package()
         return package if read_package(package).model == student else None
@@ -297,11 +297,11 @@ def _package_of(artifacts: Artifacts, student: str) -> Path | None:
 
 
 def require_quality(project: Project, declared: Distillation) -> dict[str, float | None]:
-    """The figures of the last student that gates are about, if all gates hold.
+    """Return the metrics of the last student that its gates check.
 
     Raises:
-        ConfigurationError: a gate is about a figure that the report does not have.
-        GateFailed: with every gate that does not hold.
+        ConfigurationError: a gate names a metric that the report does not have.
+        GateFailed: gates fail. All of them are listed.
     """
     return _require_gates(declared, Artifacts(project, declared).last_report())
 
@@ -318,11 +318,11 @@ def _require_gates(declared: Distillation, report: Mapping[str, Any]) -> dict[st
 
 
 def require_boundary(project: Project, declared: Distillation) -> None:
-    """Checks that both halves of the last package's cost were measured, and as it will be served.
+    """Check that training and serving cost of the last package were measured with the settings of the serving profile.
 
     Raises:
-        DataError: there is no package, or its student is gone.
-        GateFailed: with what is missing.
+        DataError: the package or its student is missing.
+        GateFailed: a measurement is missing or was taken with other settings.
     """
     from isthmus.distill.reports import require_boundary as require
 
@@ -334,19 +334,19 @@ def require_boundary(project: Project, declared: Distillation) -> None:
     if differing := [name for name, value in served.items() if half[name] != value]:
         raise GateFailed(
             f"boundary card of {declared.name}",
-            f"the serving half was measured with {', '.join(f'{name} {half[name]}' for name in differing)}",
+            f"serving was measured with {', '.join(f'{name} {half[name]}' for name in differing)}",
             expected=", ".join(f"{name} {served[name]}" for name in differing),
             remedy="run `isthmus export`",
         )
 
 
 def require_release(project: Project, declared: Distillation) -> None:
-    """Checks that the cost of the last package is known, and that its student passes today's gates.
+    """Check that the cost of the last package was measured and that its student passes the current gates.
 
     Raises:
-        ConfigurationError: a gate is about a figure that the report does not have.
-        DataError: there is no package, or its student is gone.
-        GateFailed: with what is missing.
+        ConfigurationError: a gate names a metric that the report does not have.
+        DataError: the package or its student is missing.
+        GateFailed: a gate fails, or a measurement is missing or was taken with other settings.
     """
     require_boundary(project, declared)
     _require_gates(declared, Artifacts(project, declared).packaged_report())

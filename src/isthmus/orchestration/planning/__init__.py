@@ -1,1 +1,1 @@
-"""What work takes on which device."""
+"""Time and cost of training and serving on each device."""

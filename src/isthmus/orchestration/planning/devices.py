@@ -1,4 +1,4 @@
-"""The speed of devices: a catalogue of datasheet figures, to which a project can add, and this host, measured."""
+"""Speed of devices: a catalog of datasheet figures, which a project can extend, and measurements of this host."""
 
 import os
 import platform
@@ -20,7 +20,7 @@ FILE = "devices.toml"
 KINDS = ("cpu", "cuda")
 HOST = "this host"
 Precision = Literal["fp32", "bf16", "int8"]
-_NAME = f"lower-case letters, digits, _ and -, a letter or digit first, and not {' or '.join(KINDS)}"
+_NAME = f"lower-case letters, digits, _ and -, starting with a letter or digit, and not {' or '.join(KINDS)}"
 
 
 def _check_name(name: str) -> str:
@@ -32,12 +32,9 @@ def _check_name(name: str) -> str:
 _Name = Annotated[str, AfterValidator(_check_name)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 
-_SIDE = 1024
-"""Rows and columns of the matrices that the measurement multiplies."""
-_COPIED = 1 << 27
-"""Bytes that the measurement copies: more than caches hold."""
-_SECONDS = 0.4
-"""How long to repeat each; the fastest repetition counts, since other work of the machine only adds time."""
+_SIDE = 1024  # rows and columns of the matrices that are multiplied
+_COPIED = 1 << 27  # bytes that are copied, more than fits in caches
+_SECONDS = 0.4  # how long to repeat each measurement; the fastest counts, because other processes only add time
 
 
 class _Figures(BaseModel):
@@ -45,7 +42,7 @@ class _Figures(BaseModel):
 
 
 class Peak(_Figures):
-    """Operations per second, by precision; None if the device lacks that arithmetic, or its speed is not published."""
+    """Peak operations per second by precision; None if not supported or not published."""
 
     fp32: _Positive
     bf16: _Positive | None = None
@@ -53,16 +50,18 @@ class Peak(_Figures):
 
 
 class Device(_Figures):
-    """A device, or the share of a CPU that a piece of work gets.
+    """A device, or a part of a CPU.
 
     Attributes:
-        kind: its name in a training profile.
-        title: its name for people.
+        kind: name of the device in a training profile.
+        title: display name.
         peak: operations per second.
-        bandwidth: of its main memory, in bytes per second.
-        memory: in bytes.
-        cores: of a CPU, which share its peak.
-        note: how figures were derived from the source, where they differ from it.
+        bandwidth: memory bandwidth in bytes per second.
+        memory: memory in bytes.
+        cores: number of CPU cores, which share the peak.
+        watts: power in watts.
+        source: source of the figures.
+        note: explanation of figures that differ from the source.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -76,15 +75,15 @@ class Device(_Figures):
     note: str = ""
 
     def rate(self, precision: Precision) -> float | None:
-        """Operations per second; None without such arithmetic.
+        """Return operations per second, or None if the precision is not supported.
 
-        INT8 is at least as fast as float32 everywhere, so float32 stands in for an unpublished INT8 peak.
+        An unpublished int8 peak is assumed to be the float32 peak, because int8 is never slower.
         """
         peak: float | None = getattr(self.peak, precision)
         return self.peak.fp32 if peak is None and precision == "int8" else peak
 
     def part(self, threads: int) -> "Device":
-        """The share of a CPU that `threads` have while its other cores are busy, too; a GPU is not divided."""
+        """Return the part of a CPU that `threads` get while its other cores are busy. A GPU is returned as it is."""
         if self.kind != "cpu" or threads >= self.cores:
             return self
         share = threads / self.cores
@@ -96,11 +95,11 @@ _DEVICES = TypeAdapter(dict[_Name, Device])
 
 
 def catalogue(root: Path, priced: Iterable[str]) -> dict[str, Device]:
-    """The devices of a project by name: those that come with Isthmus, and those of its `devices.toml`.
+    """Return the built-in devices and the devices of the project's `devices.toml` by name.
 
     Raises:
-        ConfigurationError: a figure is missing or is not a positive number, or a device in `priced` is unknown; every
-            problem is named.
+        ConfigurationError: a figure is missing or not a positive number, or a device in `priced` is unknown. All
+            problems are listed.
     """
     known = _DEVICES.validate_python(tomllib.loads(files(__package__).joinpath(FILE).read_text("utf-8")))
     problems: list[Problem] = []
@@ -108,7 +107,7 @@ def catalogue(root: Path, priced: Iterable[str]) -> dict[str, Device]:
     if own.exists():
         try:
             tables = tomllib.loads(own.read_text("utf-8"))
-            # Whatever is wrong with their figures: each problem is reported once.
+            # Add the names before validation, so that a device with wrong figures is not also reported as unknown.
             names |= tables.keys()
             known |= _DEVICES.validate_python(tables)
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
@@ -116,7 +115,7 @@ def catalogue(root: Path, priced: Iterable[str]) -> dict[str, Device]:
         except ValidationError as error:
             problems += [_problem(dict(detail)) for detail in error.errors()]
     problems += [
-        Problem(f"prices.hour.{name}", "is no device", f"{one_of(names)}, or a table [{name}] in {FILE}")
+        Problem(f"prices.hour.{name}", "is not a device", f"{one_of(names)}, or a table [{name}] in {FILE}")
         for name in priced
         if name not in names
     ]
@@ -131,16 +130,16 @@ def _problem(detail: Mapping[str, Any]) -> Problem:
     if detail["type"] == "missing":
         return Problem(where, "is missing", "a value")
     if detail["type"] == "extra_forbidden":
-        return Problem(where, "is no figure of a device", one_of(Device.model_fields))
+        return Problem(where, "is not a setting of a device", one_of(Device.model_fields))
     if detail["loc"][-1] == "[key]":
-        return Problem(where, "cannot be its name", _NAME)
+        return Problem(where, "is not a valid name", _NAME)
     return Problem(where, repr(detail["input"]), str(detail["msg"]).removeprefix("Input should be "))
 
 
 def measure_host(threads: int) -> Device:
-    """Measures this host with so many threads: float32 matrix products by NumPy's BLAS, and copies of 128 MiB.
+    """Measure this host with `threads` threads: float32 matrix products with NumPy's BLAS, and copies of 128 MiB.
 
-    It takes a second. The bandwidth counts each copied byte twice, for the read and the write.
+    Takes about a second. The bandwidth counts each copied byte twice, for the read and the write.
     """
     from threadpoolctl import threadpool_limits
 
@@ -166,7 +165,6 @@ def measure_host(threads: int) -> Device:
 
 
 def _fastest(call: Callable[[], object]) -> float:
-    """Seconds of the fastest call, after a first call that does not count."""
     call()
     best, until = float("inf"), time.perf_counter() + _SECONDS
     while time.perf_counter() < until:

@@ -1,7 +1,6 @@
-"""`isthmus plan`: how long training and serving take and what they cost on each device, and which device is best.
+"""`isthmus plan`: estimate time and cost of training and serving on each device, and recommend one.
 
-Estimates stand beside measurements of this host. Their difference is the overhead of a call, which is assumed to be the
-same on every device.
+Measured minus estimated time on this host gives the overhead per call, which is assumed to be the same on all devices.
 """
 
 import math
@@ -17,37 +16,31 @@ from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.models.students import require_boundary
 from isthmus.orchestration.planning.devices import HOST, Device, Precision, catalogue, measure_host
-from isthmus.orchestration.planning.roofline import Estimate, Work, roofline, rows_to_ridge
-from isthmus.orchestration.planning.tokenrate import Probe, Text, probe
+from isthmus.orchestration.planning.roofline import TimeEstimate, Work, roofline, rows_to_ridge
+from isthmus.orchestration.planning.tokenrate import Probe, TextModel, probe
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.settings import PricesTable
 from isthmus.package.generation.prompt import TOKENS
 from isthmus.package.golden import read_golden
 from isthmus.package.manifest import open_package
 
+# Bytes that a training step moves for each float32 weight: two reads (forward, backward), one write of the gradient,
+# four reads by AdamW (weight, gradient, two moments), and three writes (weight, two moments).
 _TRAFFIC_PER_WEIGHT = 4 * (2 + 1 + 4 + 3)
-"""Bytes that a step of training moves for each weight, in float32: forward and backward read it, its gradient is
-written, AdamW reads weight, gradient and two moments, and writes weight and moments."""
+# Memory transfers of an activation: written, read by the next layer and the backward pass; gradient written and read.
 _TRAFFIC_PER_ACTIVATION = 5
-"""How often an activation goes to or from memory: written, read by the next layer, read by the backward pass, and its
-gradient, written and read."""
-_MEMORY_PER_WEIGHT = 4 * 4
-"""Bytes of a weight, its gradient and its two moments."""
-_AS_FAST = 1.1
-"""The largest ratio of expected seconds at which two devices count as equally fast: no estimate is more exact."""
-_EXPLAINED = 2.0
-"""The largest ratio of measured to estimated seconds at which the estimate explains the measurement."""
+_MEMORY_PER_WEIGHT = 4 * 4  # bytes of a weight, its gradient and two moments
+_AS_FAST = 1.1  # devices within this ratio of expected seconds count as equally fast; estimates are not more exact
+_EXPLAINED = 2.0  # up to this ratio of measured to estimated seconds, the estimate explains the measurement
 
 
 @dataclass(frozen=True)
 class _Sheet:
-    """Devices by name, this host first, and the price of an hour of each."""
-
     devices: Mapping[str, Device]
     prices: PricesTable
 
     def cost(self, name: str, seconds: float) -> float | None:
-        """The price of so much time; None without a price. This host has the price of "cpu"."""
+        """Return the price of some seconds on a device, or None. This host has the price of "cpu"."""
         price = self.prices.hour.get("cpu" if name == HOST else name)
         return None if price is None else price * seconds / 3600
 
@@ -61,16 +54,15 @@ def plan(
     speed: Callable[[int], Device] = measure_host,
     decoding: Probe = probe,
 ) -> dict[str, Any]:
-    """The time and cost of training and serving on each device, as plain data: docs/plan.md describes its parts.
+    """Estimate time and cost of training and serving on each device, as plain data described in docs/plan.md.
 
-    Without the name of a distillation it is about all of them. `rate` is requests per second to answer, by default as
-    many as one device answers; `speed` measures this host with so many threads, and `decoding` for a model that
-    continues texts.
+    `rate` is the number of requests per second to serve, by default the capacity of one device. `speed` measures this
+    host with a number of threads, and `decoding` measures it for language models.
 
     Raises:
-        ConfigurationError: the catalogue or the prices are wrong; every problem is named.
-        DataError: there is no student or no package yet.
-        GateFailed: the cost of a package was not measured in full, or not as the profile serves it.
+        ConfigurationError: devices.toml or the prices have errors. All of them are listed.
+        DataError: a student or a package is missing.
+        GateFailed: the cost of a package was not measured, or was measured with other settings than the profile's.
     """
     prices, profiles = project.settings.prices, project.settings.profiles
     known = catalogue(project.root, prices.hour)
@@ -105,10 +97,17 @@ def plan(
 
 @dataclass(frozen=True)
 class _Student:
-    """The work and the measurements of a student: of all steps of its training, and of the answer to a row.
+    """Work and measurements of a student.
 
-    A step needs `memory` bytes; `fixed` are the bytes of its weights as served. `uncounted` operations are no part of
-    the work; `trained` and `served` are the measured halves of its boundary; `text` is what continues texts.
+    Attributes:
+        uncounted: names of operations that are not part of the counted work.
+        training: work of the whole training.
+        memory: bytes that a training step needs.
+        trained: measured training cost.
+        answer: work of one answer.
+        fixed: bytes of the served weights.
+        served: measured serving cost.
+        text: estimates of decoding, for language models only.
     """
 
     name: str
@@ -119,24 +118,24 @@ class _Student:
     answer: Work
     fixed: float
     served: Mapping[str, Any]
-    text: Text | None
+    text: TextModel | None
 
     @classmethod
     def of(cls, artifacts: Artifacts) -> "_Student":
         with extra("mobile"):
             from isthmus.distill.onnx.cost import graph_work, weight_bytes
-        artifacts.last_model()  # first: without a student there is nothing to export
+        artifacts.last_model()  # a missing student is reported before a missing package
         package, declared = open_package(artifacts.last_package()), artifacts.declared
         require_boundary(artifacts.project, declared)
         report = artifacts.packaged_report()
         graphs = {graph.precision: graph.file for graph in package.manifest.variants if graph.format == "onnx"}
         complete = graphs.get("fp32") or next(iter(graphs.values()))
-        # The first golden case decides the dimensions that have only a name.
+        # Take the sizes of symbolic dimensions from the first golden case.
         shapes = {name: tensor.shape for name, tensor in read_golden(package).cases[0].tensors.items()}
         work = graph_work(package.files.read(complete), shapes)
         fixed = weight_bytes(package.files.read(graphs.get(report["serving"]["precision"], complete)))
         half, weights = report["training"], report["models"]["student"]["parameters"]
-        # A language model learns from blocks, answers a token, and has a prompt in its first golden case.
+        # A language model is trained on blocks, answers one token, and its first golden case is a prompt.
         block, prompt = (declared.task.context, shapes[TOKENS][1]) if isinstance(declared.task, Causal) else (1, 1)
         values = work.values * block / prompt
         activations = work.activations * block / prompt * (2 if half["precision"] == "bf16" else 4)
@@ -151,7 +150,7 @@ class _Student:
             answer=Work(work.flops / prompt, fixed + (work.values + 2 * 4 * work.activations) / prompt),
             fixed=fixed,
             served=report["serving"],
-            text=Text.of(artifacts, package.manifest, report["serving"]),
+            text=TextModel.of(artifacts, package.manifest, report["serving"]),
         )
 
 
@@ -163,9 +162,9 @@ def _training(student: _Student, sheet: _Sheet, precision: Precision) -> dict[st
     for name, device in sheet.devices.items():
         estimate = roofline(work, device, precision, (check["overhead_us"] or 0.0) / 1e6)
         if estimate is None:
-            left_out[name] = f"nobody says how fast it is in {precision}"
+            left_out[name] = f"its speed in {precision} is not known"
         elif student.memory > device.memory:
-            left_out[name] = f"holds {device.memory:,.0f} bytes, and a step takes {student.memory:,.0f}"
+            left_out[name] = f"has {device.memory:,.0f} bytes of memory, and a step needs {student.memory:,.0f}"
         else:
             devices[name] = {**estimate.as_dict(), "cost": sheet.cost(name, estimate.seconds)}
     return {
@@ -182,12 +181,12 @@ def _serving(student: _Student, sheet: _Sheet, profile: ServingProfile, rate: fl
     devices, left_out = {}, {}
     for name, device in sheet.devices.items():
         if device.kind != "cpu":
-            left_out[name] = "the profile's runtime answers on CPUs"
+            left_out[name] = "the serving runtime needs a CPU"
             continue
         part = device.part(threads)
         estimate = roofline(work, part, precision, (check["overhead_us"] or 0.0) / 1e6)
         if estimate is None or student.fixed > part.memory:
-            left_out[name] = f"has no {precision}, or no room for the weights"
+            left_out[name] = f"does not support {precision}, or has too little memory for the weights"
             continue
         capacity = max(1, device.cores // threads) / estimate.seconds
         count = 1 if rate is None else math.ceil(rate / (capacity * busy))
@@ -220,17 +219,16 @@ def _recommended(devices: Mapping[str, Mapping[str, Any]], price: str, sheet: _S
 
 
 def _worthwhile(devices: Mapping[str, Mapping[str, Any]], sheet: _Sheet) -> Mapping[str, Mapping[str, Any]]:
-    """The devices without GPUs where this host is bound by overhead, which no GPU shortens, whatever it costs."""
     if HOST not in devices or devices[HOST]["bound"] != "overhead":
         return devices
     return {name: figures for name, figures in devices.items() if sheet.devices[name].kind == "cpu"}
 
 
 def _sufficient(devices: Mapping[str, Mapping[str, Any]], sheet: _Sheet) -> str:
-    """The device to take where none has a price: of those that are as fast as any, this host, or that of fewest watts.
+    """Return the recommended device if no device has a price.
 
-    Work that is bound by overhead stays on this host: no device saves half of it. Where a rate takes several devices,
-    those of which the fewest are needed count.
+    Only devices of which the fewest are needed are compared. Work that is bound by overhead stays on this host. Among
+    the fastest devices (within 10 %), this host wins, then the device with the fewest watts.
     """
     fewest = min(figures.get("count", 1) for figures in devices.values())
     few = {name: figures for name, figures in devices.items() if figures.get("count", 1) == fewest}
@@ -242,26 +240,26 @@ def _sufficient(devices: Mapping[str, Mapping[str, Any]], sheet: _Sheet) -> str:
 
 
 def _least(devices: Mapping[str, Mapping[str, Any]], figure: str) -> str | None:
-    """The device with the smallest figure, and of equals the fastest; None if no device has the figure."""
+    """Return the device with the smallest figure, the fastest one in a tie; None if no device has the figure."""
     known = [(part[figure], part["seconds"], name) for name, part in devices.items() if part[figure] is not None]
     return min(known)[2] if known else None
 
 
-def _check(least: Estimate | None, seconds: float, work: Work, otherwise: str) -> dict[str, Any]:
-    """A measurement beside the roofline of this host, and in words why they differ."""
+def _check(least: TimeEstimate | None, seconds: float, work: Work, otherwise: str) -> dict[str, Any]:
+    """Compare a measurement with the roofline of this host, and explain the difference in `why`."""
     if least is None:
-        why = f"{otherwise}, not as this host was measured: what a call costs is not known, and taken as 0"
+        why = f"{otherwise}, which was not measured on this host: the overhead per call is unknown and taken as 0"
         return {"measured_seconds": seconds, "least_seconds": None, "ratio": None, "overhead_us": None, "why": why}
     ratio = seconds / least.least
     overhead_us = max(0.0, seconds - least.least) / work.calls * 1e6
     if ratio < 1:
-        why = "sooner than the roofline allows: the data lie in caches, or the host is busier now than it was then"
+        why = "faster than the roofline: the data fit in caches, or the host is busier now than during the measurement"
     elif ratio <= _EXPLAINED:
-        why = f"the {'arithmetic' if least.bound == 'compute' else 'memory'} of this host explains it"
+        why = f"explained by the {'arithmetic' if least.bound == 'compute' else 'memory'} speed of this host"
     else:
         why = (
-            f"{1 - 1 / ratio:.0%} of it is neither products nor memory: each call costs {duration(overhead_us)} "
-            f"beside its {scaled(work.flops / work.calls, 'FLOP')}"
+            f"{1 - 1 / ratio:.0%} of it is overhead: each call costs {duration(overhead_us)} in addition to its "
+            f"{scaled(work.flops / work.calls, 'FLOP')}"
         )
     return {
         "measured_seconds": seconds, "least_seconds": least.least, "ratio": ratio, "overhead_us": overhead_us,

@@ -1,8 +1,8 @@
-"""The least time that work takes on a device, and what limits it.
+"""Roofline model: the minimum time of a computation on a device, and its bottleneck.
 
-The model is that of Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
-architectures", Communications of the ACM 52(4), 2009: no work is faster than its operations at the peak rate, nor than
-its bytes at the bandwidth of the memory. Every call adds an overhead, however little it does.
+Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore architectures",
+Communications of the ACM 52(4), 2009. The minimum time is the larger of operations / peak rate and bytes / memory
+bandwidth. We add a fixed overhead per call.
 """
 
 import math
@@ -16,12 +16,12 @@ Bound = Literal["compute", "bandwidth", "overhead"]
 
 @dataclass(frozen=True)
 class Work:
-    """A piece of work.
+    """Amount of computation.
 
     Attributes:
-        flops: operations; a multiplication with an addition counts as two.
-        bytes: moved between memory and arithmetic.
-        calls: sequential calls that do the work.
+        flops: floating-point operations; a multiply-add counts as two.
+        bytes: bytes moved to and from memory.
+        calls: number of sequential calls.
     """
 
     flops: float
@@ -34,19 +34,18 @@ class Work:
         return self.flops / self.bytes
 
     def as_dict(self) -> dict[str, float]:
-        """As plain data."""
         return {**asdict(self), "intensity": self.intensity}
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """Work on a device.
+class TimeEstimate:
+    """Estimated time of work on a device.
 
     Attributes:
-        ridge: operations per byte above which arithmetic limits, and below which memory does.
-        compute: seconds of the operations at the peak rate.
-        bandwidth: seconds of the bytes.
-        overhead: seconds that the calls add.
+        ridge: operations per byte above which the device is compute-bound, and below which it is memory-bound.
+        compute: seconds for the operations at the peak rate.
+        bandwidth: seconds for the memory traffic.
+        overhead: seconds of overhead of all calls.
     """
 
     ridge: float
@@ -56,35 +55,34 @@ class Estimate:
 
     @property
     def least(self) -> float:
-        """The least seconds under the roofline."""
+        """Minimum seconds by the roofline model, without overhead."""
         return max(self.compute, self.bandwidth)
 
     @property
     def seconds(self) -> float:
-        """The expected seconds."""
+        """Expected seconds, including overhead."""
         return self.least + self.overhead
 
     @property
     def bound(self) -> Bound:
-        """What takes most of these seconds."""
+        """Largest part of the expected seconds."""
         if self.overhead > self.least:
             return "overhead"
         return "compute" if self.compute >= self.bandwidth else "bandwidth"
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain data."""
         return {
             "ridge": self.ridge, "bound": self.bound, "least_seconds": self.least, "overhead_seconds": self.overhead,
             "seconds": self.seconds,
         }  # fmt: skip
 
 
-def roofline(work: Work, device: Device, precision: Precision, overhead: float = 0.0) -> Estimate | None:
-    """Estimates work on a device, with `overhead` seconds per call; None if the device lacks the arithmetic."""
+def roofline(work: Work, device: Device, precision: Precision, overhead: float = 0.0) -> TimeEstimate | None:
+    """Estimate the time of work on a device, with `overhead` seconds per call; None if the precision is unsupported."""
     rate = device.rate(precision)
     if rate is None:
         return None
-    return Estimate(
+    return TimeEstimate(
         ridge=rate / device.bandwidth,
         compute=work.flops / rate,
         bandwidth=work.bytes / device.bandwidth,
@@ -93,9 +91,9 @@ def roofline(work: Work, device: Device, precision: Precision, overhead: float =
 
 
 def rows_to_ridge(flops: float, fixed: float, each: float, ridge: float) -> int | None:
-    """The batch size from which on arithmetic limits; None if memory limits at every size.
+    """Return the smallest batch size that is compute-bound, or None if every size is memory-bound.
 
-    Of the bytes, `fixed` are read once for the batch: the weights. `flops` and `each` are those of a row.
+    `flops` are operations per row, `fixed` bytes per batch (the weights), and `each` bytes per row.
     """
     gained = flops - ridge * each
     return max(1, math.ceil(ridge * fixed / gained)) if gained > 0 else None

@@ -1,4 +1,4 @@
-"""Tokens per second of a causal language model: of a prompt, and of the tokens that it writes behind it."""
+"""Estimated tokens per second of a causal language model, for prefill and decoding."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from isthmus.distill.language.decoding import PRECISIONS, Precision
 from isthmus.features.errors import extra
 from isthmus.orchestration.artifacts import Artifacts, read_json
 from isthmus.orchestration.planning.devices import HOST, Device
-from isthmus.orchestration.planning.roofline import Estimate, Work, roofline
+from isthmus.orchestration.planning.roofline import TimeEstimate, Work, roofline
 from isthmus.package.generation.decoder import PART
 from isthmus.package.manifest import WHOLE, Manifest
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from isthmus.distill.decoder.work import Sizes
 
 Probe = Callable[["Sizes", Precision, int, int], "Speed"]
-"""Measures this host for a model of some sizes in a precision, with so many threads, by a prompt of so many tokens."""
+"""Measures this host. Arguments: model sizes, precision, number of threads, number of prompt tokens."""
 
 
 def probe(sizes: "Sizes", precision: Precision, threads: int, prompt: int) -> "Speed":
-    """By `distill.decoding.probes`, in a few seconds."""
+    """Measure this host with `distill.decoder.probes`. Takes a few seconds."""
     with extra("text"):
         from isthmus.distill.decoder.probes import Probes
     return Probes(sizes, precision, threads, prompt).speed()
 
 
 @dataclass(frozen=True)
-class Text:
-    """A model that continues texts, and its package.
+class TextModel:
+    """A causal language model and its package.
 
     Attributes:
-        prompt: tokens of a prompt: half of the context, behind which export measures a step.
-        files: of ONNX Runtime, by precision.
+        prompt: number of prompt tokens, half of the context; export measures a decoding step after them.
+        files: ONNX Runtime files by precision.
         others: files of other runtimes.
-        served: the precision of the step that export measured, and its seconds.
+        served: precision and seconds of the decoding step that export measured.
     """
 
     sizes: "Sizes"
@@ -46,8 +46,8 @@ class Text:
     served: tuple[str, float]
 
     @classmethod
-    def of(cls, artifacts: Artifacts, manifest: Manifest, serving: Mapping[str, Any]) -> "Text | None":
-        """The student of a package with the measurement of its export; None if it does not continue texts."""
+    def of(cls, artifacts: Artifacts, manifest: Manifest, serving: Mapping[str, Any]) -> "TextModel | None":
+        """Return the student of a package with the measurement of its export, or None for other tasks."""
         task = artifacts.declared.task
         if not isinstance(task, Causal):
             return None
@@ -67,10 +67,8 @@ class Text:
         )
 
     def plan(self, devices: Mapping[str, Device], threads: int, measure: Probe = probe) -> dict[str, Any]:
-        """Tokens per second of each precision on each CPU, as plain data: docs/plan.md describes its parts."""
-        left_out = {
-            name: "the profile's runtime answers on CPUs" for name, each in devices.items() if each.kind != "cpu"
-        }
+        """Return tokens per second of each precision on each CPU as plain data, see docs/plan.md."""
+        left_out = {name: "the serving runtime needs a CPU" for name, each in devices.items() if each.kind != "cpu"}
         left_out |= dict.fromkeys(self.others, "its runtime is not measured")
         cpus = {name: device.part(threads) for name, device in devices.items() if name not in left_out}
         precisions = {
@@ -99,9 +97,9 @@ class Text:
 
 
 def _part(work: Work, tokens: int, products: float, overhead: float, cpus: Mapping[str, Device]) -> dict[str, Any]:
-    """Prompt or step on each device: on this host its products take what was measured, elsewhere the roofline's time.
+    """Estimate a prompt or a step on each device. On this host, matrix products take the measured time.
 
-    Weights of few bits become floats before they are multiplied, so that the peak is that of floats.
+    Quantized weights are converted to floats before the multiplication, so the float32 peak applies.
     """
     devices = {}
     for name, device in cpus.items():
@@ -113,7 +111,7 @@ def _part(work: Work, tokens: int, products: float, overhead: float, cpus: Mappi
     return {**work.as_dict(), "tokens": tokens, "devices": devices}
 
 
-def _probed(estimate: Estimate, products: float) -> Estimate:
-    """This host with the measured seconds of the products: memory limits them if reading the weights explains half."""
-    waits = 2 * estimate.bandwidth >= products
-    return replace(estimate, compute=0.0 if waits else products, bandwidth=products if waits else 0.0)
+def _probed(estimate: TimeEstimate, products: float) -> TimeEstimate:
+    """Put measured seconds into an estimate. Products are memory-bound if reading the weights takes half of them."""
+    memory_bound = 2 * estimate.bandwidth >= products
+    return replace(estimate, compute=0.0 if memory_bound else products, bandwidth=products if memory_bound else 0.0)

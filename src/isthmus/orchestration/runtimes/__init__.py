@@ -1,1 +1,1 @@
-"""Runtimes to verify a package with."""
+"""Runtimes that verify packages."""

@@ -1,4 +1,4 @@
-"""The reference client of devices, in Node: from the file of a snapshot and questions to predictions."""
+"""Reference device client, run in Node: answers questions from snapshots with the models of a package."""
 
 import base64
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ import numpy as np
 
 from isthmus.features.types import DataType
 from isthmus.features.values.columns import Values
-from isthmus.orchestration.runtimes.web import Node
+from isthmus.orchestration.runtimes.web import NodeRunner
 from isthmus.package.checksums import GOLDEN, MANIFEST, SUMS
 from isthmus.package.clients import CLIENT, READER
 from isthmus.package.featurizer.form import HEAD
@@ -26,14 +26,14 @@ _ALL = "all"
 
 @dataclass(frozen=True, eq=False)
 class DeviceQuestions:
-    """Questions to a device that has a snapshot, or to the devices of several owners.
+    """Questions for a device with a snapshot, or for the devices of several owners.
 
     Attributes:
-        snapshots: the file of each owner, by the value of its join key; under None where there is one for all.
-        owner: the join key of owners; None where there is one file for all.
-        key: whose owner must have signed it, in PEM.
-        at: the time on the device, microseconds since 1970 UTC.
-        columns: join keys and request fields by name, each with its type.
+        snapshots: snapshot files by owner, or under None if all devices share one.
+        owner: join key of the owners, or None.
+        key: PEM public key that the snapshots must be signed with.
+        at: time on the device, microseconds since 1970 UTC.
+        columns: type and values of join keys and request fields by name.
     """
 
     snapshots: Mapping[object, bytes]
@@ -44,14 +44,14 @@ class DeviceQuestions:
 
 
 class DeviceAnswers(NamedTuple):
-    """What a device fed a model file, and what that answered: the rows of all questions."""
+    """Inputs and outputs of a model file on the device, one row per question."""
 
     fed: Feeds
     outputs: Answers
 
 
-class Answered(NamedTuple):
-    """Model file in ORT format to its answers; and what the head makes for a numeric core, None without one."""
+class DeviceReport(NamedTuple):
+    """Answers of each model file in ORT format, and the head's outputs for a numeric core, or None."""
 
     files: dict[str, DeviceAnswers]
     core: CoreFeeds | None
@@ -72,13 +72,13 @@ class _Device(msgspec.Struct):
     core: list[_Core] | None
 
 
-def ask_device(node: Node, package: Package, questions: DeviceQuestions) -> Answered:
-    """What devices answer, by the client and the reader of heads in the package.
+def ask_device(node: NodeRunner, package: Package, questions: DeviceQuestions) -> DeviceReport:
+    """Run the package's client in Node and return its answers.
 
-    The client opens the package as a page does: it checks sums, contract and golden cases.
+    The client opens the package like a page: it checks checksums, contract and golden cases.
 
     Raises:
-        NodeFailed: the client refuses the package, the snapshot or a question, or the file does not run.
+        NodeFailed: the client rejects the package, a snapshot or a question, or a model file does not run.
     """
     manifest = package.manifest
     variants = [variant for variant in manifest.variants if variant.format == "ort"]
@@ -107,11 +107,11 @@ def ask_device(node: Node, package: Package, questions: DeviceQuestions) -> Answ
             name: np.concatenate([row.fed[name].array for row in answered.core]) for name in answered.core[0].fed
         }
         core = CoreFeeds(tensors, np.array([row.refused for row in answered.core]))
-    return Answered({file: _together(manifest, runs) for file, runs in answered.files.items()}, core)
+    return DeviceReport({file: _together(manifest, runs) for file, runs in answered.files.items()}, core)
 
 
 def _rows(columns: Mapping[str, tuple[DataType, Values]]) -> list[dict[str, str | None]]:
-    """Each row by name, as texts: JavaScript's numbers are doubles."""
+    """Return each row by column name. Values are texts, because JavaScript numbers are doubles."""
     texts = [[_text(value) for value in values.tolist(dtype)] for dtype, values in columns.values()]
     return [dict(zip(columns, row, strict=True)) for row in zip(*texts, strict=True)]
 
@@ -128,7 +128,6 @@ def _text(value: Any) -> str | None:
 
 
 def _together(manifest: Manifest, runs: list[_Run]) -> DeviceAnswers:
-    """A row of each run along the axis of the rows."""
     axes = {
         tensor.name: next(axis for axis, size in enumerate(tensor.shape) if isinstance(size, str))
         for tensor in (*manifest.tensors, *manifest.outputs)

@@ -1,4 +1,4 @@
-"""What runs model files, by product name."""
+"""Runtimes by product name."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Product:
-    """A runtime: its name on the command line, and the formats that it takes. Called, it is opened."""
+    """A runtime: its command line name and file formats. Call it to open the runtime.
+
+    Raises:
+        DependencyError: the runtime is not installed.
+    """
 
     option: str
     formats: "Sequence[Format]"
 
     def __call__(self) -> "Runtime":
-        """Raises a DependencyError if it is not installed."""
         if self.option == "ort":
             from isthmus.package.inspect import OnnxRuntime
 
@@ -31,16 +34,15 @@ class Product:
         return ProgramRuntime(self.formats[0])
 
 
-RUNTIMES: Mapping[str, Product] = {
+RUNTIMES: Mapping[str, Product] = {  # in the order in which a student is converted
     "ONNX Runtime": Product("ort", ("onnx", "ort")),
     "onnxruntime-web": Product("web", ("ort",)),
     "ExecuTorch": Product("executorch", ("pte",)),
     "LiteRT": Product("litert", ("tflite",)),
     "Core ML's graph": Product("coreml", ("mlpackage",)),
 }
-"""In the order in which a student is converted for them."""
 
 
 def by_option(option: str) -> "Runtime":
-    """The runtime of a name on the command line. Raises a DependencyError if it is not installed."""
+    """Open the runtime with this command line name. See `Product`."""
     return next(product for product in RUNTIMES.values() if product.option == option)()

@@ -1,4 +1,4 @@
-"""The runtimes of phones, to verify a package."""
+"""Phone runtimes (ExecuTorch, LiteRT, Core ML) that verify packages."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from isthmus.package.replay import GOLDEN_TOLERANCE, Answers
 
 
 class ProgramRuntime:
-    """The runtime of a format, in one process per model file, on one thread.
+    """Runtime of a file format. Runs each model file in a separate process on one thread.
 
     Raises:
-        DependencyError: it is not installed.
+        DependencyError: the runtime is not installed.
     """
 
     tolerance = GOLDEN_TOLERANCE
@@ -24,10 +24,8 @@ class ProgramRuntime:
         self._program.require_present()
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
-        """The files in its format."""
         return [variant for variant in manifest.variants if variant.format == self._format]
 
     def ask(self, package: Package, variant: Variant, cases: Sequence[Inputs]) -> Sequence[Answers]:
-        """A file's outputs for each batch of inputs."""
         with opened(self._program, package, variant) as program:
             return [program.ask(case.fed(variant)) for case in cases]

@@ -1,6 +1,6 @@
-"""onnxruntime-web in Node: what a browser answers.
+"""onnxruntime-web in Node, which gives the same answers as a browser.
 
-The first use installs what the lockfile beside the scripts pins, with npm, into a folder of the user's cache.
+The first use installs the versions in the lockfile of `web/` with npm, into the user's cache folder.
 """
 
 import hashlib
@@ -23,12 +23,9 @@ from isthmus.package.manifest import Manifest, Package, Variant
 from isthmus.package.replay import SECONDS, Answers, refused
 
 NAME = "onnxruntime-web"
+# Largest allowed difference from recorded outputs. Browsers have no fused multiply-add, so the last bits may differ.
 TOLERANCE = 1e-6
-"""Largest difference from the recorded outputs: a browser has no fused multiply-add, so that sums of floats, and their
-results, may differ in their last bits."""
-
-SOURCES = Path(__file__).parents[1] / "web"
-"""The scripts that pages and Node run."""
+SOURCES = Path(__file__).parents[1] / "web"  # scripts for pages and Node
 _FILES = ("package.json", "package-lock.json", "ort.mjs")
 _MODULES = ("model.mjs", "predict.mjs", "tensors.mjs")
 _CASES = "cases.json"
@@ -44,10 +41,14 @@ class _Output(msgspec.Struct):
 
 
 class WebRuntime:
-    """onnxruntime-web, in one process per model file, from `cache`; it is installed there, unless `install` is false.
+    """onnxruntime-web. Runs each model file in a separate process.
+
+    Args:
+        cache: folder to install it in; by default the user's cache.
+        install: install it if it is missing.
 
     Raises:
-        DependencyError: Node or npm is missing, the registry does not answer, or it is not installed.
+        DependencyError: Node or npm is missing, the registry is not reachable, or it is not installed.
     """
 
     def __init__(self, cache: Path | None = None, *, install: bool = True) -> None:
@@ -55,20 +56,19 @@ class WebRuntime:
         if not install and not folder.is_dir():
             remedy = "run `isthmus package verify PACKAGE --runtime web`, which installs it"
             raise DependencyError(NAME, "is not installed", remedy=remedy, passes=False)
-        self.node = Node(installed(cache) if install else folder)
+        self.node = NodeRunner(installed(cache) if install else folder)
 
     name = NAME
     tolerance = TOLERANCE
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
-        """The files in ORT format, which a browser receives: all but those that round activations on servers alone."""
+        """Return the files that browsers can run: all in ORT format, except int8 files of language models."""
         servers = [] if manifest.generation is None else ["int8"]
         return [
             variant for variant in manifest.variants if variant.format == "ort" and variant.precision not in servers
         ]
 
     def ask(self, package: Package, variant: Variant, cases: Sequence[Inputs]) -> Sequence[Answers]:
-        """A file's outputs for each batch of inputs."""
         manifest = package.manifest
         fed = [{name: TensorBytes.of(array) for name, array in case.fed(variant).items()} for case in cases]
         files = {variant.file: package.files.read(variant.file), _CASES: msgspec.json.encode(fed)}
@@ -87,11 +87,11 @@ class WebRuntime:
 
 
 class NodeFailed(Exception):
-    """Why a script in Node has not answered."""
+    """A script in Node failed or timed out."""
 
 
-class Node:
-    """Runs scripts in Node, with onnxruntime-web from a folder of `installed`.
+class NodeRunner:
+    """Runs scripts in Node, with onnxruntime-web from the folder that `installed` returns.
 
     Raises:
         DependencyError: Node is missing.
@@ -101,9 +101,10 @@ class Node:
         self._program, self.folder = _program("node"), folder
 
     def run(self, script: str, files: Mapping[str, bytes], *arguments: str, kind: type[T]) -> T:
-        """What a script answers, as JSON, of files in its own folder. Raises a NodeFailed if it does not answer.
+        """Run a script on files in a temporary folder and decode its JSON output as `kind`.
 
-        Node opens them by their paths, where nobody else can replace them.
+        Raises:
+            NodeFailed: the script failed or timed out.
         """
         with tempfile.TemporaryDirectory() as folder:
             for name, data in files.items():
@@ -123,10 +124,10 @@ class Node:
 
 
 def installed(cache: Path | None = None) -> Path:
-    """The folder with the runtime in `cache`, by default the user's; created if it is missing.
+    """Return the folder with onnxruntime-web in `cache` (default: the user's cache). Installs it if it is missing.
 
     Raises:
-        DependencyError: npm is missing, or its registry does not answer.
+        DependencyError: npm is missing, or its registry is not reachable.
     """
     target = _folder(cache)
     if target.is_dir():
@@ -157,13 +158,13 @@ def _version() -> str:
 
 def _install(npm: str, folder: Path, version: str) -> None:
     options = ["--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1", "--fetch-timeout=60000"]
-    remedy = f"make its registry reachable: {NAME} {version} is installed on first use"
+    remedy = f"check the connection to the npm registry: {NAME} {version} is installed on first use"
     try:
-        done = subprocess.run(  # noqa: S603 - what it installs is pinned by the lockfile
+        done = subprocess.run(  # noqa: S603 - the lockfile pins what it installs
             [npm, "ci", *options, "--prefix", str(folder)], capture_output=True, check=False, timeout=_INSTALL_TIMEOUT
         )
     except subprocess.TimeoutExpired as error:
-        problem = f"has not installed {NAME} in {_INSTALL_TIMEOUT} seconds"
+        problem = f"did not install {NAME} within {_INSTALL_TIMEOUT} seconds"
         raise DependencyError("npm", problem, remedy=remedy) from error
     if done.returncode:
         reason = _reason(done.stderr.decode(errors="replace"))
@@ -173,12 +174,11 @@ def _install(npm: str, folder: Path, version: str) -> None:
 def _program(name: str) -> str:
     path = shutil.which(name)
     if path is None:
-        raise DependencyError(name, "is not there", remedy="install Node.js 20 or later, with npm", passes=False)
+        raise DependencyError(name, "not found", remedy="install Node.js 20 or later, with npm", passes=False)
     return path
 
 
 def _reason(text: str) -> str:
-    """The line in the output of a Node program that says why it ended."""
     lines = [line.removeprefix("npm error ").strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower() or line.startswith("request to")]
-    return (errors or lines or ["it says nothing"])[0][:300]
+    return (errors or lines or ["no error message"])[0][:300]

@@ -1,4 +1,4 @@
-"""`collect`: brings pushed rows from Redis to the offline tables."""
+"""`isthmus collect`: move pushed rows from Redis to the offline tables."""
 
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -20,14 +20,14 @@ def collect(
     project: Project, views: Collection[str] | None = None, *, wait: bool = True, again: bool = False,
     progress: Progress = silent,
 ) -> dict[str, Collected]:  # fmt: skip
-    """Brings all rows that were pushed by now into the history of their views; returns the counts by offline table.
+    """Move all pushed rows to the offline tables, including rows pushed under earlier contracts.
 
-    A table whose view is being built comes last, after its build, or not at all if it shall not `wait`. What a
-    definition that is current no more was pushed is collected, too; with `again`, what was set aside before as well.
+    Return the counts by offline table. With `wait`, wait for builds of the same tables, otherwise skip these tables.
+    With `again`, also retry rows that could not be read before. An error in one table is raised after all other tables.
 
     Raises:
-        DataError: a table cannot be read or written. What was pushed stays in Redis.
-        DependencyError: Redis does not answer, or refuses.
+        DataError: a table cannot be read or written. Its pushed rows stay in Redis.
+        DependencyError: Redis is not reachable or rejects a command.
     """
     tables = _tables(project, views)
     offline, collected = project.offline_store(), dict[str, Collected]()
@@ -48,40 +48,41 @@ def collect(
                     progress(problem, done)
             except BlockingIOError:
                 turns += [(table, True)] if wait else []
-            except Exception as error:  # noqa: BLE001 - it is raised at the end
-                failure = failure or error  # The other views have their rows all the same.
+            except Exception as error:  # noqa: BLE001 - raised at the end, after the other tables
+                failure = failure or error
     if failure is not None:
         raise failure
-    progress("all pushed rows are in the history", 1.0)
+    progress("collected all pushed rows", 1.0)
     return collected
 
 
 def follow(project: Project, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Collects every `history_seconds` until it is stopped."""
+    """Collect every `history_seconds` until `stopped` is set."""
 
     def turn() -> str:
-        # Rows of other views shall not wait for the build of one.
+        # Do not wait for builds, because other views would wait too.
         for table, counts in collect(project, wait=False).items():
             for problem in _problems(project, table, counts):
                 say(problem)
             if counts.rows:
-                say(f"pushed rows of {table} that are in the history now: {counts.rows:,}")
+                say(f"collected {counts.rows:,} pushed rows of {table}")
         return ""
 
     repeat(turn, project.settings.stores.history_seconds, say, stopped)
 
 
 def repeat(turn: Callable[[], str], seconds: float, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Takes a turn every so many seconds until it is stopped.
+    """Call `turn` every `seconds` until `stopped` is set.
 
-    The problem that a turn returns or raises is said, once in a row: the next turn may do.
+    A problem that `turn` returns or raises is passed to `say`, unless it is the same as the last one, and `turn` is
+    called again.
     """
     stopped, before = stopped or Event(), ""
     while not stopped.is_set():
         began = time.monotonic()
         try:
             problem = turn()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next turn may do
+        except Exception as error:  # noqa: BLE001 - the next turn may succeed
             problem = sentence(error)
         if problem and problem != before:
             say(problem)
@@ -99,18 +100,17 @@ def sentence(error: Exception) -> str:
 def _problems(project: Project, table: str, counts: Collected) -> Iterator[str]:
     if counts.lost_after is not None:
         since = clock.moment(counts.lost_after).isoformat(timespec="seconds")
-        lost = f"rows that were pushed after {since} may be missing"
-        yield f"Redis has lost what waited for the history of {table}: {lost}"
+        yield f"Redis has lost pushed rows of {table}: rows pushed after {since} may be missing from the table"
     if counts.aside:
         where = f"they are set aside in Redis as {pushes.aside(project.name, table).decode()}"
         yield (
-            f"{counts.aside:,} pushed rows of {table} cannot be collected (the last one {counts.why}): {where}, and "
-            "`isthmus collect --again` tries them again"
+            f"{counts.aside:,} pushed rows of {table} cannot be collected (the last one {counts.why}): {where}; "
+            "`isthmus collect --again` retries them"
         )
 
 
 def _tables(project: Project, views: Collection[str] | None) -> dict[str, list[ViewContract]]:
-    """Offline table to the definitions that rows may have been pushed to, the newest first; of all or some views."""
+    """Return the view definitions that rows may have been pushed under, newest first, by offline table."""
     generations = project.generations()
     newest = generations.newest()
     tables: dict[str, list[ViewContract]] = {}

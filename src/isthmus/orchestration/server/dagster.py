@@ -1,6 +1,7 @@
-"""Dagster's webserver behind the guard of our own server.
+"""Dagster's webserver with the request guard of our server.
 
-Dagster answers any page of any site, by any name for this machine, and starts runs for it. In place of its commands:
+Dagster accepts requests from pages of any web site, under any host name of this machine, and starts runs for them. Use
+these commands instead of Dagster's:
 
     python -m isthmus.orchestration.server.dagster [the options of dagster-webserver]
     python -m isthmus.orchestration.server.dagster dev [the options of dagster dev]
@@ -22,25 +23,23 @@ from isthmus.serving.http.guard import refused, require_own_page
 from isthmus.serving.wire.errors import ForbiddenError
 
 MODULE = "isthmus.orchestration.server.dagster"
-HOSTS = "DAGSTER_ALLOWED_HOSTS"
-"""The environment variable that lists other host names of this machine, separated by commas."""
+HOSTS = "DAGSTER_ALLOWED_HOSTS"  # variable with more host names of this machine, separated by commas
 
 _NAME_IT = (
     "open Dagster at localhost, or add the name to `[server] hosts` of isthmus.toml (with `isthmus dev`) "
-    f"or to {HOSTS} (with a webserver of your own)"
+    f"or to {HOSTS} (with your own webserver)"
 )
-_INSTEAD = "open Dagster in a tab of its own"
+_INSTEAD = "open Dagster in a separate tab"
 
 
 class OwnPages:
-    """Serve requests of programs and of the application's own pages. Refuse requests of pages of other sites."""
+    """Middleware that rejects requests from pages of other web sites. Programs and Dagster's pages are served."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._hosts = frozenset(filter(None, os.environ.get(HOSTS, "").split(",")))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request or a WebSocket on, or refuse it with 403."""
         try:
             if scope["type"] in ("http", "websocket"):
                 self._require(scope)
@@ -63,16 +62,13 @@ class OwnPages:
 
 
 class Webserver(DagsterWebserver[Any, Any]):
-    """Dagster's webserver behind `OwnPages`."""
-
     def build_middleware(self) -> list[Middleware]:
-        """Put the guard before Dagster's own middleware."""
         return [Middleware(OwnPages), *super().build_middleware()]
 
 
 def main() -> None:
     """Run a Dagster command with the guarded webserver."""
-    # Dagster has no parameter for its webserver class. `isthmus dev` checks that the guard answers, in any release.
+    # Dagster has no parameter for its webserver class, so replace it. `isthmus dev` checks that the guard works.
     app: Any = dagster_webserver.app
     cli: Any = dagster_webserver.cli
     dev: Any = dagster._cli.dev

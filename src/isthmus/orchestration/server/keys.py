@@ -1,4 +1,4 @@
-"""`keys create`, `keys list` and `keys revoke`: who may ask the API. A running server follows at once."""
+"""`isthmus keys`: create, list and revoke API keys. Running servers apply changes at once."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,32 +11,31 @@ from isthmus.serving.keys import Keyring, make, problems, required
 
 
 def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]:
-    """Creates a key and stores its hash; returns its description with the key itself, which is stored nowhere.
+    """Create a key and store its hash. Return its description with the key itself, which is not stored.
 
-    Scopes are `read:SERVICE`, `push:VIEW`, `predict:MODEL`, `snapshot:SERVICE`, or `*` for the name, and of the
-    snapshot of an owner `snapshot:SERVICE/VALUE`.
+    Scopes are `read:SERVICE`, `push:VIEW`, `predict:MODEL` and `snapshot:SERVICE`, with `*` for any name, and
+    `snapshot:SERVICE/VALUE` for the snapshot of one owner.
 
     Raises:
         ConfigurationError: the name or a scope is invalid.
-        RequestError: there is a key of this name.
-        DataError: the key file is broken.
+        RequestError: a key with this name exists.
+        DataError: the key file is damaged.
     """
     if wrong := problems(name, scopes):
         raise ConfigurationError("API key", wrong)
     with project.locked("keys"):
         ring = Keyring.read(project.keys_file)
         if any(key.name == name for key in ring.keys):
-            raise RequestError(f"API key {name}", "is there already", remedy="revoke it first, or choose another name")
+            raise RequestError(f"API key {name}", "already exists", remedy="revoke it first, or choose another name")
         key, secret = make(name, scopes, clock.now())
         ring = Keyring(keys=(*ring.keys, key))
-        # First: from here on, a key file that is lost opens nothing.
+        # Require keys before writing the key file, so that losing the file later does not open the server.
         required(project.keys_file).touch()
         write_atomically(project.keys_file, ring.dumps(), mode=0o600)
     return {"name": key.name, "scopes": list(key.scopes), "key": secret}
 
 
 def describe(project: Project) -> dict[str, Any]:
-    """Every key by its name: its scopes, and when it was created."""
     keys = Keyring.read(project.keys_file).keys
     return {
         key.name: {"scopes": list(key.scopes), "created": clock.moment(key.created_at).isoformat(timespec="seconds")}
@@ -45,30 +44,34 @@ def describe(project: Project) -> dict[str, Any]:
 
 
 def revoke(project: Project, name: str) -> dict[str, Any]:
-    """Removes a key: from its next request on it is not known. RequestError if there is no key of this name."""
+    """Remove a key. Servers reject it from the next request on.
+
+    Raises:
+        RequestError: no key has this name.
+    """
     with project.locked("keys"):
         ring = Keyring.read(project.keys_file)
         left = tuple(key for key in ring.keys if key.name != name)
         if len(left) == len(ring.keys):
-            raise RequestError(f"API key {name}", "is not there", expected=one_of(key.name for key in ring.keys))
+            raise RequestError(f"API key {name}", "does not exist", expected=one_of(key.name for key in ring.keys))
         write_atomically(project.keys_file, Keyring(keys=left).dumps(), mode=0o600)
     report: dict[str, Any] = {"revoked": name, "left": len(left)}
     if not left:
-        report["note"] = "without any key, every request is refused; `isthmus keys open` opens a server on loopback"
+        report["note"] = "no key is left, so every request is rejected; `isthmus keys open` opens servers on loopback"
     return report
 
 
 def open_to_all(project: Project) -> dict[str, Any]:
-    """Lets every program of this machine ask a server on loopback, as before the first key.
+    """Switch authentication off for servers on loopback, as before the first key.
 
     Raises:
-        RequestError: there are keys left.
-        DataError: the key file is broken.
+        RequestError: a key exists.
+        DataError: the key file is damaged.
     """
     with project.locked("keys"):
         ring = Keyring.read(project.keys_file)
         if ring.keys:
             names = ", ".join(key.name for key in ring.keys)
-            raise RequestError("API keys", f"{names} are valid", expected="none", remedy="revoke them first")
+            raise RequestError("API keys", f"still valid: {names}", remedy="revoke them first")
         write_atomically(project.keys_file, Keyring(open=True).dumps(), mode=0o600)
-    return {"open": "to every program of this machine, on loopback"}
+    return {"open": "to every program on this machine, on loopback"}

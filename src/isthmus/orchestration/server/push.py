@@ -1,4 +1,7 @@
-"""What a program of the user's own pushes, without a server. Importing this loads no third-party library."""
+"""`isthmus.push`: write rows of a view from Python, without a server.
+
+Importing this module loads no third-party library.
+"""
 
 from collections.abc import Mapping
 from os import PathLike
@@ -19,23 +22,28 @@ _FORMS = "column names with lists of values, an Arrow table, or a pandas or Pola
 def push(
     project: "Project | str | PathLike[str]", view: str, rows: object, *, to: str = "online_and_offline"
 ) -> dict[str, int]:
-    """Writes rows of a view that its transform did not compute, as `/push` of the API does: all of them or none.
+    """Push rows of a view, like `/push` of the API. Either all rows are accepted or none.
 
-    The rows are checked as there, by the contracts that servers answer under, and with the limits of `[server.limits]`.
-    Returns how many `rows` there were, and how many were `written` online: an older row replaces none.
+    Rows are checked against the contracts that the servers use and the limits in `[server.limits]`. A row replaces the
+    online row of its key unless the online row is newer.
+
+        isthmus.push(".", "customer_orders", {"customer": ["c1"], "event_timestamp": [now], "orders_7d": [3]})
 
     Args:
         project: the project, or its folder.
-        view: its name.
-        rows: the join keys, `event_timestamp`, every feature, and `known_at` unless that is now: a mapping of column
-            names to lists of values, an Arrow table, or a pandas or Polars frame.
-        to: "online_and_offline" is the online store at once and the history of the view with the next `isthmus
-            collect`; "offline" is the history alone, "online" the online store alone.
+        view: name of the view.
+        rows: join keys, `event_timestamp`, every feature, and optionally `known_at` (default: now), as a mapping of
+            column names to lists, an Arrow table, or a pandas or Polars frame.
+        to: "online_and_offline" writes to the online store at once and to the offline table with the next
+            `isthmus collect`; "offline" and "online" write to one of them.
+
+    Returns:
+        `rows`, the number of rows, and `written`, the number of rows that changed the online store.
 
     Raises:
-        RequestError: there is no such view, or rows disagree with the contract; every problem is named.
-        DependencyError: Redis does not answer, or too many rows wait for the history. What was pushed may be in the
-            history all the same; pushed again with the same `known_at`, it is there once.
+        RequestError: the view is unknown, or rows do not match the contract. All problems are listed.
+        DependencyError: Redis is not reachable, or too many rows wait to be collected. Some rows may have been stored;
+            pushing them again with the same `known_at` does not duplicate them.
     """
     from isthmus.features.errors import RequestError, one_of
     from isthmus.features.online.store import OnlineStore
@@ -48,8 +56,8 @@ def push(
     if to not in DESTINATIONS:
         raise RequestError("to", f"is {to!r}", expected=one_of(DESTINATIONS))
     state, now, limits = State(opened.generations()), opened.now(), opened.settings.server.limits
-    declared, kept = state.pushed(view, PUSH)
-    parts = packed(declared, kept, _columns(rows, declared[0].view), limits, Times(FIRST, now))
+    definitions, previous = state.pushed(view, PUSH)
+    parts = packed(definitions, previous, _columns(rows, definitions[0].view), limits, Times(FIRST, now))
     count, written = len(parts[0][2]), [0]
     with opened.redis() as url, answering(url), connect(url) as client:
         store = OnlineStore(client, state.contract)
@@ -62,7 +70,6 @@ def push(
 
 
 def _columns(rows: object, view: "ViewContract") -> dict[str, "msgspec.Raw"]:
-    """Each column as the JSON of a push."""
     import msgspec
     import orjson
 
@@ -100,7 +107,7 @@ def _array(name: str, values: Any) -> "pa.Array":
 
 
 def _whole(table: "pa.Table", view: "ViewContract") -> "pa.Table":
-    """Whole numbers that pandas keeps as floating-point ones, as it does beside nulls."""
+    """Convert float columns to integers where the view has integers. Pandas stores integers with nulls as floats."""
     import pyarrow as pa
 
     for column in (*view.keys, *view.fields):
@@ -109,5 +116,5 @@ def _whole(table: "pa.Table", view: "ViewContract") -> "pa.Table":
             try:
                 table = table.set_column(place, column.name, table[column.name].cast(pa.int64()))
             except pa.ArrowInvalid:
-                continue  # It has a fraction, which is for the contract to refuse.
+                continue  # the contract check reports the fractions
     return table

@@ -1,4 +1,4 @@
-"""The secret with which join keys of private views are hashed, where answers are recorded."""
+"""Secret key that hashes the join keys of private views in recorded answers."""
 
 import secrets
 from contextlib import suppress
@@ -11,24 +11,24 @@ _BYTES = 32
 
 
 def known_secret(project: Project) -> bytes:
-    """The secret of a project whose answers have hashes of keys.
+    """Read the existing secret of a project.
 
     Raises:
-        DataError: its file is gone, or damaged.
+        DataError: the file is missing or damaged.
     """
     file = project.recorded / "key"
     try:
         return _checked(file.read_bytes(), str(file))
     except FileNotFoundError:
-        remedy = "restore it: no hash leads back to a key without it"
-        raise DataError(str(file), "is not there", expected="the secret of recorded keys", remedy=remedy) from None
+        remedy = "restore it: without it, hashes cannot be matched to keys"
+        raise DataError(str(file), "does not exist", expected="the secret of recorded keys", remedy=remedy) from None
 
 
 def secret(project: Project) -> bytes:
-    """The secret of a project, which is made when it is first asked for: without it, no hash leads back to a key.
+    """Return the secret of a project. Creates it on first use.
 
     Raises:
-        DataError: its file is damaged.
+        DataError: the file is damaged.
     """
     file = project.recorded / "key"
     with suppress(FileNotFoundError):
@@ -36,13 +36,13 @@ def secret(project: Project) -> bytes:
     with project.locked("keys"):
         with suppress(FileNotFoundError):
             return _checked(file.read_bytes(), str(file))
-        made = secrets.token_bytes(_BYTES)
-        write_atomically(file, made, mode=0o600)
-    return made
+        created = secrets.token_bytes(_BYTES)
+        write_atomically(file, created, mode=0o600)
+    return created
 
 
-def _checked(found: bytes, where: str) -> bytes:
-    if len(found) != _BYTES:
-        remedy = "restore it; if you remove it, keys that were hashed with it cannot be found again"
-        raise DataError(where, f"has {len(found)} bytes", expected=f"{_BYTES}", remedy=remedy)
-    return found
+def _checked(content: bytes, where: str) -> bytes:
+    if len(content) != _BYTES:
+        remedy = "restore it; if you remove it, hashes of earlier answers cannot be matched to keys"
+        raise DataError(where, f"has {len(content)} bytes", expected=f"{_BYTES}", remedy=remedy)
+    return content

@@ -1,4 +1,4 @@
-"""`serve`: runs the API of a project. Imports nothing that starting a server does not need."""
+"""`isthmus serve`: run the API of a project. This module imports only what starting a server needs."""
 
 import re
 import subprocess
@@ -13,16 +13,15 @@ from isthmus.serving.process import become, start
 from isthmus.serving.process import serve as run_server
 from isthmus.serving.settings import ServerSettings
 
-FEAST_SERVER = re.compile(rb"^  path: (http.*)$", re.MULTILINE)
-"""The address of the server in the `feature_store.yaml` that `apply` writes."""
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the address to reach a server that listens on all
+FEAST_SERVER = re.compile(rb"^  path: (http.*)$", re.MULTILINE)  # server address in Feast's feature_store.yaml
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - how to reach a server that listens on all addresses
 
 
 def serve(project: Project, *, port: int | None = None) -> int:
-    """Runs the API until it is stopped; returns its exit code.
+    """Run the API until it is stopped. Return its exit code.
 
-    With a Redis of the user's, this process becomes the server and does not return: the modules that it loaded to read
-    the project would only waste memory. The embedded Redis needs a parent process that stops it at the end.
+    With a configured Redis, this process is replaced by the server (exec) to free the memory of the project's modules,
+    and the function does not return. With the embedded Redis, this process stays to stop Redis at the end.
     """
     _name_to_feast(project, port)
     configured = project.settings.stores.online
@@ -36,7 +35,10 @@ def serve(project: Project, *, port: int | None = None) -> int:
 def serving(
     project: Project, *, port: int | None = None, log: IO[bytes] | None = None, private: bool = False
 ) -> "Iterator[subprocess.Popen[bytes]]":
-    """The API as a child process that ends with the block; it logs to `log`, or to this process's stderr."""
+    """Run the API as a child process during the block. It logs to `log`, by default to stderr.
+
+    With `private`, it listens on loopback without keys, for this process only.
+    """
     if not private:
         _name_to_feast(project, port)
     with project.redis() as url, running(settings(project, url, port, private=private), log) as child:
@@ -44,27 +46,26 @@ def serving(
 
 
 def address(project: Project, port: int | None = None) -> str:
-    """The URL of the project's server for programs of this machine, by default at the port of the settings."""
+    """Return the URL of the project's server on this machine; the port defaults to the settings."""
     server = project.settings.server
     return f"http://{reachable(server.host)}:{server.port if port is None else port}"
 
 
 def reachable(host: str) -> str:
-    """A host to listen on, as it stands in a URL for this machine."""
+    """Return the host part of a URL that reaches a server listening on `host` from this machine."""
     host = _LOOPBACK.get(host, host)
     return f"[{host}]" if ":" in host else host
 
 
 @contextmanager
 def running(settings: ServerSettings, log: IO[bytes] | None = None) -> "Iterator[subprocess.Popen[bytes]]":
-    """A server with these settings as a child process that ends with the block."""
     child = start(settings, log)
     try:
         yield child
     finally:
         child.terminate()
         try:
-            # Longer than the deadline of the requests it still answers.
+            # Wait longer than the deadline of pending requests.
             child.wait(settings.limits.deadline_seconds + 5)
         except subprocess.TimeoutExpired:
             child.kill()
@@ -72,7 +73,7 @@ def running(settings: ServerSettings, log: IO[bytes] | None = None) -> "Iterator
 
 
 def settings(project: Project, url: str, port: int | None = None, *, private: bool = False) -> ServerSettings:
-    """The settings of a server of the project; a private server listens on this machine and asks for no key."""
+    """Return the settings of a server. A `private` server listens on loopback and needs no key."""
     server, profiles = project.settings.server, project.settings.profiles
     record = None if private else project.recording()
     return ServerSettings(
@@ -84,7 +85,7 @@ def settings(project: Project, url: str, port: int | None = None, *, private: bo
         require_keys=server.require_keys and not private,
         hosts=server.hosts,
         check_share=server.check_share,
-        # A verdict names each row that is missing.
+        # A verdict reports missing rows one by one, so lookups must return them as null.
         missing="null" if private else server.missing,
         host="127.0.0.1" if private else server.host,
         port=server.port if port is None else port,
@@ -104,9 +105,8 @@ def settings(project: Project, url: str, port: int | None = None, *, private: bo
 
 
 def _name_to_feast(project: Project, port: int | None) -> None:
-    """Write the server's address to the project's Feast configurations, where they exist."""
     for file in (project.state / "feast").rglob("feature_store.yaml"):
-        # A server needs no Feast: the files may be missing, or in a folder that this process may not write to.
+        # A server does not need these files, so a missing file or permission is not an error.
         with suppress(OSError):
             before = file.read_bytes()
             text = FEAST_SERVER.sub(f"  path: {address(project, port)}".encode(), before)

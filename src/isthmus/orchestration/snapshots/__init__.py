@@ -1,1 +1,1 @@
-"""What devices get: a page with a package, and snapshots of the stored features that it reads."""
+"""Device snapshots of stored features, and static pages that run a package in the browser."""

@@ -1,4 +1,4 @@
-"""`snapshot`: writes the stored features of a service that devices keep, as a signed file and differences to it."""
+"""`isthmus snapshot`: write a service's stored features for devices, as a signed file and deltas to it."""
 
 import os
 import statistics
@@ -35,27 +35,24 @@ from isthmus.package.snapshot.selection import disclosed, kept_views, of_kept_ke
 from isthmus.package.snapshot.signature import Sealer, create_key
 from isthmus.package.snapshot.store import Latest, Shelf
 
-KEY = "key.pem"
-"""The private key of a project that has configured none, in the folder of its snapshots."""
-
-SHORT = 16
-"""Digits of a digest in the name of a difference on a host of files."""
+KEY = "key.pem"  # generated private key, in the folder of snapshots, for projects without a configured key
+SHORT = 16  # digits of a digest in the file name of a delta on a file host
 
 
 @dataclass(frozen=True)
-class Written:
-    """A snapshot that was written.
+class SnapshotReport:
+    """Report of a new snapshot: one file for all devices, or one file per owner.
 
     Attributes:
         snapshot: SHA-256 of the file.
-        made: the moment that it shows.
-        rows: view to its number of rows.
-        bytes: of the file; of the largest, where each owner has one.
-        difference_bytes: of the difference from the snapshot before; None if there is none.
-        discloses: the features whose values it has, and which keys.
-        path: the file; that of all owners' files, where each has one.
-        owners: how many have a file; None where there is one for all.
-        median_bytes: of the file in the middle, likewise.
+        made: time of the data, microseconds since 1970 UTC.
+        rows: number of rows by view.
+        bytes: size of the file, or of the largest owner's file.
+        difference_bytes: size of the delta from the previous snapshot, or None.
+        discloses: features and keys in the snapshot.
+        path: path of the file, or of the file that holds all owners' files.
+        owners: number of owners, or None.
+        median_bytes: median size of an owner's file, or None.
     """
 
     snapshot: str
@@ -69,7 +66,6 @@ class Written:
     median_bytes: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data; the moment as text. What is of owners is left out where there are none."""
         data = {**asdict(self), "made": clock.moment(self.made).isoformat(), "path": str(self.path)}
         return data if self.owners is not None else {k: v for k, v in data.items() if k not in _OF_OWNERS}
 
@@ -77,25 +73,26 @@ class Written:
 _OF_OWNERS = ("owners", "median_bytes")
 
 
-def snapshot(project: Project, name: str | None = None, *, progress: Progress = silent) -> Written:
-    """Writes a snapshot of a service's views, as they are now, and what leads to it from those before.
+def snapshot(project: Project, name: str | None = None, *, progress: Progress = silent) -> SnapshotReport:
+    """Write a snapshot of a service's current rows, and deltas from earlier snapshots.
 
-    The service may be omitted if only one has `device`. What is disclosed for the first time is reported before.
+    The name is optional if only one service has a `device`. Creates a signing key if none is configured. Reports newly
+    disclosed features through `progress` first.
 
     Raises:
-        RequestError: there is no such service, or it has no `device`.
-        DataError: a table is not there, or no row has a key that devices keep, or a file is too large for them.
+        RequestError: the service is unknown, or has no `device`.
+        DataError: a table is missing, no row has a key that devices keep, or a file is too large for devices.
         GateFailed: a table breaks an expectation of its view.
-        ConfigurationError: `packages.signing_key` cannot sign.
+        ConfigurationError: `packages.signing_key` is not usable.
     """
     service, device = declared(project, name)
     place, sealer = shelf(project, service.name), signer(project)
     for line in undisclosed(project, service.name):
         progress(f"devices get {line}", 0.0)
     with place.locked():
-        # Before the tables are read: what has become known since is in the next one.
+        # Take the time before reading the tables, so that rows that become known meanwhile are in the next snapshot.
         made = project.now()
-        # Within the lock: no snapshot of earlier tables follows one of later ones.
+        # Read the tables under the lock, so that a snapshot of older tables cannot follow one of newer tables.
         contract, offline = project.applied(), project.offline_store()
         views = kept_views(contract, service.name)
         histories = {view.name: offline.history(contract.views[view.name]) for view in views}
@@ -127,8 +124,6 @@ def snapshot(project: Project, name: str | None = None, *, progress: Progress = 
 
 @dataclass(frozen=True)
 class _Parts:
-    """What a snapshot has beside its rows, and where it goes."""
-
     place: Shelf
     sealer: Sealer
     device: Declared
@@ -136,22 +131,22 @@ class _Parts:
     tables: Mapping[str, str]
 
 
-def _write_whole(parts: _Parts, file: SnapshotFile, views: list[ViewContract]) -> Written:
-    """A file for all devices."""
+def _write_whole(parts: _Parts, file: SnapshotFile, views: list[ViewContract]) -> SnapshotReport:
     place, before, sealed = parts.place, parts.place.before(), parts.sealer.seal(file)
     header = sealed.header
     _require_small(header.service, len(sealed.data), "name the `keys` of its Snapshot, or read fewer features")
     latest = place.add(sealed, views, parts.device.keep, discloses=parts.discloses, tables=parts.tables)
-    nearest_delta = len(place.delta(before.snapshot, latest)) if before and before.snapshot in latest.earlier else None
-    return Written(sealed.digest, header.made, dict(header.views), len(sealed.data), nearest_delta, parts.discloses,
-                   place.path(sealed.digest))  # fmt: skip
+    delta = len(place.delta(before.snapshot, latest)) if before and before.snapshot in latest.earlier else None
+    return SnapshotReport(
+        sealed.digest, header.made, dict(header.views), len(sealed.data), delta, parts.discloses,
+        place.path(sealed.digest),
+    )  # fmt: skip
 
 
 def _write_owners(
     parts: _Parts, header: Header, owner: Column, views: list[ViewContract], rows: Mapping[str, Rows],
     progress: Progress,
-) -> Written:  # fmt: skip
-    """A file for each owner."""
+) -> SnapshotReport:  # fmt: skip
     place, before, sizes = parts.place, parts.place.before(), list[int]()
     generation, own = generation_of(header, owner, views, rows)
     largest, of_largest = b"", 0
@@ -174,13 +169,13 @@ def _write_owners(
         discloses=parts.discloses, tables=parts.tables, signed=signed,
     )  # fmt: skip
     since = None
-    # From one that is damaged there is no difference.
+    # A damaged previous snapshot has no delta.
     with suppress(DataError):
-        if before and before.snapshot in latest.earlier and (had := place.own(largest, before)):
-            since = had[0]
-    way = place.own(largest, latest, since) if since else None
-    return Written(
-        latest.snapshot, header.made, dict(header.views), max(sizes), None if way is None else len(way[1]),
+        if before and before.snapshot in latest.earlier and (previous := place.own(largest, before)):
+            since = previous[0]
+    delta = place.own(largest, latest, since) if since else None
+    return SnapshotReport(
+        latest.snapshot, header.made, dict(header.views), max(sizes), None if delta is None else len(delta[1]),
         parts.discloses, place.owners(latest.snapshot), len(sizes), int(statistics.median(sizes)),
     )  # fmt: skip
 
@@ -188,14 +183,14 @@ def _write_owners(
 def _require_small(service: str, size: int, remedy: str) -> None:
     if size > LARGEST:
         raise DataError(f"snapshot of {service}", f"has {size:,} bytes",
-                        expected=f"at most {LARGEST:,}, which is all that a device takes", remedy=remedy)  # fmt: skip
+                        expected=f"at most {LARGEST:,}, the limit of devices", remedy=remedy)  # fmt: skip
 
 
 def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
-    """What the next snapshot of a service discloses and the last one did not, a line for a view's features.
+    """Return what the next snapshot discloses and the last one did not, one line per view.
 
     Raises:
-        RequestError: there is no such service, or it has no `device`.
+        RequestError: the service is unknown, or has no `device`.
     """
     service, device = declared(project, name)
     before = shelf(project, service.name).before()
@@ -209,31 +204,30 @@ def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
 
 
 def declared(project: Project, name: str | None) -> tuple[FeatureService, Declared]:
-    """The service of this name, or the only one, and what devices keep of it.
+    """Return the named service, or the only one with a `device`, and its `device`.
 
     Raises:
-        RequestError: there is no such service, or no device keeps its rows.
+        RequestError: the service is unknown, or has no `device`.
     """
     services = project.definitions.services
-    kept = {service.name: service.device for service in services.values() if service.device is not None}
-    if name is None and len(kept) == 1:
-        name = next(iter(kept))
-    if name is None or name not in kept:
-        what = "none is named" if name is None else f"{name!r} has no `device`"
+    devices = {service.name: service.device for service in services.values() if service.device is not None}
+    if name is None and len(devices) == 1:
+        name = next(iter(devices))
+    if name is None or name not in devices:
+        problem = "no name was given" if name is None else f"{name!r} has no `device`"
         if name is not None and name not in services:
-            what = f"{name!r} is not declared{nearest(name, services)}"
-        remedy = "" if kept else "declare `device=Snapshot(age=…, every=…)` in a FeatureService"
-        raise RequestError("service", what, expected=one_of(kept) if kept else "", remedy=remedy)
-    return services[name], kept[name]
+            problem = f"{name!r} is not declared{nearest(name, services)}"
+        remedy = "" if devices else "declare `device=Snapshot(age=…, every=…)` in a FeatureService"
+        raise RequestError("service", problem, expected=one_of(devices) if devices else "", remedy=remedy)
+    return services[name], devices[name]
 
 
 def shelf(project: Project, service: str) -> Shelf:
-    """Where the snapshots of a service are."""
     return Shelf(project.snapshots / service)
 
 
 def signer(project: Project) -> Sealer:
-    """Signs with the configured key, or with one of the project's own, which is made when it is first needed."""
+    """Return a signer with the configured key, or with a generated key, which is created on first use."""
     configured = project.settings.packages.signing_key
     if configured is not None:
         return Sealer.of(project.root / configured, os.environ.get(PASSWORD))
@@ -244,29 +238,29 @@ def signer(project: Project) -> Sealer:
 
 
 def copy(project: Project, name: str | None, out: Path) -> Latest:
-    """Writes the newest snapshot of a service and the differences to it to a folder, for any host of files.
+    """Copy the newest snapshot of a service and its deltas to a folder, for any file host. Removes older deltas.
 
-    The snapshot is `SERVICE`, a difference `SERVICE.DIGEST` by the first 16 digits of what it begins with.
+    Files: the snapshot `SERVICE`, and deltas `SERVICE.DIGEST` with the first 16 digits of the snapshot to start from.
 
     Raises:
-        RequestError: there is no such service, it has no `device`, or each owner has a file.
-        DataError: there is no snapshot.
+        RequestError: the service is unknown, has no `device`, or has a file per owner.
+        DataError: the service has no snapshot.
     """
     service = require_hostable(project, name)
     place = shelf(project, service.name)
     with place.locked():
         latest = place.latest()
         if latest is None:
-            raise DataError(f"snapshot of {service.name}", "there is none", remedy="run `isthmus snapshot`")
+            raise DataError(f"snapshot of {service.name}", "does not exist", remedy="run `isthmus snapshot`")
         newest = place.snapshot(latest.snapshot)
         deltas = {f"{service.name}.{digest[:SHORT]}": place.delta(digest, latest) for digest in latest.earlier}
-        # A device that has the newest asks for the difference from that: here is none, in some bytes.
+        # Devices that are up to date also request a delta, so write an empty one.
         same = read_snapshot(newest, kept_views(project.applied(), service.name))
         deltas[f"{service.name}.{latest.snapshot[:SHORT]}"] = difference(same, same)
-        # First the differences: none may lead to what is not there yet.
+        # Write the snapshot after its deltas.
         for target, data in {**deltas, service.name: newest}.items():
             write_atomically(out / target, data)
-        # Only what has the name of a difference: the rest of the folder is somebody else's.
+        # Remove old deltas only; other files in the folder are not ours.
         for file in out.glob(f"{service.name}.{'[0-9a-f]' * SHORT}"):
             if file.name not in deltas:
                 file.unlink()
@@ -274,32 +268,31 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
 
 
 def require_hostable(project: Project, name: str | None) -> FeatureService:
-    """The service, if a host of files may offer its snapshots.
+    """Return the service if a file host may serve its snapshots.
 
     Raises:
-        RequestError: each owner has a file, or as `declared`.
+        RequestError: the service has a file per owner, is unknown, or has no `device`.
     """
     service, device = declared(project, name)
     if device.owner is not None:
         raise RequestError(
             f"snapshot of {service.name}",
-            f"has a file for each {device.owner}: a host of files gives it to whoever guesses its name",
+            f"has a file for each {device.owner}, and on a file host anyone who guesses the name could read it",
             expected="a Snapshot without `owner`",
-            remedy=f"let the API serve it, GET /snapshots/{service.name}/{device.owner.upper()}, behind your own login",
+            remedy=f"serve it with the API, GET /snapshots/{service.name}/{device.owner.upper()}, behind your login",
         )  # fmt: skip
     return service
 
 
 def _rows(history: ViewHistory, view: ViewContract, device: Declared, at: int) -> dict[bytes, bytes]:
-    """Keys to the latest rows at a moment, in the form of a snapshot."""
     state = LatestRows.of(history, at)
-    codec, found = RowCodec(view), dict[bytes, bytes]()
+    codec, packed_rows = RowCodec(view), dict[bytes, bytes]()
     for rows in state.rows(np.flatnonzero(of_kept_keys(view, state.keys, device))):
         columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in view.fields}
         event, known = micros(rows["event_timestamp"]), micros(rows["known_at"])
         packed = codec.encode(event, known, columns)
         times = zip(packed, event.tolist(), known.tolist(), strict=True)
-        found.update(
+        packed_rows.update(
             zip(encode_keys(view.keys, key_values(view, rows)), (unpacked(*row) for row in times), strict=True)
         )
-    return found
+    return packed_rows

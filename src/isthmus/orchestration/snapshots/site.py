@@ -1,4 +1,4 @@
-"""`page`: a folder of files that runs the last package in a browser, from any server of files."""
+"""`isthmus page`: write a static web page that runs the last package in the browser."""
 
 import hashlib
 import json
@@ -32,13 +32,13 @@ _RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-thr
 
 
 def site(project: Project, name: str | None, out: Path) -> Path:
-    """Writes the folder, and replaces what an earlier call wrote there.
+    """Write the folder and return it. Replaces the files of an earlier call.
 
-    The page is `pages/<distillation>` of the project. A model of rows or of texts needs none: it gets a form.
+    Uses the project's page in `pages/<distillation>`. Without one, models of rows and language models get a form.
 
     Raises:
-        ConfigurationError: there is no page for a model of other tensors.
-        DataError: there is no package, or no snapshot that it needs, or the folder holds something else.
+        ConfigurationError: a model with other inputs has no page.
+        DataError: the package or a required snapshot is missing, or the folder has other files.
         DependencyError: the runtime for browsers cannot be installed.
         PackageError: the package is damaged.
     """
@@ -46,10 +46,10 @@ def site(project: Project, name: str | None, out: Path) -> Path:
     package, distillation = artifacts.last_package(), artifacts.declared.name
     manifest, own = read_package(package), project.root / "pages" / distillation
     if not own.is_dir() and not manifest.inputs and manifest.generation is None:
-        problem = Problem(f"distillation {distillation}", f"there is no {own}", "a folder with an index.html")
+        problem = Problem(f"distillation {distillation}", f"{own} does not exist", "a folder with an index.html")
         raise ConfigurationError("pages", [problem])
     if out.exists() and not (out / NOTE).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(str(out), "holds something else", expected="a new folder, or one that this command wrote")
+        raise DataError(str(out), "contains other files", expected="a new folder, or one that this command wrote")
 
     def write(folder: Path) -> None:
         write_files(folder, package, manifest, own)
@@ -62,7 +62,7 @@ def site(project: Project, name: str | None, out: Path) -> Path:
 
 
 def write_files(folder: Path, package: Path, manifest: Manifest, own: Path | None) -> None:
-    """What the page of a package loads, with `own` pages or the form for its kind of model."""
+    """Write the files of a page: scripts, runtime, package, and the project's page `own` or a form."""
     runtime = installed() / "node_modules" / NAME / "dist"
     form = "form" if manifest.generation is None else "text"
     for shared in (*_SHARED, *([] if manifest.generation is None else [FOLDER / name for name in GENERATORS])):
@@ -79,28 +79,25 @@ def write_files(folder: Path, package: Path, manifest: Manifest, own: Path | Non
 
 
 def write_note(folder: Path, note: Mapping[str, Any]) -> None:
-    """What a page expects, and its service worker."""
     (folder / NOTE).write_text(json.dumps(note), encoding="utf-8")
     (folder / _WORKER).write_text(_worker(folder), encoding="utf-8")
 
 
 def api_path(page: Path) -> str:
-    """What whoever serves a page passes on to the API; empty where files are enough."""
+    """Return the path that the host of a page must forward to the API; empty if static files are enough."""
     snapshot = json.loads((page / NOTE).read_text(encoding="utf-8")).get("snapshot")
     return "" if snapshot is None or snapshot["files"] else f"/{snapshot['url']}/…"
 
 
 def _expected(project: Project, package: Path) -> dict[str, Any]:
-    """What a page expects of a package, beside its sums."""
     manifest, precision = read_package(package), serving_profile(project, package).precision
     if manifest.generation is not None and precision == "int8":
-        # Servers alone round activations: `open` takes the smallest file that answers as recorded.
+        # Browsers cannot run int8 files of language models, which round activations.
         precision = min((each.precision for each in manifest.variants if each.precision != "int8"), default=precision)
     return {"contract": manifest.contract, "precision": precision}
 
 
 def _on_device(project: Project, manifest: Manifest, folder: Path) -> dict[str, Any]:
-    """Copies what a device keeps beside the package, and says where it is; nothing where it keeps nothing."""
     if manifest.device is None:
         return {}
     service, key, where = manifest.device.service, signer(project).public_key, f"snapshot of {manifest.device.service}"
@@ -112,7 +109,7 @@ def _on_device(project: Project, manifest: Manifest, folder: Path) -> dict[str, 
         data = _example(shelf(project, service), where, remedy)
     header, _ = read_header(data, where)
     if header.hash != manifest.device.hash or (header.owner and header.owner[0]) != manifest.device.owner:
-        raise DataError(where, f"is of another contract or owner than the package: {header.hash[:12]}",
+        raise DataError(where, f"has another contract or owner than the package: {header.hash[:12]}",
                         expected=manifest.device.hash[:12], remedy=f"{remedy}, and `isthmus export`")  # fmt: skip
     views = kept_views(project.applied(), service)
     try:
@@ -120,11 +117,11 @@ def _on_device(project: Project, manifest: Manifest, folder: Path) -> dict[str, 
     except DataError as error:
         raise DataError(where, error.found, expected=error.expected, remedy=remedy) from error
     snapshot = {
-        # Of an owner it is the API's, which whoever serves the page passes on: no folder may have everybody's rows.
+        # Files of owners come from the API: a static folder must not contain the rows of all owners.
         "url": f"{_SNAPSHOTS}/{service}",
         "files": manifest.device.owner is None,
         "key": key,
-        # As text: a number of JavaScript does not hold that many digits.
+        # As text, because JavaScript numbers are not exact at this size.
         "now": None if project.fixed_now is None else str(project.fixed_now),
     }
     if manifest.device.instead is None:
@@ -135,17 +132,17 @@ def _on_device(project: Project, manifest: Manifest, folder: Path) -> dict[str, 
 
 
 def _example(place: Shelf, where: str, remedy: str) -> bytes:
-    """The file of the first owner: what can be wrong with it is wrong with those of all."""
+    """Return the file of the first owner, to check the settings that all owners' files share."""
     latest = place.latest()
     if latest is None or latest.owner is None:
-        raise DataError(where, "there is none of owners", remedy=remedy)
+        raise DataError(where, "has no files of owners", remedy=remedy)
     with open_owners(place.owners(latest.snapshot)) as owners:
         _, _, file = next(iter(owners))
         return file.data
 
 
 def _worker(folder: Path) -> str:
-    """The service worker of a page: another text wherever a file differs, so that browsers fetch them all again."""
+    """Return the service worker's code. It contains a hash of all files, so that browsers reload changed pages."""
     files = {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
     }

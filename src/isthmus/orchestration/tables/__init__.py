@@ -1,1 +1,1 @@
-"""The step `build`: runs the transforms and writes the offline tables."""
+"""Steps that write the offline tables and publish them to Redis."""

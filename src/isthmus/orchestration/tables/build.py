@@ -1,4 +1,4 @@
-"""`build`: runs the transforms and writes their results to the offline tables."""
+"""`isthmus build`: run the transforms and write the offline tables."""
 
 import hashlib
 import json
@@ -30,16 +30,17 @@ from isthmus.transforms import sources
 from isthmus.transforms.sources import Landed
 from isthmus.transforms.views.compute import Frames, stream_view
 
-STEP = 30
-"""Days of a range in one commit, unless the caller says otherwise."""
+STEP = 30  # default number of days per commit
+# Number of steps whose lookback is checked. One is not enough: before the first step there may be no rows.
 CHECKED = 2
-"""Steps whose first day is computed again with a longer lookback: before the first step of all there may be no rows."""
 
 
 def build(project: Project, views: Sequence[str] | None = None, *, progress: Progress = silent) -> dict[str, Written]:
-    """Computes views, by default all, and writes their offline tables. The same input again changes nothing.
+    """Compute views (default: all) and write their complete offline tables. Unchanged input writes nothing.
 
     Raises:
+        ContractMismatch: the definitions have not been applied.
+        RequestError: a view is unknown.
         GateFailed: rows break an expectation of their view; nothing was written.
     """
     contract = project.applied()
@@ -48,7 +49,7 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
     tables = [contract.views[view.name].table for view in selected]
     with landed_sources(project, selected) as landed, project.building(tables), ExitStack() as stack:
         contents = _contents(project, selected, landed)
-        # Everything is computed and checked before the first table changes: a bad view leaves all of them as they were.
+        # Compute and check all views before writing, so that a bad view leaves every table unchanged.
         findings: list[Finding] = []
         prepared: dict[str, Prepared] = {}
         for name, before in _same_rows(project, selected, contents).items():
@@ -77,7 +78,7 @@ def build(project: Project, views: Sequence[str] | None = None, *, progress: Pro
 def _same_rows(
     project: Project, views: Sequence[FeatureView], contents: Mapping[str, str | None]
 ) -> dict[str, ViewContract]:
-    """Return view name to earlier definition, for tables whose rows stay valid: only how rows are read has changed."""
+    """Return the earlier definition of each view whose stored rows stay valid, because only their reading changed."""
     contract, store, known = project.definitions.contract, project.offline_store(), project.generations().views()
     same = {}
     for view in views:
@@ -91,10 +92,9 @@ def _same_rows(
 
 
 def outdated_views(project: Project, views: Sequence[str] | None = None) -> list[str]:
-    """The views whose tables were not built, all days of them, from the sources and definitions of now.
+    """Return the views whose complete table was not built from the current sources and definitions.
 
-    The views of a remote file or of a query of a server without `version_sql`, whose content cannot be known, are
-    always outdated.
+    Views of remote files, and of queries without `version_sql`, are always outdated, because their content is unknown.
     """
     contract, store = project.applied(), project.offline_store()
     outdated = []
@@ -108,9 +108,9 @@ def outdated_views(project: Project, views: Sequence[str] | None = None) -> list
 
 
 class _BuildRecord(msgspec.Struct, frozen=True):
-    """The last complete build: hash of the view's contract, fingerprint of the rows, content of the sources.
+    """Last complete build of a view: contract hash, fingerprint of the rows, and hash of the sources.
 
-    It is in the project, not in the table: other content with the same rows makes no new version of a table.
+    Stored in the project and not in the table, because changed sources with the same rows write no new table version.
     """
 
     contract: str
@@ -137,24 +137,25 @@ def build_range(
     step: int = STEP,
     progress: Progress = silent,
 ) -> dict[str, Written]:
-    """Computes views for a range of days, step by step, and replaces exactly those days in their offline tables.
+    """Compute views for a range of days and replace exactly those days in their offline tables.
 
-    Each step is a commit. What was built from the same definition and the same source files before is not computed
-    again: a run that was killed goes on where it was. A day for which the transform has no row has none in the table.
+    Days that were built from the same definition and sources are skipped, so a killed run continues where it stopped.
+    Days without rows become empty. `step` is the number of days per commit.
 
-    Without `within` the range is from the end of each table, less the view's `lateness`, up to today; a view without a
-    table is then built completely. `step` is the days of a commit.
+    Without `within`, build from the end of each table, minus the view's `lateness`, through today, and build views
+    without a table completely.
 
     Raises:
-        ContractMismatch: a table was built under another contract; the days outside of the range would stay so.
-        DataError: as in `build`, or a column of a source has another type than when the table was built, or a view
-            reaches further than its lookback.
-        RequestError: there is no such view.
+        ContractMismatch: a table was built under another contract, and the other days would keep it.
+        DataError: a source cannot be read, a source column changed its type since the table was built, or a view reads
+            further back than its lookback.
+        GateFailed: rows break an expectation of their view.
+        RequestError: a view is unknown.
     """
     contract = project.applied()
     names = view_names(project, views)
     store, now = project.offline_store(), project.now()
-    # Every table is opened before the first one changes.
+    # Open every table before changing the first, to find errors early.
     commits = {name: store.extendable(contract.views[name]) for name in names}
     declared = project.definitions.views
     new_days = {name: within or _new_days(declared[name], commits[name], now) for name in names}
@@ -176,8 +177,6 @@ def build_range(
 
 
 class _Run:
-    """The build of a view; `contents` has the hash of each source."""
-
     def __init__(
         self, project: Project, view: FeatureView, frames: Frames, contents: Mapping[str, str | None], now: int
     ) -> None:
@@ -191,7 +190,7 @@ class _Run:
         _require_types(view, self._before(), schemas)
 
     def build(self, within: Days, step: int, progress: Progress) -> Written:
-        """Computes and writes the days of a range that are not built yet."""
+        """Compute and write the days of a range that are not built yet."""
         before = self.store.extendable(self.compiled)
         _refuse_retyped(self.view, before, self.origin)
         same = before is not None and self.origin.content and before.origin.content == self.origin.content
@@ -200,7 +199,7 @@ class _Run:
         days, total = 0, sum(map(len, left))
         unchanged: list[Days] = []
         written, changed, pushed, replaced = None, False, 0, 0
-        # A view that reads all of its sources reads them once, for all steps.
+        # A view without a lookback reads complete sources, so compute all steps in one pass.
         passes = [left] if left and self.view.lookback is None else [[part] for part in left]
         for turn, parts in enumerate(passes):
             span = Days(parts[0].first, parts[-1].end)
@@ -220,19 +219,19 @@ class _Run:
                     ):
                         _report(ready, progress, days / total)
                         written = self.store.write(ready)
-                    # A step that changes nothing has no commit: the next commit records that it is done.
+                    # A step without changes writes no commit; the next commit records it as done.
                     unchanged = [] if written.changed else [*unchanged, part]
                     changed |= written.changed
                     pushed, replaced = pushed + written.pushed, replaced + written.replaced
                     days += len(part)
-                    progress(f"{self.view.name}, {part}: {written.rows} rows in all", days / total)
+                    progress(f"{self.view.name}, {part}: {written.rows} rows in total", days / total)
         rows_before = before.rows if before else 0
         if written is None:
             return Written(rows_before, 0, self.store.history(self.compiled).version, changed=False)
         return Written(written.rows, written.rows - rows_before, written.version, changed, pushed, replaced)
 
     def compute(self, days: Days | None = None) -> Iterator[pa.Table]:
-        """The rows of all days or a range. A column that the engine misses is named with its source."""
+        """Yield the rows of all days or a range. Errors about missing columns are raised with the source's name."""
         frames, reach, within = self.frames, self.compiled.lookback, None
         if days is not None:
             within = (days.first * DAY, days.end * DAY)
@@ -243,13 +242,12 @@ class _Run:
         except DataError as error:
             for source, column, dtype in self._missing_columns():
                 if column in error.found:
-                    problem = f"is gone; {error.where}: {error.found}"
+                    problem = f"no longer exists; {error.where}: {error.found}"
                     raise DataError(f"source {source}, column {column}", problem, remedy=error.remedy,
                                     expected=f"{dtype}, as when {self.view.name} was built") from error  # fmt: skip
             raise
 
     def _missing_columns(self) -> Iterator[tuple[str, str, str]]:
-        """Columns of sources, with their types, that the table was built from and that are gone."""
         before = self._before()
         for source, types in before.origin.schemas.items() if before else ():
             for column in types.keys() - self.origin.schemas.get(source, types).keys():
@@ -264,17 +262,17 @@ class _Run:
 
 
 def _new_days(view: FeatureView, commit: Commit | None, now: int) -> Days | None:
-    """From the end of a table, less how late rows may arrive, up to today; None if no day of it has begun."""
+    """Return the days from the end of a table, minus the view's lateness, through today; None for an empty table."""
     begun = [day for day in (commit.days if commit else None) or () if day * DAY <= now]
     if commit is None or not begun:
         return None
-    # Rows may be sparse, so that the last one lies before the last build; or lie in the future, and so behind it.
+    # The last row may be older than the last build (sparse rows) or newer (rows in the future); take the earlier.
     end = min(max(begun) * DAY, commit.until or now)
     return Days(day_of(end - view.lateness // MICROSECOND), day_of(now) + 1)
 
 
 def _require_types(view: FeatureView, before: Commit | None, schemas: Mapping[str, Mapping[str, str]]) -> None:
-    """Refuse to turn CSV columns into text if an earlier version guessed their types: values would change."""
+    """Raise if CSV columns whose types an earlier version inferred would now be read as text, which changes values."""
     for source in view.sources:
         was, now = before.origin.schemas.get(source.name, {}) if before else {}, schemas[source.name]
         guessed = {
@@ -286,26 +284,26 @@ def _require_types(view: FeatureView, before: Commit | None, schemas: Mapping[st
             kinds = ", ".join(f"{column} ({kind})" for column, kind in guessed.items())
             types = {column: next((t for t in SCALARS if t.spark == kind), String) for column, kind in guessed.items()}
             raise DataError(
-                f"source {source.name}", f"{kinds} had types when {view.name} was built, and are text now",
-                expected="types for the columns of a CSV file that are not text",
-                remedy=f"write types={types} in the source, or String for a column that is to be text",
+                f"source {source.name}", f"{kinds} had types when {view.name} was built, and are read as text now",
+                expected="declared types for the columns of a CSV file that are not text",
+                remedy=f"write types={types} in the source, with String for columns that should be text",
             )  # fmt: skip
 
 
 def _refuse_retyped(view: FeatureView, before: Commit | None, origin: Origin) -> None:
-    """Rows from columns of other types may mean something else, so a table has rows from columns of the same types."""
+    """Raise if a source column has another type than when the table was built: its rows could mean something else."""
     for source, types in origin.schemas.items():
         types_before = before.origin.schemas.get(source, {}) if before else {}
         for column, dtype in types.items():
             if (was := types_before.get(column, dtype)) != dtype:
                 raise DataError(
                     f"source {source}, column {column}", f"has type {dtype} and had {was} when {view.name} was built",
-                    expected=was, remedy=f"correct the source, or run `isthmus build {view.name}` without a range",
+                    expected=was, remedy=f"fix the source, or run `isthmus build {view.name}` without a range",
                 )  # fmt: skip
 
 
 def _within(views: Iterable[FeatureView], contract: Contract, ranges: Mapping[str, Days]) -> dict[str, tuple[int, int]]:
-    """The times of the rows that views read of each source, for ranges of their days; none of what is read whole."""
+    """Return the first and last time to read of each source. Sources that are read completely are left out."""
     read: dict[str, list[tuple[int, int]]] = {}
     for view in views:
         days, part = ranges[view.name], (FIRST, LAST)
@@ -320,7 +318,7 @@ def _within(views: Iterable[FeatureView], contract: Contract, ranges: Mapping[st
 def _contents(
     project: Project, views: Iterable[FeatureView], landed: Mapping[str, Landed] | None = None
 ) -> Mapping[str, str | None]:
-    """The content hash of each source, before it is read: a later change counts as new. The engine is ""."""
+    """Return the hash of each source, and the engine under "". Call this before reading the sources."""
     known = {name: each.content for name, each in (landed or {}).items()}
     declared = {source.name: source for view in views for source in view.sources}
     contents = {
@@ -331,7 +329,7 @@ def _contents(
 
 
 def _content(view: FeatureView, contents: Mapping[str, str | None]) -> str:
-    """Hash of the sources of a view and of the engine; empty if a source has none."""
+    """Return a hash of a view's sources and the engine; empty if the content of a source is unknown."""
     names = sorted(source.name for source in view.sources)
     parts = [contents[name] for name in ["", *names]]
     return "" if None in parts else hashlib.sha256(json.dumps([names, parts]).encode()).hexdigest()
@@ -350,22 +348,25 @@ def _report(ready: Prepared, progress: Progress, done: float) -> None:
         only, replaced = ready.pushes
         progress(f"{ready.view.name} keeps {only} rows that only a push knew, and replaces {replaced} others", done)
     if ready.ahead:
-        progress(f"{ready.view.name} has {ready.ahead} rows of the future, which answer from their time on", done)
+        progress(f"{ready.view.name} has {ready.ahead} rows in the future, which are used from their time on", done)
 
 
 def _share(progress: Progress, n: int, count: int) -> Progress:
-    """The progress of the n-th of `count` steps."""
     return lambda text, done: progress(text, (n + done) / count)
 
 
 def day_range(project: Project, first: str | None, end: str | None, step: int | None, *, catch_up: bool) -> Days | None:
-    """The range in the options of a command line, if any; RequestError if they contradict each other."""
+    """Return the range in the command line options, or None.
+
+    Raises:
+        RequestError: the options contradict each other.
+    """
     if catch_up and (first or end):
-        raise RequestError("--catch-up", "together with a range", expected="one of both")
+        raise RequestError("--catch-up", "cannot be used with --from or --to")
     if end and not first:
-        raise RequestError(f"--to {end}", "without --from", expected="both, or --from alone")
+        raise RequestError(f"--to {end}", "needs --from")
     if step is not None and not (first or catch_up):
-        raise RequestError(f"--step {step}", "without a range", expected="--from or --catch-up beside it")
+        raise RequestError(f"--step {step}", "needs --from or --catch-up")
     if step is not None and step < 1:
-        raise RequestError(f"--step {step}", "is no number of days", expected="at least 1")
+        raise RequestError(f"--step {step}", "is not a number of days", expected="at least 1")
     return Days.parse(first, end or day_name(day_of(project.now()) + 1)) if first else None

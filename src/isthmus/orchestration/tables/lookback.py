@@ -1,4 +1,4 @@
-"""Whether a view reaches further back than it says: a range that is built from too little of its sources is wrong."""
+"""Check of declared lookbacks: a range built from too few source rows would be wrong."""
 
 from typing import Any, TypeAlias
 
@@ -19,32 +19,31 @@ from isthmus.transforms.views.compute import Frames, stream_view
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
+# Allowed difference of sums, relative to the largest value of a feature. Rounding depends on the first row of a sum.
 _ROUNDING = {"Float32": 1e-5, "Float64": 1e-9}
-"""How far sums may differ, by a feature's greatest value: an engine starts a sum at the first row that it reads."""
 
 
 def widest(reach: int) -> int:
-    """How far from a range its build reads at most, with the check of the lookback; both in microseconds."""
+    """Return the farthest distance from a range that its build reads, including the lookback check (microseconds)."""
     return reach + max(reach, DAY)
 
 
 def narrowed(view: FeatureView, frames: Frames, days: Days, reach: int) -> Frames:
-    """The sources of a view within `reach` microseconds of a range."""
     first, end = days.first * DAY - reach, days.end * DAY + reach
     own = {source.name: sources.narrow(frames[source.name], source, first, end) for source in view.sources}
     return {**frames, **own}
 
 
 def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, rows: Spool) -> None:
-    """Computes the first day that has rows again, with twice the lookback (or a day more): nothing may change.
+    """Compute the first day with rows again with twice the lookback, at least one day more, and compare.
 
-    A step reads least before its first day. A window that only later days fill, or that reaches further than twice, is
-    not noticed.
+    The first day of a step has the fewest earlier rows. Windows that fill up only on later days, or that reach further
+    than twice the lookback, are not detected.
 
-    The frames are not narrowed yet; the rows are those of a range, computed with the declared lookback.
+    `frames` are the complete sources, `rows` the rows of a range, computed with the declared lookback.
 
     Raises:
-        DataError: the rows differ, by more than the rounding of sums.
+        DataError: the rows differ by more than the rounding of sums.
     """
     if contract.lookback is None or not (days := rows.days()):
         return
@@ -56,9 +55,9 @@ def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, ro
         reach = duration(contract.lookback) if contract.lookback else "0"
         raise DataError(
             f"view {view.name}",
-            f"reaches further than its lookback of {reach}: with more of it, on {day_name(days[0])}, {difference}",
+            f"reads further back than its lookback of {reach}: with a longer one, on {day_name(days[0])}, {difference}",
             expected="the same rows",
-            remedy="declare a longer lookback, or none; or mend what in its function depends on chance",
+            remedy="declare a longer lookback, or none, or remove what is random in its function",
         )  # fmt: skip
 
 
@@ -72,7 +71,6 @@ def _identity(contract: ViewContract) -> list[str]:
 
 
 def _difference(contract: ViewContract, declared: pa.Table | None, doubled: pa.Table | None) -> str:
-    """How the rows of a day differ with the doubled lookback; empty if they are the same."""
     counts = [0 if table is None else len(table) for table in (declared, doubled)]
     if declared is None or doubled is None or counts[0] != counts[1]:
         return f"{counts[1]} rows instead of {counts[0]}"
@@ -110,7 +108,6 @@ def _differing(column: Column, declared: pa.Table, doubled: pa.Table) -> Mask:
 
 
 def _close(left: Numbers, right: Numbers, dtype: DataType) -> Mask:
-    """Where numbers are the same up to the rounding of sums."""
     if (share := _ROUNDING.get(dtype.name)) is None:
         return np.asarray(left == right)
     finite = np.abs(left[np.isfinite(left)])

@@ -1,7 +1,7 @@
-"""`materialize`: writes the latest row of every key to Redis.
+"""`isthmus materialize`: write the latest row of every key to Redis.
 
-This process decides what has changed, from keys, times and hashes. With Sail it writes the rows, too; with Apache
-Spark and Spark Connect the executors read and write them.
+This process finds the changed rows by keys, times and hashes. With Sail it also writes them; with Apache Spark and
+Spark Connect the executors do.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,22 +29,23 @@ from isthmus.transforms.views import onlinewrite, tablefiles
 def materialize(
     project: Project, views: Sequence[str] | None = None, *, full: bool = False, progress: Progress = silent
 ) -> dict[str, Materialized]:
-    """Writes the current row of each key, and removes keys that are gone; rows that Redis holds already stay.
+    """Write the changed rows of views (default: all) to Redis, and remove keys that no longer exist.
 
-    What was pushed is brought into the tables first.
+    Collects pushed rows first. Afterward switches servers to the next contract if all of its rows are online, and
+    removes retired contracts.
 
-    `full` compares every row with Redis, replaces those that differ and removes those that the view lacks, also where
-    they claim to be newer.
+    With `full`, compare every row with Redis, overwrite all that differ and remove all that the view lacks, even if the
+    online rows are newer.
 
     Raises:
         GateFailed: a table breaks an expectation of its view; nothing was written.
     """
     contract = project.applied()
     names = view_names(project, views)
-    # What was pushed and no history knows of would be replaced by rows that became known later.
+    # Pushed rows that are not in a table yet would be overwritten by rows that became known later.
     collect(project, names if views else None, progress=lambda text, _: progress(text, 0.0))
     offline = project.offline_store()
-    # Every table is opened before the first row is written.
+    # Open every table before writing the first row, to find errors early.
     histories = {name: offline.history(contract.views[name]) for name in names}
     gate.require_online(project, offline, histories)
     written = {}
@@ -73,7 +74,7 @@ def materialize(
 
 @contextmanager
 def _executors(project: Project, contract: Contract, offline: OfflineStore, url: str) -> Iterator[Send | None]:
-    """Lets the executors of the project's engine write rows; None with an engine that has none."""
+    """Yield a function that writes rows with the engine's executors, or None for Sail, which has none."""
     settings = project.settings
     if settings.engine == "sail":
         yield None

@@ -10,7 +10,7 @@ import numpy as np
 from isthmus.distill.export.parity import Parity, ParityRows
 from isthmus.distill.types import Index
 from isthmus.features.errors import DependencyError, PackageError
-from isthmus.orchestration.runtimes.nodeclient import Answered, ask_device
+from isthmus.orchestration.runtimes.nodeclient import DeviceReport, ask_device
 from isthmus.orchestration.runtimes.products import RUNTIMES
 from isthmus.orchestration.runtimes.web import NAME as WEB
 from isthmus.orchestration.runtimes.web import NodeFailed, WebRuntime
@@ -39,14 +39,14 @@ from isthmus.package.verdict import (
 class Client(NamedTuple):
     """What the reference client answered, or why it did not; and what it took."""
 
-    answers: Answered | NodeFailed | DependencyError
+    answers: DeviceReport | NodeFailed | DependencyError
     milliseconds: float
 
 
 def ask_client(package: Package, device: DeviceRows) -> Client:
     """Asks the client in a process of its own: a thread may wait for it."""
     began = time.perf_counter()
-    answers: Answered | NodeFailed | DependencyError
+    answers: DeviceReport | NodeFailed | DependencyError
     try:
         answers = ask_device(WebRuntime(install=False).node, package, device.questions)
     except (DependencyError, NodeFailed) as error:

@@ -1,9 +1,9 @@
-// What every page does first: opens the package beside it, and says what was checked.
+// Start of every page: open the package next to the page and list the checks.
 
 import * as ort from "./ort/ort.wasm.min.mjs";
 import { open } from "./model.mjs";
 
-/** A line of the list of checks. */
+/** Add a line to the list of checks. */
 export function show(kind, text) {
   const line = document.createElement("li");
   line.className = kind;
@@ -11,10 +11,10 @@ export function show(kind, text) {
   document.querySelector("#checks").append(line);
 }
 
-/** Opens the package and hands it to a page; says what is wrong if it cannot. */
+/** Open the package and pass it to `page`. Show the error if that fails. */
 export async function begin(page) {
   ort.env.wasm.wasmPaths = new URL("ort/", document.baseURI).href;
-  // More need headers that a plain server of files does not send.
+  // More threads need headers that a static file server does not send.
   ort.env.wasm.numThreads = 1;
   const of = (folder) => async (name) => {
     const answer = await fetch(`${folder}/${name}`, { cache: "no-store" });
@@ -33,12 +33,12 @@ export async function begin(page) {
     checks.dataset.worst = worst;
     document.title = manifest.name;
     document.querySelector("#name").textContent = manifest.name.replaceAll("_", " ");
-    show("good", `sums of ${variant.file} (${(variant.bytes / 1000).toFixed(0)} kB), opened in ${(performance.now() - began).toFixed(0)} ms`);
+    show("good", `checksums of ${variant.file} (${(variant.bytes / 1000).toFixed(0)} kB), opened in ${(performance.now() - began).toFixed(0)} ms`);
     show("good", `contract ${manifest.contract.slice(0, 12)}`);
     const cases = golden.cases.length === 1 ? "golden case" : "golden cases";
-    show("good", `${golden.cases.length} ${cases}, farthest ${worst.toExponential(1)}`);
+    show("good", `${golden.cases.length} ${cases}, largest difference ${worst.toExponential(1)}`);
     await page({ ort, opened, instead, note });
-    // Only where a page is of use without a connection: its features are on the device.
+    // Only pages with stored features on the device are useful offline.
     if (note.snapshot && navigator.serviceWorker) await navigator.serviceWorker.register("worker.js");
     document.body.dataset.ready = "yes";
   } catch (error) {

@@ -1,4 +1,4 @@
-// Asks a model file in onnxruntime-web: `node check.mjs ORT MODEL CASES` writes all outputs of each case as JSON.
+// Run a model file in onnxruntime-web: `node check.mjs ORT MODEL CASES` writes all outputs of each case as JSON.
 import { readFileSync } from "node:fs";
 import { tensor } from "./model.mjs";
 import { all } from "./tensors.mjs";

@@ -1,6 +1,6 @@
-// What a device does with questions: `node device.mjs ORT QUESTIONS` writes what it fed its models and what they answered.
+// Answer questions like a device: `node device.mjs ORT QUESTIONS` writes the inputs and outputs of the models as JSON.
 //
-// Beside it are the files of a package, the client of snapshots among them, and a snapshot, or those of several owners.
+// The folder of this file contains the files of a package, including the snapshot client, and one or more snapshots.
 import { readFileSync } from "node:fs";
 import { open } from "./model.mjs";
 import { Predictor } from "./predict.mjs";
@@ -21,7 +21,7 @@ const memory = new Map();
 const store = { get: async (name) => memory.get(name) ?? null, put: async (name, data) => memory.set(name, data) };
 const files = {};
 const devices = new Map();
-/** That of the row's owner; of all there is one where all devices have the same. */
+/** The entry for the owner of a row, or the only entry if all devices share one snapshot. */
 const its = (all, place) => (owner === null ? all.values().next().value : all.get(rows[place][owner]));
 for (const precision of precisions) {
   const opened = await open(ort, bytes, { contract, precision });
@@ -47,7 +47,7 @@ for (const precision of precisions) {
 }
 let core = null;
 if (head) {
-  // Where another runtime has the numeric core, this is what it is fed.
+  // The inputs of the numeric core, for other runtimes.
   const { Head } = await import("./head.mjs");
   const made = new Head(read(head));
   const elements = JSON.parse(read(head)).outputs;

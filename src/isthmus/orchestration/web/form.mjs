@@ -1,10 +1,10 @@
-// A form for any model of rows: what it reads is what the manifest says. Features that the device keeps are not typed.
+// A form for any model of rows, with a field for each input in the manifest that is not stored on the device.
 
 import { begin, show } from "./begin.mjs";
 import { Predictor } from "./predict.mjs";
 import { Snapshots, span } from "./snapshot.mjs";
 
-const BY = { default: ", by what is declared for that", instead: ", by the model without stored features" };
+const BY = { default: ", the declared default", instead: ", by the model without stored features" };
 const whole = /^(Int|UnixTimestamp)/;
 const input = (name) => document.querySelector(`[name="${CSS.escape(name)}"]`);
 
@@ -15,7 +15,7 @@ begin(async ({ ort, opened, instead, note }) => {
   const kept = note.snapshot ? await keep(manifest.device, note.snapshot) : null;
   const asked = kept ? kept.asked(inputs) : inputs;
   const given = manifest.inputs.filter((one) => one.tensor.startsWith("given_"));
-  // What is asked first, then the features of each view.
+  // Request fields first, then the features of each view.
   const view = ({ name }) => (name.includes("__") ? name.slice(0, name.indexOf("__")) : "");
   for (const of of [...new Set(asked.map(view))].sort((one, other) => Number(one !== "") - Number(other !== ""))) {
     const group = document.createElement("details");
@@ -37,7 +37,7 @@ begin(async ({ ort, opened, instead, note }) => {
 
   const owner = asked.find(({ name }) => name === manifest.device?.owner);
   if (kept && owner) {
-    // Fetched as soon as it is known whose they are; what is wrong is said where they are asked for.
+    // Fetch the features of an owner early. Errors are shown at the prediction.
     const fetched = async () => {
       try {
         await kept.of({ [owner.name]: read(owner) });
@@ -71,7 +71,7 @@ begin(async ({ ort, opened, instead, note }) => {
       if (unknown.length) {
         const warning = answer.appendChild(document.createElement("p"));
         warning.className = "bad";
-        warning.textContent = `This device has no row for ${unknown.join(", ")}: the features of it are null.`;
+        warning.textContent = `This device has no row for ${unknown.join(", ")}: its features are null.`;
       }
     } catch (error) {
       answer.textContent = error.message;
@@ -82,7 +82,7 @@ begin(async ({ ort, opened, instead, note }) => {
   show("good", `${inputs.length} raw inputs${kept ? `, ${inputs.length - kept.typed} of them kept on this device` : ""}; scaling, vocabularies and ${given.length ? "request features" : "imputation"} are in the graph`);
 });
 
-/** A field for an input, with its name within its view. */
+/** Return a field for an input, labeled with its name without the view. */
 function label({ name, dtype }) {
   const made = document.createElement("label");
   const span = made.appendChild(document.createElement("span"));
@@ -95,38 +95,38 @@ function label({ name, dtype }) {
   return made;
 }
 
-/** What stands in a field; an empty one is null. */
+/** Return the value of a field. An empty field is null. */
 function read({ name, dtype }) {
   const text = input(name).value;
   if (text === "") return null;
   if (dtype === "String") return text;
   if (dtype === "Bytes") return bytes(name, text);
   if (dtype === "Bool") {
-    if (!/^\s*(1|true|0|false)\s*$/i.test(text)) throw new Error(`${name}: ${text} is neither true nor false`);
+    if (!/^\s*(1|true|0|false)\s*$/i.test(text)) throw new Error(`${name}: ${text} is not true or false`);
     return /1|true/i.test(text) ? 1 : 0;
   }
   if (whole.test(dtype)) {
-    if (!/^-?\d+$/.test(text.trim())) throw new Error(`${name}: ${text} is no whole number`);
+    if (!/^-?\d+$/.test(text.trim())) throw new Error(`${name}: ${text} is not a whole number`);
     const number = BigInt(text.trim());
-    // A tensor would hold another one.
-    if (number !== BigInt.asIntN(dtype === "Int32" ? 32 : 64, number)) throw new Error(`${name}: ${text} is beyond ${dtype}`);
+    // A tensor would wrap it around.
+    if (number !== BigInt.asIntN(dtype === "Int32" ? 32 : 64, number)) throw new Error(`${name}: ${text} is out of range for ${dtype}`);
     return number;
   }
   const number = Number(text);
-  if (text.trim() === "" || (Number.isNaN(number) && text !== "NaN")) throw new Error(`${name}: ${text} is no number`);
+  if (text.trim() === "" || (Number.isNaN(number) && text !== "NaN")) throw new Error(`${name}: ${text} is not a number`);
   return number;
 }
 
-/** The bytes of a key, which are typed as they stand in paths and in JSON. */
+/** Decode the bytes of a key from Base64, as in paths and in JSON. */
 function bytes(name, text) {
   try {
     return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   } catch {
-    throw new Error(`${name}: ${text} is not in Base64`);
+    throw new Error(`${name}: ${text} is not Base64`);
   }
 }
 
-/** The features on this device, fetched now and every minute, and shown with their age. */
+/** Fetch the stored features now and every minute, and show their age. */
 async function keep(device, { url, key, files, now }) {
   const clock = now === null ? undefined : () => BigInt(now);
   const place = new URL(url, document.baseURI).href;
@@ -137,16 +137,16 @@ async function keep(device, { url, key, files, now }) {
   document.querySelector("#checks").append(line);
   const refresh = async () => {
     if (!snapshots) {
-      line.textContent = `no stored features yet: they are of one ${device.owner} each, so type which`;
+      line.textContent = `no stored features yet: enter a ${device.owner} to load its features`;
       return;
     }
     await snapshots.update().catch(() => {});
     const { state, problem } = snapshots;
     const rows = state ? [...state.rows.values()].reduce((sum, one) => sum + one.size, 0) : 0;
-    // Without a connection it goes on with what it has.
+    // Being offline is fine: the device uses the features it has.
     line.className = state && (!problem || problem.kind === "offline") ? "good" : "bad";
     line.textContent = state
-      ? `${rows} rows of stored features (${(state.bytes.length / 1000).toFixed(1)} kB), ${span(snapshots.age)} old; ${span(device.age)} are allowed`
+      ? `${rows} rows of stored features (${(state.bytes.length / 1000).toFixed(1)} kB), ${span(snapshots.age)} old (allowed: ${span(device.age)})`
       : "no stored features yet";
     if (problem) line.textContent += ` (${problem.message})`;
     line.dataset.digest = state?.digest ?? "";
@@ -159,14 +159,14 @@ async function keep(device, { url, key, files, now }) {
   const keys = new Map(device.views.flatMap((view) => view.keys));
   return {
     typed: 0,
-    /** What is asked: all join keys, and what is not stored. */
+    /** The inputs to enter: all join keys, and inputs that are not stored. */
     asked(inputs) {
       const rest = inputs.filter(({ name }) => !stored.has(name));
       this.typed = rest.length;
       const named = new Set(rest.map(({ name }) => name));
       return [...[...keys].filter(([name]) => !named.has(name)).map(([name, dtype]) => ({ name, dtype, tensor: "" })), ...rest];
     },
-    /** The features for a row. Where they are of its owner, another one's are opened and fetched first. */
+    /** Return the snapshots for a row. If each owner has a file, fetch the file of a new owner first. */
     of(row) {
       const asked = `${row[device.owner]}`;
       if (device.owner && asked !== whose) {
@@ -174,7 +174,7 @@ async function keep(device, { url, key, files, now }) {
           const made = await open(row[device.owner]);
           snapshots = made;
           await refresh();
-          // Where nothing came, the next question asks again.
+          // If nothing was loaded, try again at the next prediction.
           if (!made.state && whose === asked) whose = null;
           return made;
         };
@@ -184,12 +184,12 @@ async function keep(device, { url, key, files, now }) {
       }
       return ready;
     },
-    /** The keys without a row, each once: a mistyped one has no features. */
+    /** Return the keys without a stored row, such as mistyped ones. */
     unknown(row) {
       const without = device.views.filter(({ name }) => snapshots.row(name, row).status === "not_found");
       return [...new Set(without.map(({ keys }) => keys.map(([name]) => `${name} ${row[name]}`).join(" and ")))];
     },
-    /** The rows behind an answer, each with its age. */
+    /** Show the stored rows behind an answer, with their age. */
     show(keys) {
       for (const { name } of device.views) {
         const { status, event, values } = snapshots.row(name, keys);
@@ -215,7 +215,7 @@ async function keep(device, { url, key, files, now }) {
   };
 }
 
-/** A stored value in a few letters. */
+/** Format a stored value briefly. */
 function shown(value) {
   if (value === null) return "null";
   return typeof value === "number" && !Number.isInteger(value) ? value.toPrecision(4) : String(value);

@@ -1,4 +1,4 @@
-// A package as a browser or Node reads it: sums, contract, tensors, golden cases, answers.
+// Reader of packages for browsers and Node: checksums, contract, golden cases, input tensors.
 
 const KINDS = {
   bool: Uint8Array, uint8: Uint8Array, int32: Int32Array, int64: BigInt64Array, float: Float32Array, double: Float64Array,
@@ -10,7 +10,7 @@ const TENSORS = {
 
 export class PackageError extends Error {}
 
-/** A tensor of `golden.json` as the runtime takes it. */
+/** Convert a tensor of `golden.json` to a tensor of the runtime. */
 export function tensor(ort, { element, shape, data = "", texts = [] }) {
   if (element === "string") return new ort.Tensor("string", texts, shape);
   const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
@@ -18,20 +18,20 @@ export function tensor(ort, { element, shape, data = "", texts = [] }) {
 }
 
 /**
- * A package whose sums hold and whose model answers its golden cases.
+ * Open a package. Check its checksums, its contract, and the answers of its model to the golden cases.
  *
  * @param ort onnxruntime-web.
- * @param read gives the bytes of a file of the package by its name: a Promise of an ArrayBuffer.
- * @param precision of the model, "fp32" or "int8"; by default the smallest.
- * @param contract the hash that the app was made for; null if it takes any.
- * @param tolerance the largest difference from what is recorded; null for what two processors may differ by.
+ * @param read function that returns a Promise of the bytes (ArrayBuffer) of a file of the package, by its name.
+ * @param precision precision of the model, "fp32" or "int8"; by default that of the smallest file.
+ * @param contract hash of the contract that the app was built for; null accepts any.
+ * @param tolerance largest allowed difference from the recorded answers; by default that between two processors.
  */
 export async function open(ort, read, { precision = null, contract = null, tolerance = null } = {}) {
   const text = (bytes) => new TextDecoder("utf-8", { fatal: true }).decode(bytes);
   const sums = new Map();
   for (const line of text(await read("SHA256SUMS")).split("\n").filter(Boolean)) {
     const [, digest, name] = /^([0-9a-f]{64})  ([^/\\]+)$/.exec(line) ?? [];
-    if (!digest || name === "..") throw new PackageError(`SHA256SUMS: ${line} is no sum of a file`);
+    if (!digest || name === "..") throw new PackageError(`SHA256SUMS: ${line} is not the checksum of a file`);
     sums.set(name, digest);
   }
   const checked = async (name) => {
@@ -44,7 +44,7 @@ export async function open(ort, read, { precision = null, contract = null, toler
   const manifest = JSON.parse(text(await checked("manifest.json")));
   if (manifest.format_version !== 2) throw new PackageError(`format version ${manifest.format_version}; expected 2`);
   if (contract && manifest.contract !== contract) {
-    throw new PackageError(`made for contract ${manifest.contract.slice(0, 12)}; expected ${contract.slice(0, 12)}`);
+    throw new PackageError(`built for contract ${manifest.contract.slice(0, 12)}; expected ${contract.slice(0, 12)}`);
   }
   const variants = manifest.variants.filter((one) => one.format === "ort" && [null, one.precision].includes(precision));
   if (!variants.length) throw new PackageError(`no ${precision ?? ""} model in ORT format`);
@@ -54,14 +54,14 @@ export async function open(ort, read, { precision = null, contract = null, toler
   const golden = JSON.parse(text(await checked("golden.json")));
   const opened = { manifest, variant, session, golden, file: checked };
   opened.worst = await difference(ort, opened);
-  // Not `>`: a NaN must not pass.
+  // Negated, so that NaN fails.
   if (!(opened.worst <= (tolerance ?? manifest.rounding ?? 1e-5))) {
-    throw new PackageError(`${variant.file}: answers differ by ${opened.worst} from those that are recorded`);
+    throw new PackageError(`${variant.file}: answers differ from the recorded answers by ${opened.worst}`);
   }
   return opened;
 }
 
-/** The largest difference of the model's answers from those that `golden.json` records; NaN if a number is missing. */
+/** Return the largest difference of the model's answers from `golden.json`, or NaN if a number is missing. */
 export async function difference(ort, { session, golden, variant }) {
   let worst = 0;
   for (const { tensors, outputs } of golden.cases) {
@@ -82,11 +82,11 @@ export async function difference(ort, { session, golden, variant }) {
 }
 
 /**
- * The tensors of rows of raw values, for a model of rows.
+ * Convert rows of raw values to the input tensors of a model of rows.
  *
- * @param manifest of the package.
- * @param rows objects with a value for each input, by its name; null, or nothing, where there is none. Whole numbers may
- *   be a BigInt; a UnixTimestamp is in microseconds since 1970 UTC.
+ * @param manifest manifest of the package.
+ * @param rows objects with a value for each input by name; null or absent for missing values. Whole numbers may be a
+ *   BigInt; a UnixTimestamp is in microseconds since 1970 UTC.
  */
 export function feeds(ort, manifest, rows) {
   const made = {};
@@ -104,7 +104,7 @@ export function feeds(ort, manifest, rows) {
     const texts = rows.flatMap((row) => categories.map(({ name }) => row[name] ?? ""));
     made.categories = new ort.Tensor("string", texts, [rows.length, categories.length]);
   }
-  // Truth values are uint8, in earlier packages bool.
+  // Booleans are uint8; in older packages they are bool.
   const truth = (name) => manifest.tensors.find((tensor) => tensor.name === name).element;
   const given = manifest.inputs.filter((input) => input.tensor.startsWith("given_"));
   for (const name of new Set(given.map((input) => input.tensor))) {
@@ -123,7 +123,7 @@ export function feeds(ort, manifest, rows) {
   return made;
 }
 
-/** The nearest number of 32 bits, rounded once: the bits of a BigInt that a double has no room for decide in its last one. */
+/** Round to float32 once. Large BigInts are not exact as doubles, so their low bits are kept as a sticky bit. */
 function nearest(value) {
   const size = typeof value === "bigint" ? BigInt.asUintN(64, value < 0n ? -value : value) : 0n;
   if (size < 2n ** 53n) return Math.fround(Number(value));
@@ -131,7 +131,7 @@ function nearest(value) {
   return value < 0n ? -short : short;
 }
 
-/** A value as its tensor holds it; anything under a null. */
+/** Convert a value to the element type of its tensor. Nulls become any value. */
 function held(value, element) {
   if (element === "string") return value ?? "";
   if (element === "int64") return BigInt(value ?? 0);

@@ -1,29 +1,29 @@
-// A prediction on a device: the row from what is asked and what is stored, the model, and what answers where that is too old.
+// Predictions on a device from request fields and stored features, with a fallback if the features are too old.
 
 import { feeds } from "./model.mjs";
 import { SnapshotError } from "./snapshot.mjs";
 
-/** What answers rows: a model, with the features on the device, and what answers without them. */
+/** Predicts rows with a model, the stored features on the device, and a fallback without them. */
 export class Predictor {
   /**
-   * @param ort onnxruntime-web; null if the core answers.
-   * @param opened the package, of `open`; or, where another runtime has its numeric core, `head`, a Head of `head.mjs`, and
-   *   `core`, which gives the answer, or a Promise of it, for the tensors of a row by name.
-   * @param snapshots of its stored features; null if whoever asks brings them.
-   * @param instead the package that the manifest names for when they are too old; null if it names none.
+   * @param ort onnxruntime-web; null with a `core`.
+   * @param opened the package, from `open`. If another runtime runs the numeric core: `head`, a Head of `head.mjs`, and
+   *   `core`, a function from the tensors of a row by name to the answer or a Promise of it.
+   * @param snapshots the stored features; null if the caller passes all features.
+   * @param instead the fallback package named in the manifest for stored features that are too old, or null.
    */
   constructor(ort, opened, snapshots = null, instead = null) {
     Object.assign(this, { ort, opened, snapshots, instead });
   }
 
   /**
-   * The answer to a row of join keys and request fields, by the names of the model's inputs.
+   * Predict a row of join keys and request fields, by the names of the model's inputs.
    *
-   * `value` is a number; of a model of classes it is the name of the likeliest, null where the model has no answer, and
-   * `probabilities` has that of each class by its name.
+   * `value` is a number, or the name of the most likely class of a classifier (null without an answer).
+   * `probabilities` has the probability of each class by name.
    *
-   * `by` is "model", "instead" or "default"; `why` is the reason where it is not the model. Throws a SnapshotError where
-   * the stored features are too old or missing and nothing is declared for that.
+   * `by` is "model", "instead" or "default", and `why` the reason if it is not "model". Throws a SnapshotError if the
+   * stored features are too old or missing and no fallback is declared.
    */
   async predict(row) {
     const { snapshots, instead } = this;

@@ -1,4 +1,4 @@
-// Text from any causal language model, token by token: the features that its prompt tells of are typed.
+// A form for any causal language model. It writes text token by token, and has a field for each feature in the prompt.
 
 import { begin, show } from "./begin.mjs";
 import { fields, Generator } from "./generate.mjs";
@@ -13,13 +13,13 @@ begin(async ({ ort, opened }) => {
     const found = generator.encode(text, features);
     if (found.join() !== tokens.join()) throw new Error(`tokens of ${JSON.stringify(text)}: ${found}; expected ${tokens}`);
   }
-  show("good", `${prompts.length} prompts have the very tokens that they must`);
+  show("good", `${prompts.length} prompts have the recorded tokens`);
   const [{ tokens, answers }] = prompts;
   const recorded = answers[variant.file];
   const said = [];
   for await (const token of generator.tokens(tokens, recorded.length || 1)) said.push(token);
-  if (recorded.length && said.join() !== recorded.join()) throw new Error(`the model says ${said}; expected ${recorded}`);
-  show("good", `${recorded.length} tokens follow as they were recorded`);
+  if (recorded.length && said.join() !== recorded.join()) throw new Error(`the model answers ${said}; expected ${recorded}`);
+  show("good", `${recorded.length} generated tokens match the recorded ones`);
 
   const form = document.querySelector("#form");
   const { prompt, most, go, stop } = form.elements;
@@ -53,7 +53,7 @@ begin(async ({ ort, opened }) => {
         text.textContent += piece;
         const seconds = (performance.now() - began - first) / 1000;
         spent.textContent = `${first.toFixed(0)} ms to the first token, ${(count / Math.max(seconds, 1e-3)).toFixed(1)} tokens/s`;
-        // A frame, in which the text is drawn and the button hears.
+        // Let the browser draw the text and handle clicks.
         await new Promise((resolve) => setTimeout(resolve));
       }
     } catch (error) {

@@ -1,5 +1,5 @@
-// Keeps the files of a page, so that it opens without a connection. What it keeps is written in when the page is made.
-// Stored features are not its business: they are in a database of the browser, with their age.
+// Service worker that caches the files of a page, so that it opens offline. `isthmus page` fills in VERSION and FILES.
+// Stored features are not cached here; they are in a browser database, with their age.
 
 const VERSION = "";
 const FILES = [];

@@ -1,1 +1,1 @@
-"""What the command line shows."""
+"""Terminal output of the verbs."""

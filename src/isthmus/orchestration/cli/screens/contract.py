@@ -1,4 +1,4 @@
-"""A contract, and the difference between two."""
+"""Output of `isthmus contract`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -19,9 +19,8 @@ _OUTCOMES = {
 
 
 def contract_blocks(source: LocatedContract) -> Iterator[Block]:
-    """All declarations of a contract."""
     contract = source.contract
-    yield Paragraph(f"project {contract.project}, contract {short(contract.hash)}, of {source.place}")
+    yield Paragraph(f"project {contract.project}, contract {short(contract.hash)}, from {source.place}")
     for view in contract.views.values():
         yield from _section(f"view {view.name}", _of_view(view), view.fields)
     for transform in contract.transforms.values():
@@ -39,7 +38,6 @@ def contract_blocks(source: LocatedContract) -> Iterator[Block]:
 
 
 def difference_blocks(difference: ContractDifference) -> Iterator[Block]:
-    """The changes between two contracts, and what follows for models."""
     for word, source in (("from", difference.before), ("to", difference.after)):
         yield Paragraph(f"{word:>4} {short(source.contract.hash)}  {source.place}")
     yield Paragraph("")
@@ -48,7 +46,7 @@ def difference_blocks(difference: ContractDifference) -> Iterator[Block]:
     if not difference.changes:
         yield Paragraph("nothing has changed")
     if difference.learned:
-        yield Paragraph("the training part gave different statistics for " + ", ".join(difference.learned))
+        yield Paragraph("training statistics differ for " + ", ".join(difference.learned))
     if difference.services:
         rows: list[list[Text]] = []
         for service in difference.services:
@@ -115,7 +113,6 @@ def _type(column: Column) -> str:
 
 
 def _text(part: str, value: Any) -> str:
-    """A part of a declaration, from its canonical form."""
     if part == "code":
         return short(value)
     if part == "label":
@@ -127,6 +124,6 @@ def _text(part: str, value: Any) -> str:
 
 def _item(value: Any) -> str:
     if isinstance(value, list):
-        # A number after a type is the size of its arrays.
+        # An integer after a type is an array size.
         return " ".join(f"of {part}" if isinstance(part, int) else str(part) for part in value)
     return value or '""'

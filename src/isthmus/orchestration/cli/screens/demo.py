@@ -1,4 +1,4 @@
-"""The outcome of a demo."""
+"""Output of `isthmus demo`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,12 +6,10 @@ from typing import Any
 from isthmus.features.document.blocks import Block, Heading, Paragraph, TableBlock, bad, cell, good, strong
 from isthmus.orchestration.cli.screens.models import models_blocks
 
-_FEATURES = 5
-"""Features of an answer that are shown."""
+_FEATURES = 5  # features shown per answer
 
 
 def demo_blocks(outcome: Mapping[str, Any]) -> Iterator[Block]:
-    """What every step produced, and two answers of the API."""
     yield Heading((outcome["project"], f"  contract {outcome['contract'][:12]}"))
     yield _views(outcome)
     examples, package, verdict = outcome["training_set"], outcome["package"], outcome["verdict"]
@@ -47,10 +45,10 @@ def _answer(lookup: Mapping[str, Any], prediction: Mapping[str, Any]) -> Iterato
     names, results = lookup["answer"]["metadata"]["feature_names"], lookup["answer"]["results"]
     keys = ", ".join(f"{key}={values[0]}" for key, values in lookup["request"]["entities"].items())
     (value,) = prediction["answer"]["predictions"]
-    # A model of classes answers with a name.
+    # A classifier returns the name of a class.
     yield Heading(f"{keys}: {f'{value:.3f}' if isinstance(value, float) else value}")
     features = [i for i, name in enumerate(names) if "__" in name]
     shown = features[:: max(1, len(features) // _FEATURES)][:_FEATURES]
     rows = [[names[i], cell(results[i]["values"][0]), results[i]["statuses"][0]] for i in shown]
     yield TableBlock(["feature", "value", "status"], rows, numbers=["value"])
-    yield Paragraph(f"{len(shown)} of {len(features)} features of the answer")
+    yield Paragraph(f"{len(shown)} of {len(features)} features")

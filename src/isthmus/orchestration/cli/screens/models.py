@@ -1,4 +1,4 @@
-"""The models of a distillation and of a search."""
+"""Output of `isthmus distill` and `isthmus search`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,16 +18,13 @@ from isthmus.features.document.blocks import Block, Paragraph
 
 
 def distillation_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
-    """The models of a distillation side by side, and what the teacher added."""
     yield from models_blocks(report)
     if not report["trained"]:
-        yield Paragraph(f"Nothing has changed since student {report['id']} was trained, so nothing was trained: "
-                        "--again trains it anew.")  # fmt: skip
+        yield Paragraph(f"Nothing has changed since student {report['id']} was trained. Use --again to train anyway.")
     yield Paragraph(f"Student, with report.html: {report['path']}")
 
 
 def models_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
-    """The models of a report side by side, and what the teacher added."""
     read = read_report(report)
     yield comparison(read)
     yield legend(read)
@@ -37,12 +34,11 @@ def models_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def search_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
-    """The front of a search, and what to write for the best student."""
     read = read_search(report)
     if read.front:
         yield front(read)
         yield Paragraph(
-            f"{read.metric} on the validation part, of the exported graph; no other student is better in all"
+            f"{read.metric} of the exported graph on the validation part. No other student is better in every column."
         )
     statuses = [trial.status for trial in read.trials]
     counts = ", ".join(f"{statuses.count(word)} {word}" for word in ("trained", "over budget", "failed"))

@@ -1,4 +1,4 @@
-"""A plan: which device trains and serves at which cost."""
+"""Output of `isthmus plan`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,7 +8,6 @@ from isthmus.features.document.blocks import Block, Heading, Paragraph, TableBlo
 
 
 def plan_blocks(plan: Mapping[str, Any]) -> Iterator[Block]:
-    """Of each model and half the work, a table of devices, the recommendation and the check against this host."""
     for name, model in plan["models"].items():
         yield Heading(name)
         for half, blocks in (("training", _training), ("serving", _serving)):
@@ -21,7 +20,7 @@ def plan_blocks(plan: Mapping[str, Any]) -> Iterator[Block]:
             yield from _decoding(model["decoding"])
         if model["uncounted"]:
             operations = ", ".join(model["uncounted"])
-            yield Paragraph(f"Not counted are operations of {operations}: the work is more than that.")
+            yield Paragraph(f"Operations not counted: {operations}. The real work is larger.")
 
 
 def _work(half: str, estimate: Mapping[str, Any]) -> str:
@@ -36,7 +35,7 @@ def _training(estimate: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[
     yield TableBlock(["device", *columns], rows, numbers=columns)
     name = estimate["recommended"]["device"]
     if name is None:
-        yield Paragraph("No device that is known can do it.")
+        yield Paragraph("No known device can train this model.")
         return
     kind = plan["devices"][name]["kind"]
     words = f'Recommended: {name}, with device = "{kind}" and precision = "{estimate["precision"]}"'
@@ -68,15 +67,14 @@ def _serving(estimate: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[B
     yield Paragraph(f"{words}{_because(estimate)}.")
     rows_to_ridge = device["rows_to_ridge"]
     if rows_to_ridge is None:
-        yield Paragraph("On it, memory limits however many rows are answered together.")
+        yield Paragraph("It is memory-bound at every batch size.")
     else:
-        yield Paragraph(f"On it, arithmetic limits from {rows_to_ridge:,} rows together.")
+        yield Paragraph(f"It becomes compute-bound at batches of {rows_to_ridge:,} rows.")
 
 
 def _decoding(decoding: Mapping[str, Any]) -> Iterator[Block]:
-    """Tokens a second of each precision on each device, and the step that export measured."""
     prompt = number(decoding["prompt"])
-    yield Paragraph(f"Decoding, a prompt of {prompt} tokens and those behind it, of one text at a time.")
+    yield Paragraph(f"Decoding one text at a time, after a prompt of {prompt} tokens.")
     columns = ["prefill, tokens/s", "bound by", "decode, tokens/s", "bound by", "a token"]
     rows: list[list[Text]] = []
     for precision, estimate in decoding["precisions"].items():
@@ -90,7 +88,7 @@ def _decoding(decoding: Mapping[str, Any]) -> Iterator[Block]:
             measured, expected = (duration(check[part] * 1e6) for part in ("measured_seconds", "seconds"))
             yield Paragraph(
                 f"Measured: {measured} for a step in {precision} at the last export; "
-                f"{number(check['ratio'], 3)} times the {expected} that this host's probes give."
+                f"{number(check['ratio'], 3)} times the {expected} predicted from this host's speed."
             )
     yield from _left_out(decoding)
 
@@ -109,7 +107,7 @@ def _bounds(name: str, estimate: Mapping[str, Any]) -> list[Text]:
 
 
 def _ranked(estimate: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The devices by cost, those without a price last; by expected time where none has a price."""
+    """Sort devices by cost, then by expected time. Devices without a price come last."""
     return sorted(
         estimate["devices"].items(),
         key=lambda item: (item[1]["cost"] is None, item[1]["cost"] or 0.0, item[1]["seconds"]),
@@ -117,21 +115,20 @@ def _ranked(estimate: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _because(estimate: Mapping[str, Any]) -> str:
-    """Why a device is recommended."""
     best, devices = estimate["recommended"], estimate["devices"]
     device, fastest = devices[best["device"]], devices[best["fastest"]]
-    there = f"; {best['fastest']} is the fastest: {duration(fastest['seconds'] * 1e6)}"
+    other = f"; the fastest is {best['fastest']} with {duration(fastest['seconds'] * 1e6)}"
     if best["by"] == "price":
-        return ", as the cheapest" + (there if best["fastest"] != best["device"] else "")
+        return ", the cheapest" + (other if best["fastest"] != best["device"] else "")
     priced = any(each["cost"] is not None for each in devices.values())
-    words = f". No {'CPU' if priced else 'device'} has a price, so time alone ranks"
+    words = f". No {'CPU' if priced else 'device'} has a price, so devices are ranked by time"
     if best["fastest"] == best["device"]:
-        return f"{words}, and it is the fastest"
+        return f"{words}: it is the fastest"
     if device["bound"] == "overhead":
-        return f"{words}, and {device['overhead_seconds'] / device['seconds']:.0%} of it is overhead{there}"
+        return f"{words}: {device['overhead_seconds'] / device['seconds']:.0%} of its time is overhead{other}"
     if device.get("count", 1) < fastest.get("count", 1):
-        return f"{words}, and the fewest of it are needed{there}"
-    return f"{words}, and another device saves less than a tenth of it{there}"
+        return f"{words}: it needs the fewest devices{other}"
+    return f"{words}: other devices are less than 10 % faster{other}"
 
 
 def _money(cost: float | None, plan: Mapping[str, Any]) -> str:

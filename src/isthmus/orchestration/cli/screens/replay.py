@@ -1,4 +1,4 @@
-"""What `isthmus replay` shows."""
+"""Output of `isthmus replay`."""
 
 from collections.abc import Iterator
 
@@ -7,8 +7,7 @@ from isthmus.orchestration.recording.replay import Replay
 
 
 def replay_blocks(report: Replay) -> Iterator[Block]:
-    """How many answers are the same, and the first that are not, by cause."""
-    yield Paragraph(f"{report.same:,} of {report.answers:,} answers are the same to the bit ({report.rows:,} rows)")
+    yield Paragraph(f"{report.same:,} of {report.answers:,} answers are bit-identical ({report.rows:,} rows)")
     if report.causes:
         yield TableBlock(["cause", "answers"], [[cause, f"{count:,}"] for cause, count in report.causes.items()])
         yield TableBlock(

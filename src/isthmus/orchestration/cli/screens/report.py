@@ -1,4 +1,4 @@
-"""The reports of the steps, from their plain data."""
+"""Output of the other verbs, from the plain data of their reports."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -6,14 +6,12 @@ from typing import Any
 from isthmus.features import clock
 from isthmus.features.document.blocks import Block, Fields, Paragraph, TableBlock, cell
 
-_TIMES = ("at", "deployed_at", "served")
-"""Parts of reports that are microseconds since 1970 UTC."""
-_ENTRIES = 4
-"""The most entries of a mapping on a line."""
+_TIMES = ("at", "deployed_at", "served")  # entries in microseconds since 1970 UTC
+_ENTRIES = 4  # longer mappings are not printed on a line
 
 
 def report_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
-    """Any report: a table if every part of it is a row, else a line per part."""
+    """Lay out any report: as a table if every entry is a mapping, else one line per entry."""
     if report and all(isinstance(value, Mapping) for value in report.values()):
         columns = list(next(iter(report.values())))
         rows = [[name, *map(cell, row.values())] for name, row in report.items()]
@@ -24,7 +22,6 @@ def report_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def apply_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
-    """Lay out the report of `apply`, with a line of columns and types for each source."""
     sources = {
         f"source {name}": ", ".join(f"{column} {kind}" for column, kind in columns.items())
         for name, columns in report["sources"].items()
@@ -35,26 +32,24 @@ def apply_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
 def _items(values: Sequence[Any]) -> str:
     if len(values) > 6:
         return f"{len(values)}"
-    # Sentences have commas of their own.
     separator = "\n" if any(", " in str(value) for value in values) else ", "
     return separator.join(map(str, values)) or "none"
 
 
 def _part(key: str, value: object) -> str:
-    """A part of a report on a line; a mapping with its values if they are few and plain."""
     if isinstance(value, int) and key in _TIMES:
         return clock.moment(value).isoformat(timespec="seconds")
     if not isinstance(value, Mapping):
         return cell(value)
     if len(value) > _ENTRIES or any(isinstance(entry, Mapping | list) for entry in value.values()):
         return f"{len(value)} {'entry' if len(value) == 1 else 'entries'}, see --json"
-    # The values of a part that is a time are times.
+    # Values of a mapping inherit the unit of its key.
     entries = (f"{name} {_part(key if key in _TIMES else name, entry)}" for name, entry in value.items())
     return ", ".join(entries) or "none"
 
 
 def training_set_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
-    """A training set; if as served, how each feature differs from the ideal join."""
+    """Lay out a training set; for --as-served, with the difference of each feature from the ideal join."""
     lag = report["lag"]
     yield from report_blocks({name: value for name, value in report.items() if name != "lag" or not lag})
     if lag:
@@ -71,7 +66,6 @@ def training_set_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def export_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
-    """An export: each model file, and what is served at which cost."""
     served = report["served"]
     yield from report_blocks(
         {name: value for name, value in report.items() if name not in ("worst", "quality", "served", "advice")}

@@ -1,4 +1,4 @@
-"""What a command writes: text or a JSON document on stdout; sentences and progress on stderr."""
+"""Command output: text or one JSON document on stdout, messages and progress on stderr."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def write_json(report: object) -> None:
-    """Writes a document; NaN and the infinities, which JSON lacks, are null."""
+    """Print a JSON document. NaN and infinities become null."""
     import orjson
 
     text = orjson.dumps(report, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
@@ -22,12 +22,11 @@ def write_json(report: object) -> None:
 
 
 def say(text: str) -> None:
-    """Writes a sentence to stderr."""
     sys.stderr.write(f"isthmus: {harmless(text)}\n")
 
 
 def present(report: Any, blocks: "Callable[[], Iterable[Block]] | None" = None, *, as_json: bool) -> None:
-    """Writes a report as JSON, or shows its blocks; without blocks, a table or lines of the report."""
+    """Print a report: as JSON, or as its blocks (default: a table or lines from the report itself)."""
     if as_json:
         write_json(report)
         return
@@ -40,10 +39,10 @@ def present(report: Any, blocks: "Callable[[], Iterable[Block]] | None" = None, 
 def judge(
     report: object, blocks: "Callable[[], Iterable[Block]]", require: Callable[[], object], *, as_json: bool
 ) -> None:
-    """Shows a report, and ends with the error's exit code if it is refused.
+    """Print a report, then call `require`, which raises if the report fails its checks.
 
     Raises:
-        IsthmusError: it is refused. With `as_json` it exits instead: the report is the only document on stdout.
+        IsthmusError: raised by `require`. With `as_json`, exit with its code instead, so that stdout has one document.
     """
     present(report, blocks, as_json=as_json)
     try:
@@ -57,7 +56,7 @@ def judge(
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
-    """A progress bar if stderr is a terminal, else a line per message."""
+    """Yield a progress callback: a bar if stderr is a terminal, else one line per message."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -65,7 +64,7 @@ def progress() -> Iterator[Callable[[str, float], None]]:
     if not console.is_terminal:
         yield lambda text, done: say(f"{done:4.0%} {text}")
         return
-    # Red, the default, is the color of failures.
+    # The default color, red, looks like a failure.
     columns = (
         BarColumn(20, complete_style="green"),
         TaskProgressColumn(),

@@ -1,4 +1,4 @@
-"""A document on the terminal, by rich."""
+"""Print documents to the terminal with rich."""
 
 import os
 import re
@@ -16,22 +16,15 @@ from isthmus.features.document.blocks import ABSENT, Block, Figure, StyledText, 
 from isthmus.features.errors import harmless
 
 _STYLES = {"good": "green", "bad": "red", "strong": "bold", "aside": "dim"}
-_NUMBER = 32
-"""Characters of a number: the bytes of a token may have no end."""
-_NAME, _FIRST = 40, 56
-"""The greatest widths that columns insist on, and the first of them, which has the names of rows."""
+_NUMBER = 32  # maximum characters of a number
+_NAME, _FIRST = 40, 56  # maximum widths of unwrapped columns, and of the first column, which has the row names
 _FIELD = 16
-_GAP = 2
-"""Characters that a table column takes in addition to its width."""
-_WIDE = 110
-"""The width where there is no terminal."""
+_GAP = 2  # characters between two columns
+_WIDE = 110  # width without a terminal
 
 
 def show(blocks: Iterable[Block]) -> None:
-    """Print a document to stdout.
-
-    It is as wide as the terminal, or as `COLUMNS` says; else it is wide enough for most tables, and has no colors.
-    """
+    """Print a document to stdout, as wide as the terminal or `COLUMNS`, else 110 characters wide and without colors."""
     console = Console()
     wraps = console.is_terminal or "COLUMNS" in os.environ
     console = console if wraps else Console(width=_WIDE)
@@ -61,7 +54,6 @@ def _lines(text: RichText, width: int) -> Iterator[RichText]:
 
 
 def _parts(block: Block, width: int) -> Iterator[RichText | RichTable]:
-    """The lines and tables of a block. Figures are left out."""
     match block:
         case TableBlock():
             yield from _tables(block, width)
@@ -90,9 +82,9 @@ def _parts(block: Block, width: int) -> Iterator[RichText | RichTable]:
 
 
 def _tables(table: TableBlock, width: int) -> Iterator[RichTable]:
-    """A table in which names and numbers do not wrap, in parts that fit.
+    """Split a table into parts that fit the width without wrapping names and numbers.
 
-    Columns of figures are left out, and those without a value.
+    Columns of figures and empty columns are left out.
     """
     columns = [[row[n] for row in table.rows] for n in range(len(table.columns))]
     shown = [
@@ -111,8 +103,6 @@ def _tables(table: TableBlock, width: int) -> Iterator[RichTable]:
 
 
 class _Column:
-    """A column: its cells, the width that it needs, and the width at which nothing in it wraps."""
-
     def __init__(self, table: TableBlock, n: int, cells: Sequence[RichText]) -> None:
         self.name, self.cells = harmless(table.columns[n]), cells
         self.is_number = table.columns[n] in table.numbers
@@ -166,7 +156,7 @@ def _drawn(cells: Sequence[Text]) -> bool:
 
 
 def _styled(text: Text, style: str = "") -> RichText:
-    """The text as rich prints it: a stranger's file may be quoted, so nothing in it is markup or a control code."""
+    """Convert a text for rich. Markup and control codes are disabled, because the text may quote untrusted files."""
     match text:
         case str():
             return RichText(harmless(text), style)
