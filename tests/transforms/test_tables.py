@@ -22,7 +22,7 @@ from isthmus.features import clock
 from isthmus.transforms import engine, sources
 from isthmus.transforms.sources import NoRowsError
 from isthmus.transforms.tables import delta, iceberg, objects, sql
-from isthmus.transforms.tables.table import Table
+from isthmus.transforms.tables.table import SourceTable
 from tests.databases import PASSWORD, postgresql
 from tests.transforms.conftest import Read
 
@@ -182,7 +182,7 @@ def test_what_others_do_to_a_table_that_is_open_changes_nothing(place: Place, tm
     from adbc_driver_manager import Error
 
     with place.opened() as table:
-        before: Table = table
+        before: SourceTable = table
         other = ROWS.slice(0, 2).set_column(2, "cents", pa.array(["retyped", "rows"]))
         # DuckDB lets nobody write, PostgreSQL has DROP TABLE wait; the other two write a new version.
         for change in (lambda: place.write(other), place.drop):

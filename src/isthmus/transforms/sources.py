@@ -36,7 +36,7 @@ from isthmus.features.values.arrow import ARROW
 from isthmus.features.values.csvfile import CsvFile
 from isthmus.transforms.tables import delta, iceberg, objects, parquet, sql
 from isthmus.transforms.tables.reaching import reaching
-from isthmus.transforms.tables.table import Table, Within
+from isthmus.transforms.tables.table import SourceTable, Within
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -152,7 +152,9 @@ def columns(source: Source, root: Path) -> dict[str, str]:
         if path.is_file() and source.csv:
             schema = CsvFile(path, f"source {source.name}", source.column_types, name=str(path)).schema
         else:
-            schema = parquet.Files(source.name, str(path), None, parquet.fragments_of(str(path)), _folder(path)).schema
+            schema = parquet.ParquetFiles(
+                source.name, str(path), None, parquet.fragments_of(str(path)), _folder(path)
+            ).schema
     else:
         with _opened(source, root, _NONE) as table:
             schema = parquet.schema(source.name, table)
@@ -192,7 +194,7 @@ def content(source: Source, root: Path, options: Options = _NONE) -> str | None:
 
 
 @contextmanager
-def _opened(source: Source, root: Path, options: Options) -> Iterator[Table]:
+def _opened(source: Source, root: Path, options: Options) -> Iterator[SourceTable]:
     if source.path:
         with objects.opened(source, options) as table:
             yield table
@@ -267,7 +269,7 @@ def _parquet(source: Source, root: Path, staging: Path) -> Path:
     if is_csv := path.is_file() and source.csv:
         file = _stage(source, path, staging)
     try:
-        files = parquet.Files(source.name, str(path), None, parquet.fragments_of(str(file)), _folder(path))
+        files = parquet.ParquetFiles(source.name, str(path), None, parquet.fragments_of(str(file)), _folder(path))
         rows = files.rows
     except (pa.ArrowException, OSError) as error:
         raise DataError(where, f"{path} cannot be read as Parquet ({first_line(error)})", remedy=_REPAIR) from error

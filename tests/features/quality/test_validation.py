@@ -14,7 +14,7 @@ from isthmus.features import clock
 from isthmus.features.definition.compile import compile_contract
 from isthmus.features.definition.expectations import Expectation
 from isthmus.features.quality.statistics import view_statistics
-from isthmus.features.quality.validation import Finding, Reference, check
+from isthmus.features.quality.validation import Finding, ReferenceStatistics, check
 from isthmus.features.types import Array, Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.features.values.arrow import ARROW
 from tests.features.support import DAY, make_view
@@ -168,9 +168,9 @@ def test_rows_are_counted_as_plain_python_counts(values: list[int | None], low: 
     assert found(Expect.present("n", share=0.7), n=values).passed == (len(there) / len(values) >= 0.7)
 
 
-def reference(table: pa.Table, last: int) -> Reference:
+def reference(table: pa.Table, last: int) -> ReferenceStatistics:
     features = view_statistics(VIEW, table, 0, "", until=last).features
-    return Reference(name="late", training_set="abc", last=last, features=features)
+    return ReferenceStatistics(name="late", training_set="abc", last=last, features=features)
 
 
 def test_drift_of_new_rows_is_found_and_named() -> None:

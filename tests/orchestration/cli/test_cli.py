@@ -310,7 +310,7 @@ def test_half_written_table(built: Shop) -> None:
     assert said.startswith(
         f"isthmus: offline table of shelf_demand: {built.state}/offline/shelf_demand cannot be read ("
     )
-    assert said.endswith("remove that folder and run `isthmus build`, which computes it again")
+    assert said.endswith("remove that folder and run `isthmus build` to recompute it")
 
 
 # --- stopped

@@ -489,7 +489,7 @@ def test_what_only_reads_rows_otherwise_computes_none_again(built: Shop, project
     before = {name: text for name, text in files(built.state / "offline").items() if name.endswith(".parquet")}
     change = apply_diff(project(built)).tables["customer_orders"]
     assert (change.action, change.why, change.rows) == ("record", ["fields"], 2400)
-    with pytest.raises(ContractMismatch, match=r"built under \w+: its definition has changed since.*isthmus build"):
+    with pytest.raises(ContractMismatch, match=r"built under \w+: the definition changed since.*isthmus build"):
         stored(built, project, "customer_orders")
     notes: list[str] = []
     done = build(project(built), ["customer_orders"], progress=lambda text, _: notes.append(text))

@@ -18,7 +18,7 @@ from isthmus.features.days import Days
 from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.pushes import PushLog
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.publishing.collect import Collected
+from isthmus.features.publishing.collect import CollectedPushes
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.attribution.attribute import attribute
 from isthmus.orchestration.project import Project
@@ -303,7 +303,7 @@ def test_pushed_rows_are_there_once_though_the_answer_to_their_commit_is_lost(
             counts = collect(project(built))[VIEW]
             assert way.lost.exists()
             assert (counts.rows, counts.added) == (1, 1)
-            assert collect(project(built))[VIEW] == Collected()
+            assert collect(project(built))[VIEW] == CollectedPushes()
         rows = stored(built, project)[0]
         assert len(rows) == before + 3
         assert {*customers} < set(rows["customer"].to_pylist())

@@ -23,7 +23,7 @@ _PART = 1 << 16
 """Rows that land together: few enough that their columns stay in a core's cache."""
 
 
-class Questions:
+class AsOfQueries:
     """Keys and moments whose rows in a history are wanted.
 
     Args:

@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 from isthmus.features.clock import Status
 from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.offline.scan import Scan, in_lots
-from isthmus.features.pointintime.asof import Integers, Questions
+from isthmus.features.pointintime.asof import AsOfQueries, Integers
 from isthmus.features.pointintime.questions import cast, check, moments
 from isthmus.features.values.arrow import ARROW, micros
 
@@ -181,7 +181,7 @@ class _ViewJoin:
         return _Answers([_combined(column) for column in values], row_of, codes)
 
     def _places(self, scan: Scan, keys: Sequence[pa.ChunkedArray], at: Integers) -> tuple[Integers, Integers]:
-        questions = Questions(keys, at, lambda places: scan.rows(places, ["content_hash"])["content_hash"].to_numpy())
+        questions = AsOfQueries(keys, at, lambda places: scan.rows(places, ["content_hash"])["content_hash"].to_numpy())
         names = [column.name for column in self.view.keys]
         for first, rows in scan.blocks([*names, "event_timestamp", "known_at"]):
             event, known = micros(rows["event_timestamp"]), micros(rows["known_at"])

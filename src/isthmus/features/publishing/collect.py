@@ -34,7 +34,7 @@ LOT = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class CollectedPushes:
     """The counts of a run for a table.
 
     Attributes:
@@ -56,7 +56,7 @@ class Collected:
 
 def collect(
     client: Client, project: str, offline: OfflineStore, table: str, definitions: Sequence[ViewContract], lot: int = LOT
-) -> Collected:
+) -> CollectedPushes:
     """Brings all rows that were pushed for a table by now into the history; `definitions` are all that they may be of.
 
     An entry that cannot be read, or is of no known definition, is set aside: it keeps no other row waiting.
@@ -93,7 +93,7 @@ def collect(
         entries = pushes.waiting(client, project, table, lot, seen, end)
     if not intact and (last := log.last()) > seen:
         pushes.restore(client, project, table, last, seen)
-    return Collected(rows, logged, added, None if intact else pushes.moment(before), set_aside, why)
+    return CollectedPushes(rows, logged, added, None if intact else pushes.moment(before), set_aside, why)
 
 
 def _extend(offline: OfflineStore, log: PushLog, definitions: Sequence[ViewContract], rows: pa.Table) -> int:

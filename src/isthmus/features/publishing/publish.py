@@ -49,7 +49,7 @@ _PROBES = 1000
 """Sample of keys that must be in Redis before all others are assumed to be there."""
 
 
-class Materialized(msgspec.Struct, frozen=True):
+class Publication(msgspec.Struct, frozen=True):
     """The counts of a run for a view.
 
     Attributes:
@@ -82,7 +82,7 @@ def publish(  # noqa: PLR0913 - a step, and each argument is a choice of its cal
     full: bool = False,
     send: "Send | None" = None,
     waiting: Callable[[], None] = lambda: None,
-) -> Materialized:
+) -> Publication:
     """Publishes the latest rows of a history to Redis, after any other run for the view.
 
     Args:
@@ -195,7 +195,7 @@ class _Run:
         self.record = self.store.record_text(self.view)
         self.before = published.decode(self.record)
 
-    def write(self, *, full: bool) -> Materialized:
+    def write(self, *, full: bool) -> Publication:
         view, before = self.view, self.before
         with self.offline.reading(view.table):
             state = LatestRows.of(self.history, self.at)
@@ -298,10 +298,10 @@ class _Run:
                 changed, written = changed + counts.changed, written + counts.written
         return WriteCounts(len(places), changed, written)
 
-    def _counts(self, state: LatestRows, counts: WriteCounts, removed: int) -> Materialized:
+    def _counts(self, state: LatestRows, counts: WriteCounts, removed: int) -> Publication:
         ttl = self.view.ttl
         expired = 0 if ttl is None else int(np.count_nonzero(self.at - state.event > ttl))
-        return Materialized(len(state.content), counts.changed, counts.written, expired, removed, 0.0)
+        return Publication(len(state.content), counts.changed, counts.written, expired, removed, 0.0)
 
 
 def require_same(url: str, before: dict[str, int], after: dict[str, int]) -> None:

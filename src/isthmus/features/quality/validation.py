@@ -25,7 +25,7 @@ from isthmus.features.values.arrow import ARROW, micros
 EXAMPLES = 3
 
 
-class Reference(msgspec.Struct, frozen=True, kw_only=True):
+class ReferenceStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The statistics of a view's rows in a training set.
 
     Attributes:
@@ -68,7 +68,7 @@ def check(
     data: ds.Dataset | pa.Table,
     *,
     now: int,
-    references: Sequence[Reference] = (),
+    references: Sequence[ReferenceStatistics] = (),
 ) -> list[Finding]:
     """Checks the expectations of a view against its rows: keys, `event_timestamp` and features, in the view's types.
 
@@ -207,7 +207,7 @@ def _drift(
     limit: float,
     dtype: DataType,
     data: ds.Dataset | pa.Table,
-    references: Sequence[Reference],
+    references: Sequence[ReferenceStatistics],
 ) -> Iterator[Finding]:
     columns = [column for column in view.fields if column.name == expectation.feature]
     compared = False

@@ -8,9 +8,9 @@ import numpy as np
 
 from isthmus.features.contract import TransformContract
 from isthmus.features.errors import ContractMismatch, RequestError
-from isthmus.features.request.layout import MASKS, NOTES, Computed, Layout, Refused, output_name
+from isthmus.features.request.layout import MASKS, NOTES, Computed, InputRefusal, Layout, output_name
 from isthmus.features.request.onerow import OneRow
-from isthmus.features.request.onnxbytes import UnreadableError
+from isthmus.features.request.onnxbytes import UnreadableGraph
 from isthmus.features.types import Bool, String
 from isthmus.features.values.columns import Values, from_python
 
@@ -53,7 +53,7 @@ class RowGraph:
         self._one_row: OneRow | None = None
         try:
             interpreter = OneRow(transform.graph, self._layout, session)
-        except UnreadableError:
+        except UnreadableGraph:
             return
         if interpreter.pays:
             self._one_row = interpreter
@@ -102,7 +102,7 @@ class RowGraph:
 
     def first_refused(
         self, columns: Mapping[str, Values], computed: Computed, graphs: "Callable[[str], RowGraph]"
-    ) -> Refused | None:
+    ) -> InputRefusal | None:
         """The first row that Spark would refuse, if any, after `run`; the arguments are those of `require`."""
         for name, mask in computed.refused.items():
             row = int(np.flatnonzero(mask)[0])
@@ -111,10 +111,12 @@ class RowGraph:
                 return broken
             foreign = self._foreign(inputs, name)
             shown = ", ".join(f"{column} {_shown(inputs[column])}" for column in foreign or inputs)
-            return Refused(name, row, shown, _ASCII if foreign else "values for which it is defined")
+            return InputRefusal(name, row, shown, _ASCII if foreign else "values for which it is defined")
         return None
 
-    def _broken(self, inputs: Mapping[str, Values], row: int, graphs: "Callable[[str], RowGraph]") -> Refused | None:
+    def _broken(
+        self, inputs: Mapping[str, Values], row: int, graphs: "Callable[[str], RowGraph]"
+    ) -> InputRefusal | None:
         """The request field of a row that breaks its rule, if there is one."""
         for source in dict.fromkeys(rule.source for rule in self.transform.rules.values()):
             graph = graphs(source)
@@ -122,7 +124,7 @@ class RowGraph:
             refused = graph.run({name: inputs.get(name, null) for name, null in absent.items()}).refused
             for name, rule in self.transform.rules.items():
                 if rule.source == source and name in refused:
-                    return Refused(name, row, _shown(inputs[name]), rule.expected, rule=True)
+                    return InputRefusal(name, row, _shown(inputs[name]), rule.expected, rule=True)
         return None
 
     def _foreign(self, inputs: Mapping[str, Values], field: str) -> list[str]:

@@ -40,7 +40,7 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class InputRefusal:
     """A row in which Spark would refuse to compute a field.
 
     Attributes:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from isthmus.features.request.layout import MASKS, VALID, Computed, Layout, input_name, output_name
-from isthmus.features.request.onnxbytes import NUMPY, UnreadableError, read
-from isthmus.features.request.program import Operation, Part, Session, Steps, follow
+from isthmus.features.request.onnxbytes import NUMPY, UnreadableGraph, read
+from isthmus.features.request.program import Operation, ProgramBuilder, Session, SlotArray, follow
 from isthmus.features.values.columns import Values
 
 _NODES_A_CALL, _NODES_A_RUN = 30, 25
@@ -28,25 +28,25 @@ class OneRow:
     The session runs the nodes that are left to the runtime; `pays` says whether all this is faster than the runtime.
 
     Raises:
-        UnreadableError: the graph takes arrays, or has an operator that is not known here.
+        UnreadableGraph: the graph takes arrays, or has an operator that is not known here.
     """
 
     def __init__(self, graph: bytes, layout: Layout, session: Session) -> None:
         if layout.arrays:
-            raise UnreadableError("arrays")
-        steps = Steps(session)
+            raise UnreadableGraph("arrays")
+        steps = ProgramBuilder(session)
         parts = {input_name(element): steps.open(element, len(names)) for element, names in layout.inputs.items()}
         parts[input_name(VALID)] = steps.open("bool", len(layout.masks))
         nodes, constants = read(graph)
         parts = steps.add(nodes, constants, parts)
         self.pays = steps.calls * _NODES_A_CALL <= len(nodes) + _NODES_A_RUN
-        valid, raises = (Part("bool", masks) for masks in np.split(parts[MASKS].slots, [len(layout.fields)]))
+        valid, raises = (SlotArray("bool", masks) for masks in np.split(parts[MASKS].slots, [len(layout.fields)]))
         present = steps.mapped(Operation("Greater", "bool"), gt, valid, raises)
         results = {element: parts[output_name(element)] for element in layout.outputs}
         goals = [slot for part in (present, raises, *results.values()) for slot in part.listed()]
         self._program, self._slots, places = steps.program(goals)
 
-        def placed(part: Part) -> list[int]:
+        def placed(part: SlotArray) -> list[int]:
             return [places[slot] for slot in part.listed()]
 
         masks = dict(zip(layout.masks, placed(parts[input_name(VALID)]), strict=True))

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from isthmus.features.request.kernels import Function, function
-from isthmus.features.request.onnxbytes import ELEMENTS, NUMPY, Node, Tensor, UnreadableError, single
+from isthmus.features.request.onnxbytes import ELEMENTS, NUMPY, OnnxNode, OnnxTensor, UnreadableGraph, single
 
 INEXACT = frozenset({"Exp", "Log", "Pow", "Sin", "Cos"})
 """What no standard fixes to the last bit."""
@@ -34,7 +34,7 @@ _DEEPEST, _SHORT = 20, 2
 
 Slots = list[Any]
 Program = Sequence[tuple[Any, ...]]
-"""Steps in their order, see `Steps.program`."""
+"""Steps in their order, see `ProgramBuilder.program`."""
 Session = Callable[[bytes], Any]
 """Creates a session of a model."""
 _Path = tuple[tuple[int, int], ...]
@@ -59,7 +59,7 @@ def follow(program: Program, slots: Slots) -> None:
 
 
 @dataclass(frozen=True)
-class Part:
+class SlotArray:
     """A tensor: its element type, and a slot for each of its elements."""
 
     element: str
@@ -123,7 +123,7 @@ class _Step:
     place: int = 0
 
 
-class Steps:
+class ProgramBuilder:
     """The steps of a graph, node by node."""
 
     def __init__(self, session: Session) -> None:
@@ -140,45 +140,45 @@ class Steps:
         """Calls of the runtime for a row that needs all steps."""
         return len({step.results for step in self._steps if step.kernel is not None})
 
-    def open(self, element: str, rows: int, columns: int = 1) -> Part:
+    def open(self, element: str, rows: int, columns: int = 1) -> SlotArray:
         """An input tensor of shape (rows, columns)."""
         slots = np.arange(rows * columns) + len(self._slots)
         self._slots += [None] * slots.size
         self._open.update(slots.tolist())
         self._inputs.update(slots.tolist())
-        return Part(element, slots.reshape(rows, columns))
+        return SlotArray(element, slots.reshape(rows, columns))
 
-    def constant(self, tensor: Tensor) -> Part:
+    def constant(self, tensor: OnnxTensor) -> SlotArray:
         """A tensor that is the same for every row."""
         slots = np.arange(tensor.data.size) + len(self._slots)
         self._slots += tensor.data.reshape(-1).tolist()
-        return Part(tensor.element, slots.reshape(tensor.data.shape))
+        return SlotArray(tensor.element, slots.reshape(tensor.data.shape))
 
-    def _fixed(self, part: Part) -> bool:
+    def _fixed(self, part: SlotArray) -> bool:
         return self._open.isdisjoint(part.listed())
 
-    def _value(self, part: Part) -> Any:
+    def _value(self, part: SlotArray) -> Any:
         """The values of a constant tensor, as lists."""
         if not self._fixed(part):
-            raise UnreadableError("a shape or a table that depends on a row")
+            raise UnreadableGraph("a shape or a table that depends on a row")
         return np.array([self._slots[slot] for slot in part.listed()]).reshape(part.slots.shape).tolist()
 
     def add(
-        self, nodes: Sequence[Node], constants: Mapping[str, Tensor], inputs: Mapping[str, Part]
-    ) -> dict[str, Part]:
+        self, nodes: Sequence[OnnxNode], constants: Mapping[str, OnnxTensor], inputs: Mapping[str, SlotArray]
+    ) -> dict[str, SlotArray]:
         """The tensors of a graph by name.
 
         Raises:
-            UnreadableError: a node's operator is unknown, or not known in this form; or a node lacks an input.
+            UnreadableGraph: a node's operator is unknown, or not known in this form; or a node lacks an input.
         """
         parts = {**inputs, **{name: self.constant(tensor) for name, tensor in constants.items()}}
         for node in nodes:
             if not node.inputs or not parts.keys() >= {*node.inputs}:
-                raise UnreadableError(f"the inputs of {node.operator}")
+                raise UnreadableGraph(f"the inputs of {node.operator}")
             parts |= zip(node.outputs, self._node(node, [parts[name] for name in node.inputs]), strict=True)
         return parts
 
-    def _node(self, node: Node, inputs: Sequence[Part]) -> list[Part]:
+    def _node(self, node: OnnxNode, inputs: Sequence[SlotArray]) -> list[SlotArray]:
         """The outputs of a node."""
         first, slots, attributes = inputs[0], inputs[0].slots, node.attributes
         match node.operator:
@@ -186,23 +186,23 @@ class Steps:
                 return [first]
             case "Split" if len(inputs) == 1:
                 rows = np.split(slots, len(node.outputs), attributes.get("axis", 0))
-                return [Part(first.element, part) for part in rows]
+                return [SlotArray(first.element, part) for part in rows]
             case "Concat":
-                return [Part(first.element, np.concatenate([part.slots for part in inputs], attributes["axis"]))]
+                return [SlotArray(first.element, np.concatenate([part.slots for part in inputs], attributes["axis"]))]
             case "Transpose":
-                return [Part(first.element, slots.transpose(attributes.get("perm")))]
+                return [SlotArray(first.element, slots.transpose(attributes.get("perm")))]
             case "Squeeze" if len(inputs) == 2:
-                return [Part(first.element, np.squeeze(slots, tuple(self._value(inputs[1]))))]
+                return [SlotArray(first.element, np.squeeze(slots, tuple(self._value(inputs[1]))))]
             case "Unsqueeze":
-                return [Part(first.element, np.expand_dims(slots, tuple(self._value(inputs[1]))))]
+                return [SlotArray(first.element, np.expand_dims(slots, tuple(self._value(inputs[1]))))]
             case "Shape":
-                return [self.constant(Tensor("int64", np.array(slots.shape)))]
+                return [self.constant(OnnxTensor("int64", np.array(slots.shape)))]
             case "Expand":
                 shape = np.broadcast_shapes(slots.shape, tuple(self._value(inputs[1])))
-                return [Part(first.element, np.broadcast_to(slots, shape))]
+                return [SlotArray(first.element, np.broadcast_to(slots, shape))]
             case "Slice" if len(inputs) == 3:
                 start, end = map(self._value, inputs[1:])
-                return [Part(first.element, slots[tuple(map(slice, start, end))])]
+                return [SlotArray(first.element, slots[tuple(map(slice, start, end))])]
             case "Gather":
                 return [self._gathered(first, inputs[1], attributes.get("axis", 0))]
             case "Where":
@@ -211,21 +211,21 @@ class Steps:
                 return [self._by_runtime(node, Operation(name, first.element, attributes), inputs)]
         return [self._elementwise(node, inputs)]
 
-    def _gathered(self, table: Part, places: Part, axis: int) -> Part:
+    def _gathered(self, table: SlotArray, places: SlotArray, axis: int) -> SlotArray:
         if self._fixed(places):
-            return Part(table.element, np.take(table.slots, self._value(places), axis))
+            return SlotArray(table.element, np.take(table.slots, self._value(places), axis))
         if table.slots.ndim != 1:
-            raise UnreadableError("a table of tables")
+            raise UnreadableGraph("a table of tables")
         # As in Python, negative numbers count from the end.
         values = self._value(table)
         operation = Operation("Gather", table.element, {"table": values})
         return self._mapped(operation, getitem, self._single(table.element, values), places, operands=slice(1, 2))
 
-    def _single(self, element: str, value: Any) -> Part:
+    def _single(self, element: str, value: Any) -> SlotArray:
         self._slots.append(value)
-        return Part(element, np.array(len(self._slots) - 1))
+        return SlotArray(element, np.array(len(self._slots) - 1))
 
-    def _where(self, condition: Part, yes: Part, no: Part) -> Part:
+    def _where(self, condition: SlotArray, yes: SlotArray, no: SlotArray) -> SlotArray:
         if yes.element in ("double", "float"):
             # The runtime turns a -0.0 of its first choice into 0.0; of its second, if only the first has many elements.
             zero = self._single(yes.element, 0.0)
@@ -236,7 +236,7 @@ class Steps:
         operation = Operation("Where", yes.element)
         slots = np.broadcast_arrays(condition.slots, yes.slots, no.slots)
         out = [self._choice(operation, triple) for triple in zip(*(part.flat for part in slots), strict=True)]
-        return Part(yes.element, np.array(out, np.intp).reshape(slots[0].shape))
+        return SlotArray(yes.element, np.array(out, np.intp).reshape(slots[0].shape))
 
     def _choice(self, operation: Operation, slots: tuple[int, ...]) -> int:
         condition, yes, no = map(int, slots)
@@ -245,33 +245,33 @@ class Steps:
             return self._added(_Step(len(self._slots), operation, inputs, inputs))
         return yes if self._slots[condition] else no
 
-    def _elementwise(self, node: Node, inputs: Sequence[Part]) -> Part:
+    def _elementwise(self, node: OnnxNode, inputs: Sequence[SlotArray]) -> SlotArray:
         name, element, attributes = node.operator, inputs[0].element, node.attributes
         if name == "Cast":
             output = ELEMENTS.get(attributes["to"], "")
             if output == element or (element, output) in _SAME:
-                return Part(output, inputs[0].slots)
+                return SlotArray(output, inputs[0].slots)
             attributes = {"to": output}
         operation = Operation(name, element, attributes)
         known = function(name, element, attributes)
         if known is None and name == "RegexFullMatch":
             return self._by_runtime(node, operation, inputs)
         if known is None or len(inputs) > 2:
-            raise UnreadableError(f"{name} of {element}")
+            raise UnreadableGraph(f"{name} of {element}")
         apply, second = known
         constant = [] if second is None else [self._single(operation.output, second)]
         return self._mapped(operation, apply, *inputs, *constant, operands=slice(len(inputs)))
 
-    def mapped(self, operation: Operation, apply: Function, left: Part, right: Part) -> Part:
+    def mapped(self, operation: Operation, apply: Function, left: SlotArray, right: SlotArray) -> SlotArray:
         """An operation on the elements of two tensors, which a function computes."""
         return self._mapped(operation, apply, left, right, operands=slice(2))
 
-    def _mapped(self, operation: Operation, apply: Function, *inputs: Part, operands: slice) -> Part:
+    def _mapped(self, operation: Operation, apply: Function, *inputs: SlotArray, operands: slice) -> SlotArray:
         """A function of the elements of a tensor, or of two; `operands` are those that are no part of the operation."""
         left, right = np.broadcast_arrays(inputs[0].slots, inputs[-1].slots)
         pairs = zip(left.reshape(-1).tolist(), right.reshape(-1).tolist(), strict=True)
         out = [self._added(_Step(len(self._slots), operation, pair[operands], pair, apply)) for pair in pairs]
-        return Part(operation.output, np.array(out, np.intp).reshape(left.shape))
+        return SlotArray(operation.output, np.array(out, np.intp).reshape(left.shape))
 
     def _added(self, step: _Step) -> int:
         """The slot of a step, which runs at once if its result is constant."""
@@ -287,7 +287,7 @@ class Steps:
             self._slots[step.out] = step.kernel(values)[step.place]
         return step.out
 
-    def _by_runtime(self, node: Node, operation: Operation, inputs: Sequence[Part]) -> Part:
+    def _by_runtime(self, node: OnnxNode, operation: Operation, inputs: Sequence[SlotArray]) -> SlotArray:
         """A node that the runtime computes, all elements at once when the first is needed."""
         element, shape = operation.output, np.broadcast_shapes(*(part.slots.shape for part in inputs))
         tensors = [(part.element, part.slots.shape) for part in inputs]
@@ -306,7 +306,7 @@ class Steps:
         operands = [*zip(*(np.broadcast_to(part.slots, shape).reshape(-1).tolist() for part in inputs), strict=True)]
         out = [self._added(_Step(len(self._slots), operation, operands[place], slots, None, kernel, results, place))
                for place in range(prod(shape))]  # fmt: skip
-        return Part(element, np.array(out, np.intp).reshape(shape))
+        return SlotArray(element, np.array(out, np.intp).reshape(shape))
 
     def listed(self, goals: Sequence[int]) -> list[Listed]:
         """The steps that fill the slots `goals`, in their order, with neither side of a choice left out."""

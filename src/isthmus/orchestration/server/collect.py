@@ -9,7 +9,7 @@ from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import IsthmusError, first_line
 from isthmus.features.online import pushes
 from isthmus.features.progress import Progress, silent
-from isthmus.features.publishing.collect import Collected
+from isthmus.features.publishing.collect import CollectedPushes
 from isthmus.features.publishing.collect import collect as collect_table
 from isthmus.features.redis.connection import answering, connect
 from isthmus.orchestration.project import Project
@@ -19,7 +19,7 @@ from isthmus.serving.log import place
 def collect(
     project: Project, views: Collection[str] | None = None, *, wait: bool = True, again: bool = False,
     progress: Progress = silent,
-) -> dict[str, Collected]:  # fmt: skip
+) -> dict[str, CollectedPushes]:  # fmt: skip
     """Brings all rows that were pushed by now into the history of their views; returns the counts by offline table.
 
     A table whose view is being built comes last, after its build, or not at all if it shall not `wait`. What a
@@ -30,7 +30,7 @@ def collect(
         DependencyError: Redis does not answer, or refuses.
     """
     tables = _tables(project, views)
-    offline, collected = project.offline_store(), dict[str, Collected]()
+    offline, collected = project.offline_store(), dict[str, CollectedPushes]()
     failure: Exception | None = None
     with project.redis() as url, connect(url) as client:
         for table in tables if again else ():
@@ -96,7 +96,7 @@ def sentence(error: Exception) -> str:
     return f"{type(error).__name__} at {place(error)}: {first_line(error)}"
 
 
-def _problems(project: Project, table: str, counts: Collected) -> Iterator[str]:
+def _problems(project: Project, table: str, counts: CollectedPushes) -> Iterator[str]:
     if counts.lost_after is not None:
         since = clock.moment(counts.lost_after).isoformat(timespec="seconds")
         lost = f"rows that were pushed after {since} may be missing"

@@ -16,9 +16,9 @@ from isthmus.features.days import DAY, FIRST, LAST, Days, day_name, day_of
 from isthmus.features.definition.spec import FeatureView
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.files import write_atomically
-from isthmus.features.offline.commits import Commit, Origin
-from isthmus.features.offline.spool import Spool
-from isthmus.features.offline.store import Prepared, Written
+from isthmus.features.offline.commits import Commit, RowSources
+from isthmus.features.offline.spool import DaySpool
+from isthmus.features.offline.store import Prepared, TableWrite
 from isthmus.features.progress import Progress, silent
 from isthmus.features.quality.validation import Finding
 from isthmus.features.types import SCALARS, String
@@ -36,7 +36,9 @@ CHECKED = 2
 """Steps whose first day is computed again with a longer lookback: before the first step of all there may be no rows."""
 
 
-def build(project: Project, views: Sequence[str] | None = None, *, progress: Progress = silent) -> dict[str, Written]:
+def build(
+    project: Project, views: Sequence[str] | None = None, *, progress: Progress = silent
+) -> dict[str, TableWrite]:
     """Computes views, by default all, and writes their offline tables. The same input again changes nothing.
 
     Raises:
@@ -136,7 +138,7 @@ def build_range(
     within: Days | None = None,
     step: int = STEP,
     progress: Progress = silent,
-) -> dict[str, Written]:
+) -> dict[str, TableWrite]:
     """Computes views for a range of days, step by step, and replaces exactly those days in their offline tables.
 
     Each step is a commit. What was built from the same definition and the same source files before is not computed
@@ -187,10 +189,10 @@ class _Run:
             project.definitions.contract.views[view.name],
         )
         schemas = {name: dict(frames[name].dtypes) for name in sorted(source.name for source in view.sources)}
-        self.origin = Origin(schemas, _content(view, contents))
+        self.origin = RowSources(schemas, _content(view, contents))
         _require_types(view, self._before(), schemas)
 
-    def build(self, within: Days, step: int, progress: Progress) -> Written:
+    def build(self, within: Days, step: int, progress: Progress) -> TableWrite:
         """Computes and writes the days of a range that are not built yet."""
         before = self.store.extendable(self.compiled)
         _refuse_retyped(self.view, before, self.origin)
@@ -228,8 +230,8 @@ class _Run:
                     progress(f"{self.view.name}, {part}: {written.rows} rows in all", days / total)
         rows_before = before.rows if before else 0
         if written is None:
-            return Written(rows_before, 0, self.store.history(self.compiled).version, changed=False)
-        return Written(written.rows, written.rows - rows_before, written.version, changed, pushed, replaced)
+            return TableWrite(rows_before, 0, self.store.history(self.compiled).version, changed=False)
+        return TableWrite(written.rows, written.rows - rows_before, written.version, changed, pushed, replaced)
 
     def compute(self, days: Days | None = None) -> Iterator[pa.Table]:
         """The rows of all days or a range. A column that the engine misses is named with its source."""
@@ -292,7 +294,7 @@ def _require_types(view: FeatureView, before: Commit | None, schemas: Mapping[st
             )  # fmt: skip
 
 
-def _refuse_retyped(view: FeatureView, before: Commit | None, origin: Origin) -> None:
+def _refuse_retyped(view: FeatureView, before: Commit | None, origin: RowSources) -> None:
     """Rows from columns of other types may mean something else, so a table has rows from columns of the same types."""
     for source, types in origin.schemas.items():
         types_before = before.origin.schemas.get(source, {}) if before else {}
@@ -338,8 +340,8 @@ def _content(view: FeatureView, contents: Mapping[str, str | None]) -> str:
 
 
 @contextmanager
-def _spooled(tables: Iterable[pa.Table]) -> Iterator[Spool]:
-    with Spool() as rows:
+def _spooled(tables: Iterable[pa.Table]) -> Iterator[DaySpool]:
+    with DaySpool() as rows:
         for table in tables:
             rows.add(table)
         yield rows

@@ -10,7 +10,7 @@ from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.days import DAY, Days, day_name
 from isthmus.features.definition.spec import FeatureView
 from isthmus.features.errors import DataError
-from isthmus.features.offline.spool import Spool
+from isthmus.features.offline.spool import DaySpool
 from isthmus.features.types import DataType
 from isthmus.features.values.arrow import from_arrow
 from isthmus.features.values.columns import Mask
@@ -35,7 +35,7 @@ def narrowed(view: FeatureView, frames: Frames, days: Days, reach: int) -> Frame
     return {**frames, **own}
 
 
-def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, rows: Spool) -> None:
+def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, rows: DaySpool) -> None:
     """Computes the first day that has rows again, with twice the lookback (or a day more): nothing may change.
 
     A step reads least before its first day. A window that only later days fill, or that reaches further than twice, is

@@ -9,7 +9,7 @@ from onnx import helper
 
 from isthmus.features.request.layout import MASKS, NOTES, VALID, Layout, array_input_name, input_name, output_name
 from isthmus.transforms.rowwise.core.casts import cast
-from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError, node_of
+from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError, node_of
 from isthmus.transforms.rowwise.core.graph import Graph, Value
 from isthmus.transforms.rowwise.core.rules import RULES
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, FLOAT, INT, LONG, STRING, VOID, SqlType, element_of
@@ -70,7 +70,7 @@ class _Compiler:
         self._arrays: dict[str, Value] = {}
         self._bound: dict[str, Value] = {}
 
-    def value(self, node: Node) -> Value:
+    def value(self, node: ExpressionNode) -> Value:
         """The value of an expression; equal expressions are computed once."""
         if self._bound:
             return self._computed(node)
@@ -79,7 +79,7 @@ class _Compiler:
             self._known[number] = self._computed(node)
         return self._known[number]
 
-    def _number(self, node: Node) -> int:
+    def _number(self, node: ExpressionNode) -> int:
         """A number that equal expressions share, wherever they occur in the source.
 
         Numbers keep this linear: a hash of a whole expression would be computed again for each expression around it.
@@ -91,7 +91,7 @@ class _Compiler:
             self._numbers[id(node)] = self._distinct.setdefault(key, len(self._distinct))
         return self._numbers[id(node)]
 
-    def _computed(self, node: Node) -> Value:
+    def _computed(self, node: ExpressionNode) -> Value:
         graph = self._graph
         match node.name:
             case "literal":
@@ -122,7 +122,7 @@ class _Compiler:
             self._arrays[name] = arrays.from_input(self._graph, value)
         return self._arrays[name]
 
-    def _higher(self, node: Node) -> Value:
+    def _higher(self, node: ExpressionNode) -> Value:
         graph = self._graph
         plain = [self.value(part) for part in node.arguments if part.name != "lambda"]
         bodies = [self._body(node, part) for part in node.arguments if part.name == "lambda"]
@@ -136,7 +136,7 @@ class _Compiler:
                 return arrays.quantified(graph, of, bodies[0], every=node.name == "forall")
         return arrays.aggregate(graph, node, of, plain[1], *bodies)
 
-    def _body(self, node: Node, function: Node) -> arrays.Body:
+    def _body(self, node: ExpressionNode, function: ExpressionNode) -> arrays.Body:
         def body(*arguments: Value) -> Value:
             if len(arguments) != len(function.value):
                 takes = f"its function takes {len(function.value)} arguments"
@@ -150,7 +150,7 @@ class _Compiler:
 
         return body
 
-    def finish(self, nodes: Mapping[str, Node], values: Mapping[str, Value]) -> Compiled:
+    def finish(self, nodes: Mapping[str, ExpressionNode], values: Mapping[str, Value]) -> Compiled:
         graph = self._graph
         for name, value in values.items():
             if value.kind.element is not None or value.kind == VOID:

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from isthmus.features.definition.spec import Source
 from isthmus.features.errors import DataError, extra
-from isthmus.transforms.tables.table import REPAIR, Table, Within, condition, reading
+from isthmus.transforms.tables.table import REPAIR, SourceTable, Within, condition, reading
 
 _TIME = "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
 """A plain literal would have nanoseconds, which end in 2262."""
@@ -32,7 +32,7 @@ class _DeltaTable:
 
 
 @contextmanager
-def opened(source: Source, place: str, options: Mapping[str, str]) -> Iterator[Table]:
+def opened(source: Source, place: str, options: Mapping[str, str]) -> Iterator[SourceTable]:
     """The newest version of a Delta table at a path or URL.
 
     Raises:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from isthmus.features.definition.spec import Source
 from isthmus.features.errors import DataError, DependencyError, extra, first_line
-from isthmus.transforms.tables.table import Table, Within, moments, reading
+from isthmus.transforms.tables.table import SourceTable, Within, moments, reading
 
 _REFUSED = "AWS Error"
 """In what Arrow says of an S3 storage that refuses or does not answer."""
@@ -49,7 +49,7 @@ class _IcebergTable:
 
 
 @contextmanager
-def opened(source: Source) -> Iterator[Table]:
+def opened(source: Source) -> Iterator[SourceTable]:
     """The current snapshot of an Iceberg table.
 
     Raises:

@@ -7,13 +7,13 @@ from typing import Any
 
 from isthmus.features.definition.spec import Source
 from isthmus.features.errors import ConfigurationError, DataError, Problem, extra
-from isthmus.transforms.tables.parquet import Files, fragments_of
-from isthmus.transforms.tables.table import Table, reading
+from isthmus.transforms.tables.parquet import ParquetFiles, fragments_of
+from isthmus.transforms.tables.table import SourceTable, reading
 
 SCHEMES = ("s3://", "s3a://")
 
 
-class _Objects(Files):
+class _Objects(ParquetFiles):
     def __init__(self, source: Source, options: Mapping[str, str]) -> None:
         import pyarrow.fs as fs
         from deltalake.fs import DeltaStorageHandler
@@ -43,7 +43,7 @@ class _Objects(Files):
 
 
 @contextmanager
-def opened(source: Source, options: Mapping[str, str]) -> Iterator[Table]:
+def opened(source: Source, options: Mapping[str, str]) -> Iterator[SourceTable]:
     """The Parquet files at a URL: one, or all of a folder.
 
     Raises:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from isthmus.features.errors import DataError, first_line
 from isthmus.features.files import is_url
-from isthmus.transforms.tables.table import Table, Within, reading
+from isthmus.transforms.tables.table import SourceTable, Within, reading
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,7 +44,7 @@ def read(spark: "SparkSession", *places: str, schema: str | None = None) -> "Dat
     return (spark.read if schema is None else spark.read.schema(schema)).parquet(*places)
 
 
-def schema(source: str, table: Table) -> pa.Schema:
+def schema(source: str, table: SourceTable) -> pa.Schema:
     """The columns of a table as engines read them.
 
     Raises:
@@ -61,7 +61,7 @@ def schema(source: str, table: Table) -> pa.Schema:
     return pa.schema([pa.field(name, dtype, nullable) for name, dtype, nullable in fields])
 
 
-def write(source: str, table: Table, column: str | None, within: Within, file: Path) -> int:
+def write(source: str, table: SourceTable, column: str | None, within: Within, file: Path) -> int:
     """Writes the rows whose `column` lies within, and those without a time; returns how many.
 
     Raises:
@@ -107,7 +107,7 @@ def fragments_of(paths: str | Sequence[str], filesystem: Any = None) -> list[Any
     return sorted(data.get_fragments(), key=lambda fragment: str(fragment.path))
 
 
-class Files:
+class ParquetFiles:
     """Parquet files as one table: its columns are those of all files, in types that hold the values of all.
 
     Attributes:
@@ -239,7 +239,7 @@ def _condition(columns: pa.Schema, name: str, within: tuple[int, int]) -> Any:
     return time.is_null() | (time >= first) & (time < end)
 
 
-def _converted(source: str, table: Table, batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
+def _converted(source: str, table: SourceTable, batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
     parts = []
     for field in columns:
         n = batch.schema.get_field_index(field.name)
@@ -250,7 +250,7 @@ def _converted(source: str, table: Table, batch: pa.RecordBatch, columns: pa.Sch
             parts.append(_plain(batch.column(n)).cast(field.type))
         except pa.ArrowException as error:
             found = f"{table.place} holds a value that does not fit ({first_line(error)})"
-            fine = isinstance(table, Files) and "timestamp[ns" in str(batch.schema.field(n).type)
+            fine = isinstance(table, ParquetFiles) and "timestamp[ns" in str(batch.schema.field(n).type)
             remedy = _COARSER if fine else "cast it where it is written, or in the query"
             where = f"source {source}, column {field.name}"
             raise DataError(where, found, expected=str(field.type), remedy=remedy) from error

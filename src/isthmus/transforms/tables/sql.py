@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from isthmus.features.definition.spec import Source
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, extra, first_line
-from isthmus.transforms.tables.table import Table, Within, condition, reading
+from isthmus.transforms.tables.table import SourceTable, Within, condition, reading
 
 _POSTGRESQL = ("postgresql", "postgres")
 _ADDRESS = "postgresql://USER:PASSWORD@HOST/DATABASE, or duckdb:FILE"
@@ -47,7 +47,7 @@ class _Query:
 
 
 @contextmanager
-def opened(source: Source, root: Path) -> Iterator[Table]:
+def opened(source: Source, root: Path) -> Iterator[SourceTable]:
     """The rows of a query at this moment, from the database whose address is in the variable `connection`.
 
     Raises:
@@ -103,7 +103,7 @@ def _address(source: Source) -> str:
 
 
 @contextmanager
-def _postgresql(source: Source, address: str) -> Iterator[Table]:
+def _postgresql(source: Source, address: str) -> Iterator[SourceTable]:
     with extra("sql"):
         from adbc_driver_manager import Error
         from adbc_driver_postgresql import dbapi
@@ -126,7 +126,7 @@ def _postgresql(source: Source, address: str) -> Iterator[Table]:
 
 
 @contextmanager
-def _duckdb(source: Source, path: Path, seen: str | None) -> Iterator[Table]:
+def _duckdb(source: Source, path: Path, seen: str | None) -> Iterator[SourceTable]:
     with extra("offline"):
         import duckdb
     if "\\" in str(path):

@@ -17,7 +17,7 @@ Within: TypeAlias = tuple[int, int] | None
 REPAIR = "nothing was written: see that the table is there and whole, then run it again"
 
 
-class Table(Protocol):
+class SourceTable(Protocol):
     """A table as it was when it was opened: what others write to it since changes none of its rows.
 
     Attributes:

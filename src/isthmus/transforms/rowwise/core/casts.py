@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Value
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DATE, DOUBLE, INT, LONG, STRING, TIMESTAMP, VOID, SqlType
 
@@ -38,7 +38,7 @@ def floor_divided(graph: Graph, data: str, divisor: int) -> tuple[str, str]:
     return quotient, graph.add("Mod", data, by)
 
 
-def cast(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def cast(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     """A `cast`."""
     (value,) = values
     kind = node.kind

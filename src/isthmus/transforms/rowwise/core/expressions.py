@@ -26,7 +26,7 @@ _SHOWN = 400
 
 
 @dataclass(frozen=True)
-class Node:
+class ExpressionNode:
     """An expression.
 
     Attributes:
@@ -39,7 +39,7 @@ class Node:
     """
 
     name: str
-    arguments: "tuple[Node, ...]" = ()
+    arguments: "tuple[ExpressionNode, ...]" = ()
     value: Any = None
     kind: SqlType | None = None
     place: str = ""
@@ -62,7 +62,7 @@ class Node:
 class NotCompilableError(Exception):
     """An expression that no graph can hold: why not, and the nearest thing that can be compiled."""
 
-    def __init__(self, node: Node, reason: str, instead: str = "") -> None:
+    def __init__(self, node: ExpressionNode, reason: str, instead: str = "") -> None:
         super().__init__(reason)
         self.node, self.reason, self.instead = node, reason, instead
 
@@ -102,7 +102,7 @@ def _here() -> SimpleNamespace:
     return SimpleNamespace(fragment="", call_site=f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
 
-def node_of(column: "Column", name: str = "column") -> Node:
+def node_of(column: "Column", name: str = "column") -> ExpressionNode:
     """The expression of a column, called `name` in messages.
 
     A NotCompilableError says which part is no plain expression of one row, or that it is too deep or too large.
@@ -120,7 +120,7 @@ def node_of(column: "Column", name: str = "column") -> Node:
         proto.Plan.FromString(plan.SerializeToString())
     except (DecodeError, RecursionError):
         raise NotCompilableError(
-            Node("column", value=name), "too many expressions stand within each other: engines take some 45",
+            ExpressionNode("column", value=name), "too many expressions stand within each other: engines take some 45",
             "halves of halves: (a + b) + (c + d) for a + b + c + d",
         ) from None  # fmt: skip
     return _node(message)
@@ -136,7 +136,7 @@ def _written_out(expression: Any, name: str, known: dict[int, int]) -> int:
         if count > MOST:
             origin = expression.origin
             raise NotCompilableError(
-                Node("column", value=name, place=_site(origin) if origin is not None else ""),
+                ExpressionNode("column", value=name, place=_site(origin) if origin is not None else ""),
                 f"up to here it is {count:,} expressions, since engines are sent twice what is used twice",
                 f"at most {MOST:,}",
             )
@@ -144,7 +144,7 @@ def _written_out(expression: Any, name: str, known: dict[int, int]) -> int:
     return known[id(expression)]
 
 
-def _node(proto: "Proto", around: str = "") -> Node:
+def _node(proto: "Proto", around: str = "") -> ExpressionNode:
     # An expression without an origin takes that of the expression around it.
     place = _site(proto.common.origin) or around
     kind = str(proto.WhichOneof("expr_type"))
@@ -153,34 +153,38 @@ def _node(proto: "Proto", around: str = "") -> Node:
             return _node(proto.alias.expr, place)
         case "unresolved_attribute":
             name = proto.unresolved_attribute.unparsed_identifier
-            return Node("column", value=name.strip("`"), place=place)
+            return ExpressionNode("column", value=name.strip("`"), place=place)
         case "literal":
             return _literal(proto, place)
         case "cast":
             child = _node(proto.cast.expr, place)
-            return Node("cast", (child,), kind=_type(proto, child, place), place=place)
+            return ExpressionNode("cast", (child,), kind=_type(proto, child, place), place=place)
         case "unresolved_function":
             function = proto.unresolved_function
             arguments = tuple(_node(argument, place) for argument in function.arguments)
-            node = Node(function.function_name.lower(), arguments, place=place)
+            node = ExpressionNode(function.function_name.lower(), arguments, place=place)
             if function.is_distinct or function.is_user_defined_function:
                 raise NotCompilableError(node, "is a function of the user's own")
             return node
         case "unresolved_extract_value":
             extract = proto.unresolved_extract_value
-            return Node("getitem", (_node(extract.child, place), _node(extract.extraction, place)), place=place)
+            return ExpressionNode(
+                "getitem", (_node(extract.child, place), _node(extract.extraction, place)), place=place
+            )
         case "lambda_function":
             function = proto.lambda_function
             names = tuple(".".join(variable.name_parts) for variable in function.arguments)
-            return Node("lambda", (_node(function.function, place),), value=names, place=place)
+            return ExpressionNode("lambda", (_node(function.function, place),), value=names, place=place)
         case "unresolved_named_lambda_variable":
-            return Node("variable", value=".".join(proto.unresolved_named_lambda_variable.name_parts), place=place)
+            return ExpressionNode(
+                "variable", value=".".join(proto.unresolved_named_lambda_variable.name_parts), place=place
+            )
         case "expression_string":
-            text = Node("column", value=f"expr({proto.expression_string.expression!r})", place=place)
+            text = ExpressionNode("column", value=f"expr({proto.expression_string.expression!r})", place=place)
             raise NotCompilableError(text, "is SQL text", "the same written with functions of pyspark.sql.functions")
     words = {"window": "looks at other rows",
              "common_inline_user_defined_function": "is a Python function"}  # fmt: skip
-    raise NotCompilableError(Node(kind, place=place), words.get(kind, "is no function of one row's columns"),
+    raise NotCompilableError(ExpressionNode(kind, place=place), words.get(kind, "is no function of one row's columns"),
                              "a transform of a view for what looks at other rows"
                              if kind == "window" else "built-in functions of pyspark.sql.functions")  # fmt: skip
 
@@ -192,13 +196,13 @@ def _site(origin: "Origin") -> str:
     return f"{Path(path).name}:{line}" if line.isdigit() else ""
 
 
-def _literal(proto: "Proto", place: str) -> Node:
+def _literal(proto: "Proto", place: str) -> ExpressionNode:
     kind = str(proto.literal.WhichOneof("literal_type"))
     if kind == "null":
-        return Node("literal", kind=types.VOID, place=place)
+        return ExpressionNode("literal", kind=types.VOID, place=place)
     if of := types.TYPES.get(_WORDS.get(kind, kind)):
-        return Node("literal", value=getattr(proto.literal, kind), kind=of, place=place)
-    shown = Node("literal", value=f"a {kind}", place=place)
+        return ExpressionNode("literal", value=getattr(proto.literal, kind), kind=of, place=place)
+    shown = ExpressionNode("literal", value=f"a {kind}", place=place)
     instead = "a float" if kind == "decimal" else "a bool, int, float, str, date or datetime"
     raise NotCompilableError(shown, "is a literal that graphs do not have", instead)
 
@@ -209,12 +213,12 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _type(proto: "Proto", child: Node, place: str) -> SqlType:
+def _type(proto: "Proto", child: ExpressionNode, place: str) -> SqlType:
     cast = proto.cast
     written = cast.WhichOneof("cast_to_type") == "type_str"
     word = cast.type_str.strip().lower() if written else str(cast.type.WhichOneof("kind"))
     word = _WORDS.get(word, word)
-    node = Node("cast", (child,), value=word, place=place)
+    node = ExpressionNode("cast", (child,), value=word, place=place)
     if cast.eval_mode == cast.EVAL_MODE_TRY:
         raise NotCompilableError(node, "is a try_cast", "a cast, where values fit")
     if word not in types.TYPES:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from isthmus.transforms.rowwise.core.expressions import Node
+from isthmus.transforms.rowwise.core.expressions import ExpressionNode
 from isthmus.transforms.rowwise.core.graph import Graph, Value
 
-Rule = Callable[[Graph, Node, Sequence[Value]], Value]
+Rule = Callable[[Graph, ExpressionNode, Sequence[Value]], Value]
 """Adds the nodes of a function to a graph, from the values of its arguments."""
 
 RULES: dict[str, tuple[Rule, int, int]] = {}

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from isthmus.transforms.rowwise.core import casts
-from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Mask, Value
 from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import BYTE, DOUBLE, INT, LONG, SHORT, SqlType, common
 
 
-def numbers(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
+def numbers(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
     """The arguments in their common type, which must be numeric."""
     kind = common(value.kind for value in values)
     if kind is None or not kind.numeric:
@@ -58,7 +58,7 @@ def _product_overflows(graph: Graph, left: str, right: str, result: str) -> str:
 @rule("try_add", 2, operator="Add", lenient=True)
 @rule("try_subtract", 2, operator="Sub", lenient=True)
 @rule("try_multiply", 2, operator="Mul", lenient=True)
-def _sum(graph: Graph, node: Node, values: Sequence[Value], *, operator: str, lenient: bool = False) -> Value:
+def _sum(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str, lenient: bool = False) -> Value:
     left, right = numbers(graph, node, values)
     kind = left.kind
     if kind.fractional:
@@ -81,7 +81,7 @@ def _by(graph: Graph, kind: SqlType, data: str, left: Value, right: Value, zero:
 
 @rule("/", 2, lenient=False)
 @rule("try_divide", 2, lenient=True)
-def _divided(graph: Graph, node: Node, values: Sequence[Value], *, lenient: bool) -> Value:
+def _divided(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, lenient: bool) -> Value:
     numbers(graph, node, values)
     left, right = (casts.widened(graph, value, DOUBLE) for value in values)
     known = graph.is_number(right.data) and graph.number(right.data) != 0
@@ -115,7 +115,7 @@ def _nonzero(graph: Graph, kind: SqlType, data: str) -> tuple[str, Mask]:
 @rule("try_mod", 2, lenient=True)
 @rule("pmod", 2, positive=True)
 def _modulo(
-    graph: Graph, node: Node, values: Sequence[Value], *, lenient: bool = False, positive: bool = False
+    graph: Graph, node: ExpressionNode, values: Sequence[Value], *, lenient: bool = False, positive: bool = False
 ) -> Value:
     left, right = numbers(graph, node, values)
     kind = left.kind
@@ -132,7 +132,7 @@ def _modulo(
 
 @rule("negative", 1, operator="Neg")
 @rule("abs", 1, operator="Abs")
-def _signed(graph: Graph, node: Node, values: Sequence[Value], *, operator: str) -> Value:
+def _signed(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
     (value,) = numbers(graph, node, values)
     kind = value.kind
     if kind in (BYTE, SHORT):
@@ -143,7 +143,7 @@ def _signed(graph: Graph, node: Node, values: Sequence[Value], *, operator: str)
 
 
 @rule("positive", 1)
-def _positive(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _positive(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     return numbers(graph, node, values)[0]
 
 
@@ -154,7 +154,7 @@ def _positive(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 @rule("|", 2, operator="BitwiseOr")
 @rule("^", 2, operator="BitwiseXor")
 @rule("~", 1, operator="BitwiseNot")
-def _bitwise(graph: Graph, node: Node, values: Sequence[Value], *, operator: str) -> Value:
+def _bitwise(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
     sides = numbers(graph, node, values)
     kind = sides[0].kind
     if not kind.integral:
@@ -191,7 +191,7 @@ def _right(graph: Graph, kind: SqlType, data: str, places: str) -> str:
 @rule("shiftleft", 2, move=_left)
 @rule("shiftright", 2, move=_right)
 def _shifted(
-    graph: Graph, node: Node, values: Sequence[Value], *, move: Callable[[Graph, SqlType, str, str], str]
+    graph: Graph, node: ExpressionNode, values: Sequence[Value], *, move: Callable[[Graph, SqlType, str, str], str]
 ) -> Value:
     value, count = values
     if not value.kind.integral or not count.kind.integral or count.kind == LONG:

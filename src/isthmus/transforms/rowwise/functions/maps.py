@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from isthmus.transforms.rowwise.core import casts
-from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Value
 from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import INT, LONG, STRING, VOID, SqlType, common
@@ -22,7 +22,7 @@ class MapValue(Value):
 
 
 @rule("map", 2, 200_000)
-def _map(_graph: Graph, node: Node, _values: Sequence[Value]) -> Value:
+def _map(_graph: Graph, node: ExpressionNode, _values: Sequence[Value]) -> Value:
     """Adds nothing to the graph before a key is looked up."""
     if len(node.arguments) % 2:
         raise NotCompilableError(node, "has a key without a value", "pairs")
@@ -41,7 +41,7 @@ def _map(_graph: Graph, node: Node, _values: Sequence[Value]) -> Value:
     return MapValue(kind, "", key=key, pairs=pairs)
 
 
-def lookup(graph: Graph, node: Node, of: MapValue, key: Value) -> Value:
+def lookup(graph: Graph, node: ExpressionNode, of: MapValue, key: Value) -> Value:
     """The value of a key; null where the map does not have it."""
     kind = of.kind.element
     assert kind is not None  # noqa: S101 - of a map
@@ -76,7 +76,7 @@ def _encoded(graph: Graph, key: Value, pairs: Sequence[tuple[Any, int]], default
     )
 
 
-def _written(node: Node) -> Node:
+def _written(node: ExpressionNode) -> ExpressionNode:
     if node.name == "cast" and node.kind is not None and node.kind.integral:
         literal = _written(node.arguments[0])
         if literal.kind is not None and literal.kind.integral and literal.kind.rank <= node.kind.rank:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from isthmus.transforms.rowwise.core import casts
-from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Stacked, Value
 from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, LONG, VOID
@@ -17,7 +17,7 @@ Real = Callable[[Graph, str], str]
 """A function from a tensor of doubles to a tensor of doubles."""
 
 
-def doubles(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
+def doubles(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
     """The arguments as doubles."""
     for value in values:
         if not (value.kind.numeric or value.kind == VOID):
@@ -28,7 +28,7 @@ def doubles(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
 def _real(
     name: str, function: Real | Callable[[Graph, str, str], str], null: Real | None = None, sides: int = 1
 ) -> None:
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    def apply(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
         arguments = doubles(graph, node, values)
         missing = null(graph, arguments[0].data) if null else None
         data = function(graph, *(argument.data for argument in arguments))
@@ -350,7 +350,7 @@ _real("pow", _pow, sides=2)
 
 
 @rule("log", 1, 2)
-def _logarithm(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _logarithm(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     """To base e, or to the base in the first argument."""
     sides = doubles(graph, node, values)
     logs = [_log(graph, side.data) for side in sides]
@@ -361,5 +361,5 @@ def _logarithm(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 @rule("pi", 0, value=math.pi)
 @rule("e", 0, value=math.e)
-def _constant(graph: Graph, _node: Node, _values: Sequence[Value], *, value: float) -> Value:
+def _constant(graph: Graph, _node: ExpressionNode, _values: Sequence[Value], *, value: float) -> Value:
     return graph.literal(value, DOUBLE)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from isthmus.transforms.rowwise.core import casts
-from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Value
 from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, FLOAT, LONG
@@ -15,7 +15,7 @@ from isthmus.transforms.rowwise.functions.exponentials import number
 @rule("floor", 1, operator="Floor")
 @rule("ceil", 1, operator="Ceil")
 @rule("ceiling", 1, operator="Ceil")
-def _to_whole(graph: Graph, node: Node, values: Sequence[Value], *, operator: str) -> Value:
+def _to_whole(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
     (value,) = numbers(graph, node, values)
     if value.kind.integral:
         return casts.widened(graph, value, LONG)
@@ -34,7 +34,7 @@ def _to_whole(graph: Graph, node: Node, values: Sequence[Value], *, operator: st
 
 @rule("round", 1, 2, even=False)
 @rule("bround", 1, 2, even=True)
-def _rounded(graph: Graph, node: Node, values: Sequence[Value], *, even: bool) -> Value:
+def _rounded(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, even: bool) -> Value:
     (value,) = numbers(graph, node, values[:1])
     digits = 0
     if len(values) == 2:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 
 from isthmus.transforms.rowwise.core import casts
-from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Value
 from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import BOOLEAN, LONG, STRING, VOID
@@ -13,7 +13,7 @@ _SPECIAL = frozenset(r"\.+*?()|[]{}^$")
 _ASCII = r"[\x00-\x7f]*"
 
 
-def _texts(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
+def _texts(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
     for value in values:
         if value.kind not in (STRING, VOID):
             raise NotCompilableError(node, f"takes texts, not {value.kind}", "a cast of a whole number to string")
@@ -24,7 +24,7 @@ def _texts(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
 @rule("lcase", 1, action="LOWER")
 @rule("upper", 1, action="UPPER")
 @rule("ucase", 1, action="UPPER")
-def _case(graph: Graph, node: Node, values: Sequence[Value], *, action: str) -> Value:
+def _case(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, action: str) -> Value:
     """Case of ASCII letters. A text with any further character is refused: runtimes do not agree on those."""
     (value,) = _texts(graph, node, values)
     # In the locale C, which every system has, only letters of ASCII have a case.
@@ -37,7 +37,7 @@ def _case(graph: Graph, node: Node, values: Sequence[Value], *, action: str) -> 
 
 
 @rule("concat", 1, 100)
-def _concat(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _concat(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     texts = _texts(graph, node, values)
     data = reduce(lambda left, right: graph.add("StringConcat", left, right), [text.data for text in texts])
     # Spark computes all parts first: what comes after a null is refused as well.
@@ -65,7 +65,7 @@ def _like(pattern: str) -> str:
 @rule("endswith", 2, pattern=lambda text: f".*{_escaped(text)}")
 @rule("contains", 2, pattern=lambda text: f".*{_escaped(text)}.*")
 @rule("like", 2, pattern=_like)
-def _matching(graph: Graph, node: Node, values: Sequence[Value], *, pattern: Callable[[str], str]) -> Value:
+def _matching(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, pattern: Callable[[str], str]) -> Value:
     texts = _texts(graph, node, values)
     argument = node.arguments[1]
     if argument.name != "literal" or not isinstance(argument.value, str):
