@@ -387,7 +387,7 @@ def test_a_redis_that_is_started_again_in_the_middle_is_noticed(
                 first.close()
                 second.enter_context(server())
 
-        with pytest.raises(DependencyError, match="started again") as caught:
+        with pytest.raises(DependencyError, match="was restarted") as caught:
             materialize(project(built), progress=restart)
         assert "hunter2" not in str(caught.value)
         materialize(project(built))

@@ -1,4 +1,4 @@
-"""The latest row of each key of a view, at a given time and version of the offline table."""
+"""The latest row of each key of a view, at one time and one version of the offline table."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Places = Ints
 
 @dataclass(frozen=True)
 class LatestRows:
-    """The latest row of each key at a given time, including expired rows.
+    """The latest row of each key at one time, including expired rows.
 
     Attributes:
         at: that time, microseconds since 1970 UTC.
@@ -24,7 +24,7 @@ class LatestRows:
         known: shape (n,) int64 microseconds.
         content: shape (n,) int64, content hashes.
         place: shape (n,), ascending row numbers in the history.
-        horizon: result of the function `horizon`.
+        horizon: latest known time up to `at`, microseconds; -2**63 without rows.
     """
 
     history: ViewHistory

@@ -56,7 +56,7 @@ class DaySpool(AbstractContextManager["DaySpool"]):
         return sorted({int(day) for run in self._runs for day in run.days})
 
     def groups(self, within: Days | None = None) -> Iterator[pa.Table]:
-        """Yield the rows of a range of days (default: all) in order, as tables of complete days with about `GROUP` rows."""
+        """Yield the rows of a range of days in order, as tables of complete days with about `GROUP` rows."""
         parts: list[pa.Table] = []
         rows = 0
         for day in self.days():
