@@ -366,7 +366,7 @@ def test_columns_of_postgresql_in_types_of_spark(server: str, sail: Any, tmp_pat
     ("address", "found"),
     [
         (None, "is not set"),
-        ("mysql://u:sesame@h/d", "begins with no known scheme"),
+        ("mysql://u:sesame@h/d", "does not start with a known scheme"),
         ("postgresql://u:ses@me@h/d", "has an @ or a %"),
         ("postgresql://u:ses%ame@h/d", "has an @ or a %"),
     ],
@@ -390,7 +390,7 @@ def test_a_database_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_pa
     ):
         sources.land(source, tmp_path, None, tmp_path)
     monkeypatch.setenv("SHOP_DATABASE", "duckdb:gone.duckdb")
-    with pytest.raises(DataError, match=r"there is no DuckDB file .*gone.duckdb. Correct the variable SHOP_DATABASE"):
+    with pytest.raises(DataError, match=r"DuckDB file .*gone.duckdb not found. Correct the variable SHOP_DATABASE"):
         sources.land(source, tmp_path, None, tmp_path)
     (tmp_path / "gone.duckdb").write_bytes(b"neither" * 999)
     with pytest.raises(DependencyError, match=r"gone.duckdb does not answer \("):

@@ -453,7 +453,7 @@ def test_a_collection_whose_table_cannot_be_written_is_run_again(store: OfflineS
     push(client, [(1, 5, 6, 2)])
     table = Path(store.path(VIEW.table))
     (table / "event_day=1970-01-01").write_text("in the way")
-    with pytest.raises(DataError, match=r"offline table of traffic: .* cannot be written .*then run it again$"):
+    with pytest.raises(DataError, match=r"offline table of traffic: .* cannot be written .*then try again$"):
         brought(client, store)
     (table / "event_day=1970-01-01").unlink()
     assert brought(client, store).added == 1

@@ -291,8 +291,8 @@ def test_unknown_view(built: Shop) -> None:
 def test_missing_data(built: Shop) -> None:
     built.orders.unlink()
     assert refused(built, "build", code=2) == (
-        f"isthmus: definitions.py: source orders: there is no {built.orders}; expected an existing file or folder. "
-        "Correct its path or bring the file there"
+        f"isthmus: definitions.py: source orders: {built.orders} not found; expected an existing file or folder. "
+        "Correct its path, or create the file"
     )
 
 

@@ -343,7 +343,7 @@ def test_a_delta_table_that_is_replaced_under_a_build(reaching: Shop, project: O
     assert not changes
     assert not written[ORDERS_VIEW].changed
     assert stored(reaching, project)[1] == before
-    with pytest.raises(DataError, match=r"source orders: there is no Delta table at .*data/orders. Correct delta="):
+    with pytest.raises(DataError, match=r"source orders: no Delta table at .*data/orders. Correct delta="):
         build(project(reaching))
     assert stored(reaching, project)[1] == before
 

@@ -103,7 +103,7 @@ class RowGraph:
     def first_refused(
         self, columns: Mapping[str, Values], computed: Computed, graphs: "Callable[[str], RowGraph]"
     ) -> InputRefusal | None:
-        """Return the first row that Spark would refuse, or None; call it after `run`, with the arguments of `require`."""
+        """Return the first row that Spark would refuse, or None. Takes the result of `run`."""
         for name, mask in computed.refused.items():
             row = int(np.flatnonzero(mask)[0])
             inputs = {column: values.take(slice(row, row + 1)) for column, values in columns.items()}

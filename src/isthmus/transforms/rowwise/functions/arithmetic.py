@@ -1,4 +1,4 @@
-"""Arithmetic: integers, which Spark refuses to let overflow, IEEE 754 floating-point numbers, and bits."""
+"""Arithmetic: integers, whose overflow Spark refuses, IEEE 754 floating-point numbers, and bits."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from isthmus.transforms.rowwise.core.types import BYTE, DOUBLE, INT, LONG, SHORT
 
 
 def numbers(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
-    """The arguments in their common type, which must be numeric."""
+    """Convert the arguments to their common type, which must be numeric."""
     kind = common(value.kind for value in values)
     if kind is None or not kind.numeric:
         shown = ", ".join(str(value.kind) for value in values)
@@ -20,21 +20,21 @@ def numbers(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list
 
 
 def in_range(graph: Graph, wide: str, kind: SqlType) -> tuple[str, str]:
-    """int64 numbers in a narrower type, and where they do not fit."""
+    """Convert int64 numbers to a narrower type; also return a mask of numbers that do not fit."""
     low, high = graph.constant(kind.low, LONG), graph.constant(kind.high, LONG)
     wrong = graph.add("Or", graph.add("Less", wide, low), graph.add("Greater", wide, high))
     return graph.cast(wide, kind), wrong
 
 
 def _whole(graph: Graph, operator: str, kind: SqlType, left: str, right: str) -> tuple[str, Mask]:
-    """A sum, difference or product of whole numbers, and where it overflows."""
+    """Return a sum, difference or product of whole numbers, and a mask of overflows."""
     if kind != LONG:
         return in_range(graph, graph.add(operator, graph.cast(left, LONG), graph.cast(right, LONG)), kind)
     result = graph.add(operator, left, right)
     zero = graph.constant(0, LONG)
     if operator == "Mul":
         return result, _product_overflows(graph, left, right, result)
-    # The sign of the result differs from that of both summands; a difference is the sum that gives `left` again.
+    # Overflow: the sum's sign differs from both summands. For a difference, `left` is the sum of result and `right`.
     first, second = (left, right) if operator == "Add" else (result, right)
     total = result if operator == "Add" else left
     signs = [graph.add("BitwiseXor", total, part) for part in (first, second)]
@@ -44,7 +44,7 @@ def _whole(graph: Graph, operator: str, kind: SqlType, left: str, right: str) ->
 def _product_overflows(graph: Graph, left: str, right: str, result: str) -> str:
     unit, zero, minus = (graph.constant(number, LONG) for number in (1, 0, -1))
     least = graph.constant(LONG.low, LONG)
-    # Runtimes crash on a division by zero, and of the least number by -1.
+    # Runtimes crash on a division by zero, and on dividing the least number by -1.
     special = graph.add("Or", graph.add("Equal", right, zero), graph.add("Equal", right, minus))
     back = graph.add("Div", result, graph.add("Where", special, unit, right))
     differs = graph.negated(graph.add("Equal", back, left))
@@ -69,7 +69,7 @@ def _sum(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operato
 
 
 def _by(graph: Graph, kind: SqlType, data: str, left: Value, right: Value, zero: Mask, *, lenient: bool) -> Value:  # noqa: PLR0913 - a kernel and its two sides
-    """The result of a division: by `zero` it is refused, or null if `lenient`, whatever the dividend.
+    """Return the result of a division. Division by `zero` is refused, or null if `lenient`, even for a null dividend.
 
     Spark evaluates the divisor first: if it is null, nothing else is computed.
     """
@@ -91,19 +91,19 @@ def _divided(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, len
 
 
 def _remainder(graph: Graph, kind: SqlType, left: str, right: str) -> str:
-    """Java's remainder, with the sign of the left side. `right` is never 0."""
+    """Return Java's remainder, with the sign of the left side. `right` is never 0."""
     if kind.fractional:
         return graph.add("Mod", left, right, fmod=1)
     if graph.is_number(right) and graph.number(right) not in (0, -1):
         return graph.add("Sub", left, graph.add("Mul", graph.add("Div", left, right), right))
-    # Mod with fmod goes through floating-point numbers. By -1 the remainder is 0, and the least number would crash.
+    # Mod with fmod uses floating-point numbers. The remainder by -1 is 0; dividing the least number by -1 would crash.
     minus, unit = graph.constant(-1, kind), graph.constant(1, kind)
     safe = graph.add("Where", graph.add("Equal", right, minus), unit, right)
     return graph.add("Sub", left, graph.add("Mul", graph.add("Div", left, safe), safe))
 
 
 def _nonzero(graph: Graph, kind: SqlType, data: str) -> tuple[str, Mask]:
-    """A divisor with its zeros replaced, and where they were."""
+    """Replace zeros in a divisor, and return a mask of them."""
     if graph.is_number(data) and graph.number(data) != 0:
         return data, None
     zero = graph.add("Equal", data, graph.constant(0, kind))
@@ -163,7 +163,7 @@ def _bitwise(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, ope
 
 
 def _power_of_two(graph: Graph, places: str) -> str:
-    """2 to the power of 0 to 62, int64, from a table; for 63 the least number, as wrap-around gives."""
+    """Return 2^n from a table for n from 0 to 62, int64; for 63 the least number, as wrap-around does."""
     return graph.add("Gather", graph.constant([*(1 << n for n in range(63)), LONG.low], LONG), places)
 
 
@@ -179,7 +179,7 @@ def _left(graph: Graph, kind: SqlType, data: str, places: str) -> str:
 
 def _right(graph: Graph, kind: SqlType, data: str, places: str) -> str:
     wide = graph.cast(data, LONG)
-    # Rounded down: for a negative number, the bits of its complement are shifted.
+    # Round down: for a negative number, shift the bits of its complement.
     negative = graph.add("Less", wide, graph.constant(0, LONG))
     bits = graph.add("Where", negative, graph.add("BitwiseNot", wide), wide)
     last = graph.add("Equal", places, graph.constant(63, LONG))

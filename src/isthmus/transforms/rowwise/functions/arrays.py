@@ -1,4 +1,4 @@
-"""Arrays that have the same size in every row, as separate elements."""
+"""Arrays of the same size in every row, as separate elements."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,18 +11,18 @@ from isthmus.transforms.rowwise.core.types import BOOLEAN, INT, VOID, array_of, 
 from isthmus.transforms.rowwise.functions import logic, maps
 
 Body = Callable[..., Value]
-"""A lambda function: from its arguments to its value."""
+"""A lambda function, from its arguments to its value."""
 
 
 @dataclass(frozen=True)
 class ArrayValue(Value):
-    """An array. The nulls and refusals of its elements count only where the array is not null."""
+    """An array. Nulls and refusals of its elements count only where the array is not null."""
 
     elements: tuple[Value, ...] = ()
 
 
 def from_input(graph: Graph, value: Value) -> ArrayValue:
-    """An array from an input tensor of shape (size, n)."""
+    """Read an array from an input tensor of shape (size, n)."""
     kind = value.kind
     assert kind.element is not None  # noqa: S101 - of an array
     places = graph.split(value.data, kind.size)
@@ -30,7 +30,7 @@ def from_input(graph: Graph, value: Value) -> ArrayValue:
 
 
 def array(node: ExpressionNode, value: Value) -> ArrayValue:
-    """A value that must be an array."""
+    """Require that a value is an array."""
     if not isinstance(value, ArrayValue):
         raise NotCompilableError(node, f"takes an array, not {value.kind}", "a feature that is an array")
     return value
@@ -43,7 +43,7 @@ def _of(elements: Sequence[Value], array: Value) -> ArrayValue:
 
 
 def _inside(graph: Graph, of: ArrayValue, element: Value) -> Value:
-    """A value from within an array, null where the array is. Spark computes all elements first."""
+    """Return a value from within an array, null where the array is null. Spark computes all elements first."""
     computed = graph.either(*(part.raises for part in of.elements), element.raises)
     raises = graph.either(of.raises, graph.guarded(computed, of.valid))
     return replace(element, valid=graph.both(of.valid, element.valid), raises=raises)
@@ -53,7 +53,7 @@ def _literal_index(node: ExpressionNode, argument: ExpressionNode) -> int:
     if argument.name == "negative" and argument.arguments[0].name == "literal":
         return -_literal_index(node, argument.arguments[0])
     if argument.name != "literal" or not isinstance(argument.value, int):
-        raise NotCompilableError(node, "its index is no literal", "a literal number")
+        raise NotCompilableError(node, "its index is not a literal", "a literal number")
     return argument.value
 
 
@@ -100,12 +100,12 @@ def _array(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value
 
 
 def transform(of: ArrayValue, body: Body) -> Value:
-    """A function of each element."""
+    """Apply a function to each element."""
     return _of([body(element) for element in of.elements], of)
 
 
 def zip_with(graph: Graph, node: ExpressionNode, left: ArrayValue, right: ArrayValue, body: Body) -> Value:
-    """A function of the elements of two arrays."""
+    """Apply a function to the elements of two arrays."""
     if left.kind.size != right.kind.size:
         sizes = f"arrays of {left.kind.size} and {right.kind.size} elements"
         raise NotCompilableError(node, sizes, "the same size")
@@ -117,19 +117,19 @@ def zip_with(graph: Graph, node: ExpressionNode, left: ArrayValue, right: ArrayV
 def aggregate(
     graph: Graph, node: ExpressionNode, of: ArrayValue, zero: Value, merge: Body, finish: Body | None = None
 ) -> Value:
-    """The elements folded into a single value, from first to last."""
+    """Fold the elements into a single value, from first to last."""
     total = zero
     for element in of.elements:
         merged = merge(total, element)
         if merged.kind != total.kind:
-            kinds = f"begins with {total.kind} and goes on with {merged.kind}"
-            raise NotCompilableError(node, kinds, "a cast of the beginning")
+            kinds = f"starts with type {total.kind} and merges to type {merged.kind}"
+            raise NotCompilableError(node, kinds, "a cast of the initial value")
         total = merged
     return _inside(graph, of, finish(total) if finish else total)
 
 
 def quantified(graph: Graph, of: ArrayValue, body: Body, *, every: bool) -> Value:
-    """Whether a condition holds of any or of every element."""
+    """Return whether a condition holds for any or for every element."""
     node = ExpressionNode("forall" if every else "exists")
     truths = [body(element) for element in of.elements]
     return _inside(graph, of, logic.joined(graph, node, truths, operator="And" if every else "Or"))
@@ -147,7 +147,7 @@ def _contains(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Va
     of, wanted = array(node, values[0]), values[1]
     kind = common([of.elements[0].kind, wanted.kind])
     if kind is None or kind == VOID:
-        raise NotCompilableError(node, f"{of.kind} holds no {wanted.kind}", "a cast")
+        raise NotCompilableError(node, f"{of.kind} cannot contain {wanted.kind}", "a cast")
     item, *elements = (casts.widened(graph, value, kind) for value in (wanted, *of.elements))
-    found = _inside(graph, of, logic.any_equal(graph, node, item, elements))
-    return replace(found, valid=graph.both(found.valid, wanted.valid))
+    contained = _inside(graph, of, logic.any_equal(graph, node, item, elements))
+    return replace(contained, valid=graph.both(contained.valid, wanted.valid))

@@ -1,4 +1,4 @@
-"""Dates as days and moments as microseconds since 1970, in UTC and the proleptic Gregorian calendar.
+"""Dates as days, and timestamps as microseconds since 1970, in UTC and the proleptic Gregorian calendar.
 
 The civil calendar is computed as in H. Hinnant, "chrono-compatible low-level date algorithms" (2013).
 """
@@ -16,7 +16,7 @@ _HOUR, _MINUTE = 3600 * SECOND, 60 * SECOND
 
 
 def _days(graph: Graph, node: ExpressionNode, value: Value) -> tuple[str, Value]:
-    """The day of a date or a moment, int64, and the argument."""
+    """Return the day of a date or timestamp, int64, and the argument."""
     if value.kind == VOID:
         value = casts.widened(graph, value, DATE)
     if value.kind == TIMESTAMP:
@@ -31,10 +31,10 @@ def _int(graph: Graph, value: int) -> str:
 
 
 def _sum(graph: Graph, *parts: str | int) -> str:
-    first, *others = (_int(graph, part) if isinstance(part, int) else part for part in parts)
-    for part in others:
-        first = graph.add("Add", first, part)
-    return first
+    total, *summands = (_int(graph, part) if isinstance(part, int) else part for part in parts)
+    for part in summands:
+        total = graph.add("Add", total, part)
+    return total
 
 
 def _times(graph: Graph, data: str, factor: int) -> str:
@@ -46,12 +46,12 @@ def _over(graph: Graph, data: str, divisor: int) -> str:
 
 
 def _parts(graph: Graph, data: str, divisor: int) -> str:
-    """The quotient of a non-negative number, which needs no rounding."""
+    """Divide a non-negative number, without rounding down."""
     return graph.add("Div", data, _int(graph, divisor))
 
 
 def civil(graph: Graph, days: str) -> tuple[str, str, str]:
-    """Year, month and day of the month of days since 1970, int64."""
+    """Return year, month and day of the month for days since 1970, int64."""
     shifted = _sum(graph, days, 719_468)
     era, of_era = floor_divided(graph, shifted, 146_097)
     leap = _sum(graph, of_era, _times(graph, _parts(graph, of_era, 1460), -1), _parts(graph, of_era, 36_524),
@@ -70,7 +70,7 @@ def civil(graph: Graph, days: str) -> tuple[str, str, str]:
 
 
 def days_from_civil(graph: Graph, year: str, month: str, day: str) -> str:
-    """The inverse of `civil`."""
+    """Invert `civil`."""
     early = graph.add("LessOrEqual", month, _int(graph, 2))
     year = graph.add("Sub", year, graph.add("Where", early, _int(graph, 1), _int(graph, 0)))
     era, year_of_era = floor_divided(graph, year, 400)
@@ -91,7 +91,7 @@ def _day_of_year(graph: Graph, days: str) -> str:
 
 
 def _week(graph: Graph, days: str) -> str:
-    """The ISO week: that of the year of the week's Thursday."""
+    """Return the ISO week, which belongs to the year of its Thursday."""
     thursday = _sum(graph, days, _times(graph, _modulo(graph, _sum(graph, days, 3), 7), -1), 3)
     return _sum(graph, _over(graph, _sum(graph, _day_of_year(graph, thursday), -1), 7), 1)
 
@@ -115,10 +115,10 @@ def _part(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, find: 
 @rule("dayofweek", 1, epoch=4, first=1)
 @rule("weekday", 1, epoch=3, first=0)
 def _of_week(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, epoch: int, first: int) -> Value:
-    """The place of a day in its week, from the place of the first day of 1970 and the first place."""
+    """Return the number of a day in its week. `epoch` is the number of 1970's first day, `first` the lowest number."""
     if values[0].kind == TIMESTAMP:
         value = values[0]
-        # Within a week of seven days at first: so no number is negative or too large.
+        # Reduce to one week first, so that no number is negative or too large.
         days = _parts(graph, _modulo(graph, value.data, 7 * DAY), DAY)
     else:
         days, value = _days(graph, node, values[0])
@@ -210,7 +210,6 @@ def _moved(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, opera
 
 
 def _month_days(graph: Graph, year: str, month: str) -> str:
-    """The length of a month: from its first day to that of the next month."""
     unit = _int(graph, 1)
     last = graph.add("Equal", month, _int(graph, 12))
     after = graph.add("Where", last, unit, graph.add("Add", month, unit))
@@ -229,7 +228,7 @@ def _last_day(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Va
 
 @rule("add_months", 2)
 def _add_months(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    """The same day of another month, or the last day of that month."""
+    """Return the same day of another month, or the last day of that month."""
     start, count = _date(graph, node, values[0]), _whole(graph, node, values[1])
     year, month, day = civil(graph, graph.cast(start.data, LONG))
     months = _sum(graph, _times(graph, year, 12), month, -1, graph.cast(count.data, LONG))
@@ -254,7 +253,7 @@ def _make_date(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> V
 
 
 def _first_of(graph: Graph, node: ExpressionNode, unit: str, days: str, units: str) -> str:
-    """The first day of the unit, one of `units`, that a day is in."""
+    """Return the first day of a day's unit, which is one of `units`."""
     year, month, _ = civil(graph, days)
     first = _int(graph, 1)
     match unit:
@@ -267,7 +266,7 @@ def _first_of(graph: Graph, node: ExpressionNode, unit: str, days: str, units: s
             return days_from_civil(graph, year, month, first)
         case "week":
             return graph.add("Sub", days, _modulo(graph, _sum(graph, days, 3), 7))
-    raise NotCompilableError(node, f"there is no unit {unit!r}", units)
+    raise NotCompilableError(node, f"has the unknown unit {unit!r}", units)
 
 
 _UNITS = {
@@ -283,7 +282,7 @@ _UNITS = {
 
 def _unit(node: ExpressionNode, argument: ExpressionNode) -> str:
     if argument.name != "literal" or not isinstance(argument.value, str):
-        raise NotCompilableError(node, "its unit is no literal", "a unit like 'month'")
+        raise NotCompilableError(node, "its unit is not a literal", "a unit like 'month'")
     return argument.value.lower()
 
 
@@ -293,7 +292,7 @@ def _date_trunc(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> 
     value = _moment(graph, node, values[1])
     if unit in _UNITS:
         data = graph.add("Sub", value.data, _modulo(graph, value.data, _UNITS[unit]))
-        # Before the first whole unit of all time the subtraction wraps around; Spark refuses that for long units only.
+        # Before the first representable unit the subtraction wraps around; Spark refuses that only for long units.
         wrong = graph.add("Greater", data, value.data) if _UNITS[unit] >= _MINUTE else None
         return graph.result(TIMESTAMP, data, [value], wrong=wrong)
     days = _over(graph, value.data, DAY)

@@ -15,16 +15,16 @@ from isthmus.transforms.rowwise.functions import maps
 
 
 def alike(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
-    """The arguments in their common type."""
+    """Convert the arguments to their common type."""
     kind = common(value.kind for value in values)
     if kind is None:
         shown = ", ".join(dict.fromkeys(str(value.kind) for value in values))
-        raise NotCompilableError(node, f"there is no common type of {shown}", "a cast to the intended type")
+        raise NotCompilableError(node, f"{shown} have no common type", "a cast to the intended type")
     return [casts.widened(graph, value, BOOLEAN if kind == VOID else kind) for value in values]
 
 
 def equal(graph: Graph, kind: SqlType, left: str, right: str) -> str:
-    """Where two tensors are equal."""
+    """Return a mask of equal values."""
     same = graph.add("Equal", left, right)
     if not kind.fractional or graph.never_nan(left) or graph.never_nan(right):
         return same
@@ -32,7 +32,7 @@ def equal(graph: Graph, kind: SqlType, left: str, right: str) -> str:
 
 
 def less(graph: Graph, node: ExpressionNode, kind: SqlType, left: str, right: str) -> str:
-    """Where `left` is less than `right`."""
+    """Return a mask of rows where `left` is less than `right`."""
     if kind.tensor == TensorProto.STRING:
         raise NotCompilableError(node, "graphs do not order texts", "== or isin")
     if kind == BOOLEAN:
@@ -85,13 +85,13 @@ def _in(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
 
 
 def any_equal(graph: Graph, node: ExpressionNode, value: Value, others: Sequence[Value]) -> Value:
-    """Whether a value is among others of its type."""
+    """Return whether a value equals one of several values of its type."""
     pairs = [graph.result(BOOLEAN, equal(graph, value.kind, value.data, item.data), [value, item]) for item in others]
     return joined(graph, node, pairs, operator="Or")
 
 
 def _listed(graph: Graph, value: Value, literals: Sequence[str | int]) -> Value:
-    """Whether a text or a whole number is in a list: a single lookup in a table."""
+    """Return whether a text or whole number is in a list, by a single table lookup."""
     text = value.kind == STRING
     keys = sorted(set(literals), key=str)
     attributes: dict[str, object] = {
@@ -113,7 +113,7 @@ def _truth(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[
 
 
 def _surely(graph: Graph, value: Value) -> str:
-    """Where a boolean is true, and not null."""
+    """Return a mask of rows where a boolean is true and not null."""
     return value.data if value.valid is None else graph.add("And", value.data, value.valid)
 
 
@@ -125,7 +125,7 @@ def _surely_not(graph: Graph, value: Value) -> str:
 @rule("and", 2, operator="And")
 @rule("or", 2, operator="Or")
 def joined(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
-    """Three-valued: a false value decides a conjunction, a true value a disjunction."""
+    """Join booleans by three-valued logic: one false value decides a conjunction, one true value a disjunction."""
     return reduce(lambda left, right: _joined(graph, left, right, operator), _truth(graph, node, values))
 
 
@@ -163,7 +163,7 @@ def _isnotnull(graph: Graph, _node: ExpressionNode, values: Sequence[Value], *, 
 
 @rule("isnan", 1)
 def _isnan(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    """False for null."""
+    """Return false for null."""
     value = _fraction(graph, node, values[0])
     nan = Value(BOOLEAN, graph.add("IsNaN", value.data), value.valid)
     return Value(BOOLEAN, _surely(graph, nan), None, value.raises)
@@ -184,7 +184,7 @@ def _coalesce(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Va
 
 
 def _first(graph: Graph, value: Value, fallback: Value) -> Value:
-    """A value where it is not null, else the fallback. A refused row is not null."""
+    """Return the value where it is not null, else the fallback. A refused row is not null."""
     if value.valid is None:
         return value
     if fallback.valid is None and (data := maps.lookup_or(graph, value, fallback.data)):
@@ -224,7 +224,7 @@ def _nanvl(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value
 @rule("when", 2, 1000)
 @rule("if", 3)
 def when(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    """CASE WHEN: conditions and values in turn, and an optional ELSE at the end."""
+    """Evaluate CASE WHEN: alternating conditions and values, and an optional ELSE at the end."""
     conditions = _truth(graph, node, values[0 : len(values) - len(values) % 2 : 2])
     results = [*values[1::2], *(values[-1:] if len(values) % 2 else [graph.literal(None, VOID)])]
     *branches, rest = alike(graph, node, results)
@@ -237,7 +237,7 @@ def when(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
 
 @rule("raise_error", 1)
 def _raise_error(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    """Refused wherever it is computed. The message does not leave the graph."""
+    """Refuse every computed row. The message does not leave the graph."""
     if values[0].kind not in (STRING, VOID):
         raise NotCompilableError(node, f"takes a text, not {values[0].kind}", "a message")
     return replace(graph.literal(None, VOID), raises=graph.constant(True, BOOLEAN))
@@ -246,14 +246,14 @@ def _raise_error(graph: Graph, node: ExpressionNode, values: Sequence[Value]) ->
 @rule("greatest", 2, 100, greatest=True)
 @rule("least", 2, 100, greatest=False)
 def extreme(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, greatest: bool) -> Value:
-    """The greatest or smallest of the values that are not null."""
+    """Return the greatest or smallest value that is not null."""
     sides = alike(graph, node, values)
     result = reduce(lambda left, right: _better(graph, node, left, right, greatest=greatest), sides)
     return Value(result.kind, result.data, result.valid, graph.either(*(side.raises for side in sides)))
 
 
 def _better(graph: Graph, node: ExpressionNode, left: Value, right: Value, *, greatest: bool) -> Value:
-    """The greater or smaller of two values, ignoring nulls; the left value where they are equal."""
+    """Return the greater or smaller of two values, ignoring nulls; the left value if they are equal."""
     sides = (left.data, right.data) if greatest else (right.data, left.data)
     take: str = less(graph, node, left.kind, *sides)
     if right.valid is not None:

@@ -1,4 +1,4 @@
-"""Texts. Runtimes do not order them, measure them, or agree on letters beyond ASCII."""
+"""Texts. Runtimes cannot order or measure them, and differ on letters beyond ASCII."""
 
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -25,10 +25,10 @@ def _texts(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[
 @rule("upper", 1, action="UPPER")
 @rule("ucase", 1, action="UPPER")
 def _case(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, action: str) -> Value:
-    """Case of ASCII letters. A text with any further character is refused: runtimes do not agree on those."""
+    """Change the case of ASCII letters. Other characters are refused: runtimes differ on them."""
     (value,) = _texts(graph, node, values)
-    # In the locale C, which every system has, only letters of ASCII have a case.
-    # The kernel takes no empty tensor, so a text is appended.
+    # In the locale C, which every system has, only ASCII letters have a case.
+    # The kernel rejects empty tensors, so a text is appended.
     more = graph.add("Concat", graph.row(value.data), graph.constant([[""]], STRING), axis=1)
     converted = graph.add("StringNormalizer", more, case_change_action=action, locale="C")
     data = graph.add("Slice", converted, graph.constant([0, 0], LONG), graph.shape)
@@ -40,7 +40,7 @@ def _case(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, action
 def _concat(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     texts = _texts(graph, node, values)
     data = reduce(lambda left, right: graph.add("StringConcat", left, right), [text.data for text in texts])
-    # Spark computes all parts first: what comes after a null is refused as well.
+    # Spark computes all parts first, so parts after a null are refused, too.
     return Value(STRING, data, graph.both(*(text.valid for text in texts)),
                  graph.either(*(text.raises for text in texts)))  # fmt: skip
 
@@ -50,7 +50,7 @@ def _escaped(text: str) -> str:
 
 
 def _like(pattern: str) -> str:
-    """SQL's LIKE: _ is any character, % any number of characters, and a backslash escapes the next character."""
+    """Convert SQL's LIKE: _ is any character, % any number of characters, a backslash escapes the next one."""
     parts, letters = [], iter(pattern)
     for letter in letters:
         if letter == "\\":
@@ -69,6 +69,6 @@ def _matching(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, pa
     texts = _texts(graph, node, values)
     argument = node.arguments[1]
     if argument.name != "literal" or not isinstance(argument.value, str):
-        raise NotCompilableError(node, "the text it looks for is no literal", "a literal text")
+        raise NotCompilableError(node, "its search text is not a literal", "a literal text")
     data = graph.add("RegexFullMatch", texts[0].data, pattern=f"(?s){pattern(argument.value)}")
     return graph.result(BOOLEAN, data, texts)
