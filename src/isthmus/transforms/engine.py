@@ -188,7 +188,6 @@ class _Interrupts:
         self._restored = False
 
     def restore(self) -> None:
-        """Wait until the server has replaced the handler, then restore it."""
         end = time.monotonic() + _LISTENS
         while not self._restored and time.monotonic() < end:
             if self._get(signal.SIGINT) != self._handler:

@@ -63,7 +63,7 @@ def test_all_mistakes_in_data_and_functions_at_once(shop: Shop, project: Open) -
             "view customer_orders (there): the engine refused it: attribute `cent` is missing from the schema: cannot "
             "resolve attribute (did you mean cents?); expected an existing column: orders has customer, store, "
             "product, ordered_at, delivered_at, cents, weight, distance, late. Correct it, or its sources' "
-            "sources; nothing was written"
+            "data; nothing was written"
         ),
         (
             "view shelf_demand (there): its column 'sold_1d' has type bigint; expected int, because it is declared as "

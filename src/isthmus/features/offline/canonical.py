@@ -23,7 +23,6 @@ def declared_schema(view: ViewContract) -> pa.Schema:
 
 
 def canonical(view: ViewContract, rows: pa.Table) -> pa.Table:
-    """Return the rows as they are stored: cast, hashed and sorted."""
     # The content hash covers the stored values, so cast them before.
     rows = cast(view, rows, declared_schema(view))
     columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in view.fields}

@@ -47,7 +47,6 @@ class RowSources:
     content: str = ""
 
     def retyped(self, later: "RowSources") -> bool:
-        """Return whether a column in both has a different type in `later`."""
         pairs = ((now, self.schemas.get(source, {})) for source, now in later.schemas.items())
         return any(now[column] != was[column] for now, was in pairs for column in now.keys() & was.keys())
 

@@ -18,8 +18,6 @@ _NO_COMMIT = Commit("", None)
 
 @dataclass(frozen=True)
 class ViewHistory:
-    """All rows of a view, with the version of the table that holds them and its commit."""
-
     view: ViewContract
     data: "ds.Dataset | pa.Table"
     version: int

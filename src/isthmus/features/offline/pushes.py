@@ -45,13 +45,11 @@ class PushLog:
         self._options = dict(storage_options or {}) if "://" in self.path else None
 
     def days(self) -> list[int]:
-        """Return the days that have pushed rows, in order."""
         with self._reading():
             table = self._open()
             return [] if table is None else sorted(files_by_day(table))
 
     def version(self) -> int | None:
-        """Return the version of the log, or None if nothing was pushed."""
         with self._reading():
             table = self._open()
             return None if table is None else table.version()

@@ -31,7 +31,6 @@ def unavailable(where: str, place: str, error: BaseException) -> DependencyError
 
 
 def commits(table: DeltaTable, place: str, count: int) -> list[dict[str, Any]]:
-    """Return the last `count` commits of a table, the newest first."""
     entries: list[dict[str, Any]] = table.history(count)
     if not entries and not is_url(place):
         # deltalake lists no commits if the path contains "#" or "?".

@@ -111,7 +111,6 @@ class Prepared(AbstractContextManager["Prepared"]):
 
     @property
     def base(self) -> str:
-        """Base of the table after the write, see `Commit`."""
         return self.commit.base if self.changes or self.before is None else self.before.base
 
 

@@ -70,13 +70,11 @@ def read(file: Path) -> dict[str, LastMaterialization]:
 
 
 def note(file: Path, view: ViewContract, record: Published) -> None:
-    """Record in the file that a view was materialized."""
     entry = LastMaterialization(record.contract, record.built, record.at)
     write_atomically(file, msgspec.json.encode({**read(file), view.online_name: entry}))
 
 
 def sample(project: str, view: ViewContract) -> bytes:
-    """Return the Redis key of the sample of a view's keys, encoded as MessagePack."""
     return records.beside(project, view.online_name, "sample")
 
 
@@ -145,7 +143,6 @@ def refusal(view: str, why: str) -> LostRowsError:
 
 
 def require_rows(lost: Mapping[str, str], views: Iterable[ViewContract], answers: Mapping[str, ViewAnswer]) -> None:
-    """Raise a LostRowsError if an answer lacks a row of a view that may have lost it."""
     for view in views:
         answer = answers[view.name]
         absent = (answer.status == Status.NOT_FOUND) & (answer.known == 0)

@@ -106,7 +106,6 @@ def backlog_commands(project: str, table: str) -> list[Command]:
 
 
 def backlog(replies: Sequence[Any]) -> Backlog:
-    """Compute the backlog from the replies to `backlog_commands`."""
     length, entries, collected = replies
     # Do not count the last collected entry, which stays, or the entry without a row that `restore` adds.
     if entries and (entries[0][0] == collected or b"" in entries[0][1]):
@@ -124,7 +123,6 @@ def appended(names: Sequence[bytes], rows: Sequence[bytes], accepted: int, limit
 
 
 def require_room(table: str, counts: Sequence[int], rows: int) -> None:
-    """Raise a DependencyError if the reply of `APPEND` says that the queue was full."""
     if counts[0] < rows:
         raise DependencyError(
             f"history of {table}", f"{counts[1]:,} pushed rows wait for it; {rows:,} more exceed the limit",
@@ -168,7 +166,6 @@ def _entry(place: int, fields: Mapping[bytes, bytes]) -> Entry:
 
 
 def aside(project: str, table: str) -> bytes:
-    """Return the Redis key of the stream of entries that could not be read."""
     return record.beside(project, table, "aside")
 
 

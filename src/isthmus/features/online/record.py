@@ -74,7 +74,6 @@ def decode(text: bytes | None) -> Published | None:
 
 
 def stamp_of(view: ViewContract, record: Published | None) -> Stamp | None:
-    """Return the stamp of a view's record, or None if the record is for another contract."""
     return record.stamp if record is not None and record.contract == view.hash else None
 
 

@@ -156,7 +156,6 @@ class OnlineStore:
         accepted: int,
         waiting: int = records.WAITING,
     ) -> None:
-        """Queue packed rows for the history, as `push` does."""
         arguments = pushes.appended(names, rows, accepted, waiting)
         counts = run(self.client, pushes.APPEND, arguments, [([pushes.stream(self.contract.project, view.table)], [])])
         pushes.require_room(view.table, counts, len(names))
@@ -287,12 +286,10 @@ class OnlineStore:
             self.client.delete(name.decode())
 
     def keep_sample(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]]) -> None:
-        """Store a sample of a view's keys. A later check looks up their rows to find lost ones."""
         names = entity_keys(self.contract.project, view.keys, keys)
         self.client.set(loss.sample(self.contract.project, view).decode(), msgspec.msgpack.encode(names))
 
     def lacks_sample(self, view: ViewContract) -> bool:
-        """Return whether a row of the sample is gone."""
         keys = cast("bytes | None", self.client.get(loss.sample(self.contract.project, view).decode()))
         return not all(self._exist(view, loss.sampled(keys)))
 

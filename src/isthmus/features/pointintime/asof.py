@@ -163,7 +163,6 @@ class _Numbering:
             self.number = number
 
     def of(self, keys: Sequence[pa.ChunkedArray]) -> Integers:
-        """Return the number of each key, or -1 for an unknown key."""
         number = np.zeros(1, np.int64)
         for column, values, seen in zip(keys, self._values, self._seen, strict=True):
             number = _joined(number, _positions(column, values), len(values))
@@ -178,7 +177,6 @@ def _joined(number: Integers, position: Integers, count: int) -> Integers:
 
 
 def _index(distinct: Integers, wanted: Integers) -> Integers:
-    """Return the index of each value in the sorted `distinct`, or -1."""
     if not len(distinct):
         return np.full(len(wanted), _NONE)
     place = np.minimum(np.searchsorted(distinct, wanted), len(distinct) - 1)
@@ -186,7 +184,6 @@ def _index(distinct: Integers, wanted: Integers) -> Integers:
 
 
 def _positions(column: pa.ChunkedArray, values: pa.Array) -> Integers:
-    """Return the index of each value of a column in `values`, or -1 if it is null or missing."""
     if not pa.types.is_dictionary(column.type):
         return _filled(pc.index_in(column, value_set=values))
     if not column.num_chunks:

@@ -121,7 +121,7 @@ class Join:
         return pa.table(columns)
 
     def answered(self, spine: pa.RecordBatch, answers: pa.Table) -> pa.RecordBatch:
-        """A batch of the result from spine rows and the added columns, which another engine has computed."""
+        """Combine spine rows with the columns that another engine joined to them into a result batch."""
         columns = list(spine.columns)
         for field in list(self.schema)[len(columns) :]:
             column = answers[field.name]
@@ -189,7 +189,6 @@ class _ViewJoin:
         return queries.answers()
 
     def _scan(self, at: Integers) -> Scan:
-        """Select the rows that can match at these times."""
         last = pa.scalar(int(at.max(initial=_EARLIEST)), _TIME)
         condition = (ds.field("event_timestamp") <= last) & (ds.field("known_at") <= last)
         if not self._status and self.view.ttl is not None:

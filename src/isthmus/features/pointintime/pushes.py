@@ -40,7 +40,6 @@ class ServedPushes:
         """Keys whose served row is a pushed row that no run has overruled yet."""
 
     def skip(self, moment: int) -> None:
-        """Skip rows pushed up to `moment`."""
         self._next = int(np.searchsorted(self._accepted, moment, "right"))
 
     def until(self, moment: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":

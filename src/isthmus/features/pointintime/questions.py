@@ -74,7 +74,6 @@ def cast(spine: pa.Table, name: str, wanted: pa.DataType, first: int) -> pa.Chun
 
 
 def _misfit(column: pa.ChunkedArray, wanted: pa.DataType) -> int:
-    """Return the index of the first value that does not fit, by bisection."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2

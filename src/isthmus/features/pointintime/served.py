@@ -116,7 +116,6 @@ class ServedJoin:
             yield from result.cast(self.schema).combine_chunks().to_batches(max_chunksize=BATCH)
 
     def report(self) -> dict[str, dict[str, ServedDifference]]:
-        """Return the difference from the ideal join by view and feature, over the rows joined so far."""
         return {view.name: comparison.differences() for view, _, _, comparison in self._views}
 
 
@@ -209,7 +208,6 @@ def _pushed(view: ViewContract, pushed: ServedPushes, moment: int) -> list[pa.Ta
 
 
 def _past_rows(view: ViewContract, readable: int | Ints, rows: pa.Table) -> pa.Table:
-    """Return rows, or keys of removed rows, in the form of the history of readable rows."""
     moment = pa.array(np.broadcast_to(np.asarray(readable, np.int64), len(rows))).cast(_TIME)
     columns = {"content_hash": np.zeros(len(rows), np.int64)} | dict(zip(rows.column_names, rows.columns, strict=True))
     if "event_timestamp" in columns:

@@ -159,7 +159,6 @@ class _Lease:
 
 @contextmanager
 def _leased(store: OnlineStore, view: ViewContract, url: str, waiting: Callable[[], None]) -> Iterator[_Lease]:
-    """Wait for any other run for the view, then hold the lease in the block."""
     lock = store.lock(view)
     if not lock.acquire(blocking=False):
         waiting()
@@ -260,7 +259,6 @@ class _Run:
         return counts, self.store.remove_others(self.view, key_values(self.view, state.keys), until)
 
     def _publish(self, record: Published) -> None:
-        """Replace the view's record in Redis, unless another run has replaced it."""
         text = msgspec.json.encode(record)
         if not self.store.replace(self.view, self.record, text):
             self.lease.refuse()

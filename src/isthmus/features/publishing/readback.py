@@ -14,7 +14,6 @@ from isthmus.features.values.rows import RowCodec
 
 
 def is_published(store: OnlineStore, view: ViewContract) -> bool:
-    """Return whether a run has written all rows of a view under its contract."""
     record = store.published(view)
     return record is not None and record.contract == view.hash and not record.pending
 

@@ -54,8 +54,6 @@ _Numbers = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 class Thresholds(msgspec.Struct, frozen=True):
-    """The thresholds above which a feature may have drifted; see the module."""
-
     psi: float = 0.25
     ks: float = 0.2
     wasserstein: float = 0.5
@@ -205,7 +203,6 @@ def _unseen(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[str, 
 
 
 def _inverse_rows(n: int, m: int) -> float:
-    """1/n + 1/m for the rows in the samples."""
     return 1 / max(min(n, SAMPLE), 1) + 1 / max(min(m, SAMPLE), 1)
 
 

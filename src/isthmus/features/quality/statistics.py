@@ -77,7 +77,6 @@ class FeatureStatistics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         return self.dtype in _CATEGORIES
 
     def quantile(self, share: float) -> float | None:
-        """Return a quantile of the numbers, or None without numbers."""
         return self.points[min(int(share * len(self.points)), len(self.points) - 1)] if self.points else None
 
 
@@ -196,7 +195,6 @@ def category(value: bool | str | bytes) -> str:
 
 
 def _measurable(array: pa.Array, dtype: DataType) -> pa.Array:
-    """Replace times by microseconds and arrays by their lengths."""
     if dtype.element is not None:
         return pc.cast(pc.list_value_length(array), pa.int64())
     return pc.cast(array, pa.int64()) if dtype.name == "UnixTimestamp" else array

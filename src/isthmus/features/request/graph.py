@@ -117,7 +117,6 @@ class RowGraph:
     def _broken(
         self, inputs: Mapping[str, Values], row: int, graphs: "Callable[[str], RowGraph]"
     ) -> InputRefusal | None:
-        """Return the request field of a row that breaks its rule, or None."""
         for source in dict.fromkeys(rule.source for rule in self.transform.rules.values()):
             graph = graphs(source)
             absent = {column.name: from_python([None], column.dtype) for column in graph.transform.request}
@@ -138,7 +137,6 @@ class RowGraph:
 
 
 def _shown(values: Values) -> str:
-    """Describe the value of a single row, cut to a length for messages."""
     if not values.valid[0]:
         return "is null"
     value = values.data[0]

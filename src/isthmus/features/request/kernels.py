@@ -24,7 +24,6 @@ _pack, _unpack = struct.Struct("f").pack, struct.Struct("f").unpack
 
 
 def single(value: float) -> float:
-    """Return the nearest float32."""
     try:
         nearest: float = _unpack(_pack(value))[0]
     except OverflowError:
@@ -38,7 +37,6 @@ def _singles(function: Function) -> Function:
 
 
 def _wrapped(element: str, function: Function) -> Function:
-    """Compute in two's complement."""
     low = _LOW[element]
     high, span = -low, -2 * low
 
@@ -57,7 +55,6 @@ def _divided(a: float, b: float) -> float:
 
 
 def _quotient(a: int, b: int) -> int:
-    """Divide, rounding toward zero."""
     return a // b if (a < 0) == (b < 0) else -(-a // b)
 
 
@@ -82,7 +79,6 @@ def _ceil(a: float, _: Any) -> float:
 
 
 def _round(a: float, _: Any) -> float:
-    """Round half to even."""
     return math.copysign(round(a), a) if a - a == 0.0 else a
 
 

@@ -271,7 +271,6 @@ class ProgramBuilder:
         return SlotArray(operation.output, np.array(out, np.intp).reshape(left.shape))
 
     def _added(self, step: _Step) -> int:
-        """Add a step and return its slot. Run the step at once if its result is constant."""
         self._slots.append(None)
         if not self._open.isdisjoint(step.inputs):
             self._open.add(step.out)

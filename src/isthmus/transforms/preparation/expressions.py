@@ -76,7 +76,6 @@ def parameters(step: Step, results: Sequence[float | None]) -> tuple[float, ...]
 
 
 def place(value: Column, places: Mapping[str, int]) -> Column:
-    """Return the place of a word; 0 if unknown or null."""
     nowhere = functions.lit(0).cast("bigint")
     if not places:
         return nowhere

@@ -63,7 +63,6 @@ class FittedText(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """Number of places, including 0."""
         text = self.text
         return text.buckets + 1 if isinstance(text, Hashed) else len(self.places) + 1
 

@@ -159,13 +159,11 @@ _GREATEST = 3.4028234663852886e38
 
 
 def described(step: Step | Text) -> dict[str, Any]:
-    """Return a step or encoding as plain data."""
     settings = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(step).items()}
     return {"step": type(step).__name__, **settings}
 
 
 def restored(data: Mapping[str, Any]) -> Any:
-    """Invert `described`."""
     settings = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
     kind: Any = _KINDS[str(settings.pop("step"))]
     return kind(**settings)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def fields(source: RequestSource) -> "dict[str, Column]":
-    """Return the checked columns of a request source, by name."""
     from pyspark.sql import functions
 
     columns = {}

@@ -97,7 +97,6 @@ def _write(columns: pa.Schema, batches: Iterable[pa.RecordBatch], file: Path | p
 
 
 def fragments_of(paths: str | Sequence[str], filesystem: Any = None) -> list[Any]:
-    """Return the files of a folder, or the files at the paths, in order."""
     import pyarrow.dataset as ds
 
     # Arrow's nanoseconds would not hold all times of an INT96.
@@ -163,7 +162,6 @@ class ParquetFiles:
         )
 
     def batches(self, column: str | None, within: Within) -> Iterator[pa.RecordBatch]:
-        """Yield the rows, with the types of each file."""
         for fragment in self._fragments:
             wanted = _condition(fragment.physical_schema, column, within) if column and within else None
             with reading(self._source, self.place):

@@ -39,7 +39,6 @@ class SourceTable(Protocol):
 
 
 def moments(within: tuple[int, int]) -> tuple[str, str]:
-    """Return both ends in a form that every SQL dialect reads."""
     first, end = (clock.moment(min(max(at, FIRST), LAST)).isoformat(timespec="microseconds") for at in within)
     return first, end
 

@@ -142,7 +142,6 @@ def _sortable(column: pa.ChunkedArray) -> list[pa.ChunkedArray]:
 def _frame(
     where: str, declaration: FeatureView | Spine, columns: Sequence[Column], frames: Frames
 ) -> tuple[str, "DataFrame"]:
-    """Return the place to name in an error, and the checked result of the function."""
     from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame
 
@@ -204,7 +203,6 @@ def _explained(message: str, declaration: FeatureView | Spine, frames: Frames) -
 
 
 def _batches(place: str, frame: "DataFrame", remedy: str) -> Iterator[pa.Table]:
-    """Yield an engine's result in batches: `toArrow` would collect all of it in memory first."""
     from pyspark.errors import PySparkException
 
     plan: Any = frame
@@ -290,8 +288,6 @@ def _check_schema(
 
 
 class _Nulls:
-    """Counts nulls, over all batches, in columns that must not have nulls."""
-
     def __init__(self, where: str, names: Sequence[str]) -> None:
         self.where, self.rows = where, 0
         self.nulls = dict.fromkeys(names, 0)

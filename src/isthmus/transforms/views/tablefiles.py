@@ -26,7 +26,6 @@ def history(spark: "SparkSession", view: ViewContract, files: Sequence[str]) -> 
 
 
 def files(path: str, version: int, storage_options: Mapping[str, str] | None = None) -> list[str]:
-    """Return the paths of the Parquet files of a Delta table at a version."""
     table = DeltaTable(path, version=version, storage_options=dict(storage_options or {}) or None)
     if "://" in path:
         return sorted(table.file_uris())

@@ -80,7 +80,6 @@ def _number(graph: Graph, value: Value, kind: SqlType) -> Value:
 
 
 def _truncated(graph: Graph, value: Value, kind: SqlType) -> Value:
-    """Round a double toward zero; refuse results outside the type."""
     low, high = graph.constant(float(kind.low), DOUBLE), graph.constant(float(kind.high), DOUBLE)
     below = graph.add("LessOrEqual", graph.add("Floor", value.data), high)
     fits = graph.add("And", below, graph.add("GreaterOrEqual", graph.add("Ceil", value.data), low))

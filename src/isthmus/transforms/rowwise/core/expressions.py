@@ -91,7 +91,6 @@ def traced() -> Iterator[None]:
 
 
 def _here() -> SimpleNamespace:
-    """Return the current line outside PySpark, in PySpark's form."""
     import pyspark
 
     root = str(Path(pyspark.__file__).parent)

@@ -85,7 +85,6 @@ class Graph:
         self.shape = ""
 
     def begin(self, rows: str) -> None:
-        """Take the number of rows from a tensor of shape (1, n)."""
         self.shape = self.add("Shape", rows)
 
     def plain(self, tensors: Iterable[str]) -> None:
@@ -174,7 +173,6 @@ class Graph:
         return self._tensors[key]
 
     def cast(self, data: str, kind: SqlType) -> str:
-        """Cast a tensor to the element type of `kind`."""
         if self.is_number(data) and (kind.fractional or (kind == LONG and isinstance(self.number(data), int))):
             with np.errstate(over="ignore"):
                 return self.constant(self._values[data].astype(kind.numpy), kind)
@@ -314,7 +312,6 @@ class Graph:
         return None if then is None else self.add("Or", self.negated(mask), then)
 
     def packed(self, parts: Sequence[str], name: str) -> None:
-        """Stack tensors of shape (1, n) into an output of the graph."""
         rows = [self.row(part) for part in parts]
         operator = "Concat" if len(rows) > 1 else "Identity"
         options: dict[str, Any] = {"axis": 0} if len(rows) > 1 else {}
@@ -384,7 +381,6 @@ def assembled(
 
 
 def needed(nodes: Nodes, wanted: Sequence[str]) -> list[onnx.NodeProto]:
-    """Return the nodes on which the wanted tensors depend."""
     awaited, backwards = set(wanted), []
     for node in reversed(nodes):
         if awaited.intersection(node.output):

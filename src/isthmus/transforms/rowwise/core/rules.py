@@ -17,8 +17,6 @@ _Function = TypeVar("_Function", bound=Callable[..., Value])
 
 
 def rule(name: str, least: int, most: int | None = None, **options: Any) -> Callable[[_Function], _Function]:
-    """Register a function, called with these options, as the rule of a name."""
-
     def register(function: _Function) -> _Function:
         RULES[name] = (partial(function, **options) if options else function, least, least if most is None else most)
         return function

@@ -69,7 +69,6 @@ TYPES = {kind.name: kind for kind in (BOOLEAN, BYTE, SHORT, INT, LONG, FLOAT, DO
 
 
 def element_of(kind: SqlType) -> str:
-    """Return the lower-case name of the ONNX element type."""
     return str(TensorProto.DataType.Name(kind.tensor)).lower()
 
 

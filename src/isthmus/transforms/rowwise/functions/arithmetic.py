@@ -11,7 +11,6 @@ from isthmus.transforms.rowwise.core.types import BYTE, DOUBLE, INT, LONG, SHORT
 
 
 def numbers(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
-    """Convert the arguments to their common type, which must be numeric."""
     kind = common(value.kind for value in values)
     if kind is None or not kind.numeric:
         shown = ", ".join(str(value.kind) for value in values)
@@ -103,7 +102,6 @@ def _remainder(graph: Graph, kind: SqlType, left: str, right: str) -> str:
 
 
 def _nonzero(graph: Graph, kind: SqlType, data: str) -> tuple[str, Mask]:
-    """Replace zeros in a divisor, and return a mask of them."""
     if graph.is_number(data) and graph.number(data) != 0:
         return data, None
     zero = graph.add("Equal", data, graph.constant(0, kind))

@@ -22,7 +22,6 @@ class ArrayValue(Value):
 
 
 def from_input(graph: Graph, value: Value) -> ArrayValue:
-    """Read an array from an input tensor of shape (size, n)."""
     kind = value.kind
     assert kind.element is not None  # noqa: S101 - of an array
     places = graph.split(value.data, kind.size)
@@ -30,7 +29,6 @@ def from_input(graph: Graph, value: Value) -> ArrayValue:
 
 
 def array(node: ExpressionNode, value: Value) -> ArrayValue:
-    """Require that a value is an array."""
     if not isinstance(value, ArrayValue):
         raise NotCompilableError(node, f"takes an array, not {value.kind}", "a feature that is an array")
     return value
@@ -100,12 +98,10 @@ def _array(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value
 
 
 def transform(of: ArrayValue, body: Body) -> Value:
-    """Apply a function to each element."""
     return _of([body(element) for element in of.elements], of)
 
 
 def zip_with(graph: Graph, node: ExpressionNode, left: ArrayValue, right: ArrayValue, body: Body) -> Value:
-    """Apply a function to the elements of two arrays."""
     if left.kind.size != right.kind.size:
         sizes = f"arrays of {left.kind.size} and {right.kind.size} elements"
         raise NotCompilableError(node, sizes, "the same size")
@@ -117,7 +113,6 @@ def zip_with(graph: Graph, node: ExpressionNode, left: ArrayValue, right: ArrayV
 def aggregate(
     graph: Graph, node: ExpressionNode, of: ArrayValue, zero: Value, merge: Body, finish: Body | None = None
 ) -> Value:
-    """Fold the elements into a single value, from first to last."""
     total = zero
     for element in of.elements:
         merged = merge(total, element)
@@ -129,7 +124,6 @@ def aggregate(
 
 
 def quantified(graph: Graph, of: ArrayValue, body: Body, *, every: bool) -> Value:
-    """Return whether a condition holds for any or for every element."""
     node = ExpressionNode("forall" if every else "exists")
     truths = [body(element) for element in of.elements]
     return _inside(graph, of, logic.joined(graph, node, truths, operator="And" if every else "Or"))

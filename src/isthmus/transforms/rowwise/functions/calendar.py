@@ -70,7 +70,6 @@ def civil(graph: Graph, days: str) -> tuple[str, str, str]:
 
 
 def days_from_civil(graph: Graph, year: str, month: str, day: str) -> str:
-    """Invert `civil`."""
     early = graph.add("LessOrEqual", month, _int(graph, 2))
     year = graph.add("Sub", year, graph.add("Where", early, _int(graph, 1), _int(graph, 0)))
     era, year_of_era = floor_divided(graph, year, 400)
@@ -228,7 +227,6 @@ def _last_day(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Va
 
 @rule("add_months", 2)
 def _add_months(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    """Return the same day of another month, or the last day of that month."""
     start, count = _date(graph, node, values[0]), _whole(graph, node, values[1])
     year, month, day = civil(graph, graph.cast(start.data, LONG))
     months = _sum(graph, _times(graph, year, 12), month, -1, graph.cast(count.data, LONG))

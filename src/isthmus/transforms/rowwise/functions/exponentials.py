@@ -12,7 +12,6 @@ from isthmus.transforms.rowwise.core.types import DOUBLE, FLOAT, LONG
 
 
 def number(graph: Graph, value: float) -> str:
-    """Return a constant double."""
     return graph.constant(value, DOUBLE)
 
 
@@ -120,7 +119,6 @@ def log(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
 
 
 def _positive(graph: Graph, x: str) -> str:
-    """Return a mask of numbers above 0 and finite."""
     above = graph.add("Greater", x, number(graph, 0.0))
     return graph.add("And", above, graph.add("Less", x, number(graph, math.inf)))
 

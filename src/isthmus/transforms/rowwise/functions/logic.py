@@ -15,7 +15,6 @@ from isthmus.transforms.rowwise.functions import maps
 
 
 def alike(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
-    """Convert the arguments to their common type."""
     kind = common(value.kind for value in values)
     if kind is None:
         shown = ", ".join(dict.fromkeys(str(value.kind) for value in values))
@@ -24,7 +23,6 @@ def alike(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[V
 
 
 def equal(graph: Graph, kind: SqlType, left: str, right: str) -> str:
-    """Return a mask of equal values."""
     same = graph.add("Equal", left, right)
     if not kind.fractional or graph.never_nan(left) or graph.never_nan(right):
         return same
@@ -32,7 +30,6 @@ def equal(graph: Graph, kind: SqlType, left: str, right: str) -> str:
 
 
 def less(graph: Graph, node: ExpressionNode, kind: SqlType, left: str, right: str) -> str:
-    """Return a mask of rows where `left` is less than `right`."""
     if kind.tensor == TensorProto.STRING:
         raise NotCompilableError(node, "graphs do not order texts", "== or isin")
     if kind == BOOLEAN:
@@ -85,13 +82,11 @@ def _in(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
 
 
 def any_equal(graph: Graph, node: ExpressionNode, value: Value, others: Sequence[Value]) -> Value:
-    """Return whether a value equals one of several values of its type."""
     pairs = [graph.result(BOOLEAN, equal(graph, value.kind, value.data, item.data), [value, item]) for item in others]
     return joined(graph, node, pairs, operator="Or")
 
 
 def _listed(graph: Graph, value: Value, literals: Sequence[str | int]) -> Value:
-    """Return whether a text or whole number is in a list, by a single table lookup."""
     text = value.kind == STRING
     keys = sorted(set(literals), key=str)
     attributes: dict[str, object] = {
@@ -113,7 +108,6 @@ def _truth(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[
 
 
 def _surely(graph: Graph, value: Value) -> str:
-    """Return a mask of rows where a boolean is true and not null."""
     return value.data if value.valid is None else graph.add("And", value.data, value.valid)
 
 

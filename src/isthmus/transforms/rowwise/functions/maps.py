@@ -42,7 +42,6 @@ def _map(_graph: Graph, node: ExpressionNode, _values: Sequence[Value]) -> Value
 
 
 def lookup(graph: Graph, node: ExpressionNode, of: MapValue, key: Value) -> Value:
-    """Return the value of a key; null if the map lacks it."""
     kind = of.kind.element
     assert kind is not None  # noqa: S101 - of a map
     text = of.key == STRING
