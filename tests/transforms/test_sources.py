@@ -118,7 +118,7 @@ def test_no_rows(read: Read, tmp_path: Path) -> None:
     pq.write_table(PARQUET.slice(0, 0), tmp_path / "none.parquet")
     (tmp_path / "folder").mkdir()
     for name in ("header.csv", "none.parquet", "folder"):
-        with pytest.raises(DataError, match=rf"source flights: .*{name} holds no row. Bring the data there"):
+        with pytest.raises(DataError, match=rf"source flights: .*{name} has no rows. Add data"):
             read(flights(name))
 
 

@@ -91,9 +91,7 @@ def land(source: Source, root: Path, within: Within, folder: Path, options: Opti
         _check_times(source, _spark_types(table.schema))
         rows = parquet.write(source.name, table, source.timestamp, _whole_seconds(within), file)
         if rows == 0 and not any(map(len, table.batches(None, None))):
-            raise NoRowsError(
-                f"source {source.name}", f"{table.place} holds no row", remedy="bring the data there before a build"
-            )
+            raise NoRowsError(f"source {source.name}", f"{table.place} has no rows", remedy="add data before a build")
         return Landed(file, _hash(table.version))
 
 
@@ -194,17 +192,17 @@ def content(source: Source, root: Path, options: Options = _NONE) -> str | None:
 @contextmanager
 def _opened(source: Source, root: Path, options: Options) -> Iterator[SourceTable]:
     if source.path:
-        with objects.opened(source, options) as table:
+        with objects.open_table(source, options) as table:
             yield table
     elif source.delta:
         url = is_url(source.delta)
         place = require_delta(
             f"source {source.name}", source.delta if url else str(root / source.delta), "rename the folder of the table"
         )
-        with delta.opened(source, place, options if url else {}) as table:
+        with delta.open_table(source, place, options if url else {}) as table:
             yield table
     else:
-        with iceberg.opened(source) if source.iceberg else sql.opened(source, root) as table:
+        with iceberg.open_table(source) if source.iceberg else sql.open_table(source, root) as table:
             yield table
 
 
@@ -272,7 +270,7 @@ def _parquet(source: Source, root: Path, staging: Path) -> Path:
     except (pa.ArrowException, OSError) as error:
         raise DataError(where, f"{path} cannot be read as Parquet ({first_line(error)})", remedy=_REPAIR) from error
     if rows == 0:
-        raise NoRowsError(where, f"{path} holds no row", remedy="bring the data there before a build")
+        raise NoRowsError(where, f"{path} has no rows", remedy="add data before a build")
     if is_csv:
         return file
     if files.uniform:

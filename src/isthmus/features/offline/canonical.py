@@ -66,7 +66,7 @@ def cast(view: ViewContract, rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def joined(view: ViewContract, rows: pa.Table, pushed: pa.Table) -> tuple[pa.Table, int]:
+def merge(view: ViewContract, rows: pa.Table, pushed: pa.Table) -> tuple[pa.Table, int]:
     """Merge rows with pushed rows, both in stored form. Return them and the number of rows that a push replaced.
 
     Of several rows with the same key and times, the one with the greatest content hash wins, so the order of arrival
@@ -87,13 +87,13 @@ def joined(view: ViewContract, rows: pa.Table, pushed: pa.Table) -> tuple[pa.Tab
     return both.drop_columns(["_pushed"]).combine_chunks(), len(rows) - left
 
 
-def once(view: ViewContract, pushed: pa.Table) -> pa.Table:
+def canonical_pushes(view: ViewContract, pushed: pa.Table) -> pa.Table:
     """Return pushed rows in stored form, without duplicates of a key and times."""
     rows = canonical(view, pushed)
-    return joined(view, rows.slice(0, 0), rows)[0]
+    return merge(view, rows.slice(0, 0), rows)[0]
 
 
-def without(rows: pa.Table, stored: pa.Table) -> pa.Table:
+def difference(rows: pa.Table, stored: pa.Table) -> pa.Table:
     """Return the rows that match no row of `stored` in its columns."""
     names = stored.column_names
     numbered = rows.select(names).append_column("_n", pa.array(np.arange(len(rows))))

@@ -17,7 +17,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.days import DAY
 from isthmus.features.errors import DataError, first_line
-from isthmus.features.offline.canonical import declared_schema, without
+from isthmus.features.offline.canonical import declared_schema, difference
 from isthmus.features.offline.partitions import DAY_COLUMN, check_files, dataset, files_by_day, on
 from isthmus.features.offline.storage import committed, mark, unavailable
 from isthmus.features.values.arrow import micros
@@ -106,7 +106,7 @@ class PushLog:
                 again, later = rows.take(pa.array(seen)), rows.take(pa.array(np.flatnonzero(places > last)))
                 names = [field.name for field in rows.schema if not field.nullable]
                 logged = self._read(table, _days(again)).select(names).cast(again.select(names).schema)
-                rows = pa.concat_tables([without(again, logged), later])
+                rows = pa.concat_tables([difference(again, logged), later])
         if not len(rows):
             return 0
         day = pa.array((micros(rows["event_timestamp"]) // DAY).astype(np.int32)).cast(DAY_COLUMN.type)

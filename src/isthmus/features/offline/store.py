@@ -25,11 +25,11 @@ from isthmus.features.offline.canonical import (
     ahead_of,
     by_day,
     canonical,
+    canonical_pushes,
     cast,
     declared_schema,
-    joined,
-    once,
-    without,
+    difference,
+    merge,
 )
 from isthmus.features.offline.commits import Commit, Day, RowSources, digest
 from isthmus.features.offline.history import ViewHistory, table_schema
@@ -175,8 +175,8 @@ class OfflineStore:
             for part, known in _with_pushed(rows, pushes.days(), within):
                 computed = canonical(view, declared_schema(view).empty_table() if part is None else part)
                 duplicates.add(computed)
-                own = once(view, pushes.rows(view, known)) if known else computed.slice(0, 0)
-                group, outdone = joined(view, computed, own)
+                own = canonical_pushes(view, pushes.rows(view, known)) if known else computed.slice(0, 0)
+                group, outdone = merge(view, computed, own)
                 pushed += len(group) - len(computed) + outdone
                 replaced += len(own) - len(group) + len(computed) - outdone
                 ahead += ahead_of(group, now)
@@ -301,19 +301,19 @@ class OfflineStore:
         with DaySpool() as rows:
             with self.reading(view.table):
                 files = files_by_day(table)
-                for day, (_, own) in by_day(view, once(view, pushed)).items():
+                for day, (_, own) in by_day(view, canonical_pushes(view, pushed)).items():
                     # Compare without the values: usually a few rows are added to many.
                     stored = dataset(table, path, [day]).to_table(columns=identity).cast(own.select(identity).schema)
-                    group, outdone = joined(view, stored, own.select(identity))
+                    group, outdone = merge(view, stored, own.select(identity))
                     entry = Day(len(group), digest(group))
                     if entry != days.get(day):
                         # Skip rows that are already stored, and rows that a stored row beats.
-                        lost = without(own.select(identity), group)
-                        days[day], parts[day] = entry, without(without(own, stored), lost)
+                        lost = difference(own.select(identity), group)
+                        days[day], parts[day] = entry, difference(difference(own, stored), lost)
                         rewrite |= outdone > 0 or files.get(day, 0) >= FILES
                 for day, own in parts.items():
                     whole = dataset(table, path, [day]).to_table().select(own.column_names) if rewrite else None
-                    rows.add(own if whole is None else joined(view, whole.cast(own.schema), own)[0])
+                    rows.add(own if whole is None else merge(view, whole.cast(own.schema), own)[0])
             if not parts:
                 return 0
             commit = replace(Commit.of(view.hash, days, before.until, before.origin, before.done), built=before.base)

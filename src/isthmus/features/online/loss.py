@@ -30,7 +30,7 @@ _KEEP = "set `maxmemory-policy noeviction` in redis.conf, or run `CONFIG SET max
 
 
 class LastMaterialization(msgspec.Struct, frozen=True):
-    """The last materialization of a view. The fields are those of the view's `Published` record."""
+    """The last materialization of a view, with fields of its `Published` record."""
 
     contract: str
     built: int
@@ -78,7 +78,7 @@ def sample(project: str, view: ViewContract) -> bytes:
     return records.beside(project, view.online_name, "sample")
 
 
-def sampled(text: bytes | None) -> list[bytes]:
+def decode_sample(text: bytes | None) -> list[bytes]:
     """Decode the keys of a sample; return an empty list if it is missing or damaged."""
     try:
         return [] if text is None else msgspec.msgpack.decode(text, type=list[bytes])
@@ -104,7 +104,7 @@ def check(
         if why := _differs(record, last if last is not None and last.contract == view.hash else None, nodes):
             lost[view.online_name] = why
         elif record is not None and not record.pending and record.contract == view.hash:
-            commands += [(b"HEXISTS", key, view.online_name.encode()) for key in sampled(keys)]
+            commands += [(b"HEXISTS", key, view.online_name.encode()) for key in decode_sample(keys)]
     replies = (yield commands) if commands else []
     gone = [command[2].decode() for command, exists in zip(commands, replies, strict=True) if not exists]
     # If a record has changed meanwhile, a new materialization may have removed sampled keys.

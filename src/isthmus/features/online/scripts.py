@@ -116,7 +116,7 @@ def suspects(project: str, view: str) -> bytes:
     return record.beside(project, view, "suspects")
 
 
-def locked(project: str, view: str) -> bytes:
+def lock_key(project: str, view: str) -> bytes:
     return record.beside(project, view, "lock")
 
 

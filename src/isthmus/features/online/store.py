@@ -202,7 +202,7 @@ class OnlineStore:
         return run(self.client, scripts.REPLACE, arguments, [([self._records.encode()], [])]) == [1]
 
     def lock(self, view: ViewContract) -> Lock:
-        name = scripts.locked(self.contract.project, view.online_name).decode()
+        name = scripts.lock_key(self.contract.project, view.online_name).decode()
         return cast("Lock", self.client.lock(name, timeout=LEASE_SECONDS, thread_local=False))
 
     def take_suspects(self, view: ViewContract, horizon: int) -> pa.Table | None:
@@ -240,7 +240,7 @@ class OnlineStore:
         """
         return self._remove(view, [entity_keys(self.contract.project, view.keys, keys)], horizon)
 
-    def remove_others(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
+    def remove_except(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
         """Remove the rows of all other keys, by the rules of `remove`."""
         keep = set(entity_keys(self.contract.project, view.keys, keys))
         batches = ([name for name in names if name not in keep] for names in self._names(view))
@@ -291,7 +291,7 @@ class OnlineStore:
 
     def lacks_sample(self, view: ViewContract) -> bool:
         keys = cast("bytes | None", self.client.get(loss.sample(self.contract.project, view).decode()))
-        return not all(self._exist(view, loss.sampled(keys)))
+        return not all(self._exist(view, loss.decode_sample(keys)))
 
     def losses(self, written: loss.LastMaterializations) -> loss.Losses:
         """Return which views may have lost rows in Redis, given their last materializations by online name."""

@@ -127,7 +127,7 @@ class _Axis:
     def __init__(self, moments: Integers, count: int) -> None:
         self.low, self.high = (int(moments.min()), int(moments.max())) if len(moments) else (0, -1)
         self.span = self.high - self.low + 1
-        # If the span would overflow, the ranks of the moments stand in for them; ranks always fit.
+        # If the span would overflow, the ranks of the moments replace them; ranks always fit.
         self._moments = np.unique(moments) if self.span * max(count, 1) >= 1 << 62 else None
         if self._moments is not None:
             self.span = len(self._moments)

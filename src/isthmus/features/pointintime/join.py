@@ -108,9 +108,9 @@ class Join:
             first += len(rows)
 
     def questions(self, spine: pa.Table, first: int) -> pa.Table:
-        """The join keys and `event_timestamp` of rows, in the types of the histories, for a join by another engine.
+        """Return the join keys and `event_timestamp` in the types of the histories, for a join by another engine.
 
-        `first` is the number of the first row, for messages. Raises as `batches`.
+        `first` is the number of the first row, for messages. Raises the errors of `batches`.
         """
         columns: dict[str, pa.ChunkedArray | pa.Array] = {
             "event_timestamp": pa.array(moments(spine, first)).cast(_TIME)
@@ -120,7 +120,7 @@ class Join:
                 columns.setdefault(column.name, keys)
         return pa.table(columns)
 
-    def answered(self, spine: pa.RecordBatch, answers: pa.Table) -> pa.RecordBatch:
+    def with_answers(self, spine: pa.RecordBatch, answers: pa.Table) -> pa.RecordBatch:
         """Combine spine rows with the columns that another engine joined to them into a result batch."""
         columns = list(spine.columns)
         for field in list(self.schema)[len(columns) :]:

@@ -59,7 +59,7 @@ class ServedJoin:
     Pass the `until` of an earlier join to replay the same runs; by default, all runs are replayed.
 
     Attributes:
-        schema: columns of the result, equal to those of `Join`.
+        schema: columns of the result, as in `Join`.
         until: for each view, the time at which the last rows of a run became readable; under `VIEW|pushed`, the version
             of the log of pushes, if the view has one.
 

@@ -40,7 +40,7 @@ class AgedJoin:
     It streams like `Join`, and takes its arguments. Keys for which `keeps` is False have no row.
 
     Attributes:
-        schema: columns of the result, equal to those of `Join`.
+        schema: columns of the result, as in `Join`.
     """
 
     def __init__(  # noqa: PLR0913 - options of a join, by name

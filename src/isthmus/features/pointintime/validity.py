@@ -1,4 +1,4 @@
-"""Status and features of a view by its ttl, after a join that found the newest row of any age."""
+"""Status and features of a view by its ttl, applied after a join to the newest row of any age."""
 
 from collections.abc import Mapping
 

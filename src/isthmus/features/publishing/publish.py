@@ -1,7 +1,7 @@
 """Publishes a view from the offline table to Redis, one run at a time.
 
-A run compares the latest rows with those of the last run and sends the difference. If Redis may lack rows of the last
-run, because it was emptied, has evicted keys or the run was killed, every row is compared with Redis.
+A run compares the latest rows now with the rows that the last run published, and sends the difference. If Redis may
+lack published rows, because it was emptied, has evicted keys or the run was killed, every row is compared with Redis.
 """
 
 import threading
@@ -256,7 +256,7 @@ class _Run:
             second = self._send(state, places[late], until)
             counts = WriteCounts(len(places), first.changed + second.changed, first.written + second.written)
         self.lease.require()
-        return counts, self.store.remove_others(self.view, key_values(self.view, state.keys), until)
+        return counts, self.store.remove_except(self.view, key_values(self.view, state.keys), until)
 
     def _publish(self, record: Published) -> None:
         text = msgspec.json.encode(record)

@@ -1,7 +1,7 @@
 """Computes one row of a graph without the runtime, whose overhead per node exceeds the computation.
 
-There is no second definition: it follows the contract's graph node by node. The results have the runtime's bits, except
-that any NaN equals any NaN. See `program`.
+It follows the contract's graph node by node, so the transform has a single definition. The results have the runtime's
+bits, except that any NaN equals any NaN. See `program`.
 """
 
 from collections.abc import Mapping

@@ -76,7 +76,7 @@ class Impute(Step):
     """Replaces a missing number.
 
     Attributes:
-        value: a number, or "mean" or "median" for that of the training part.
+        value: a number, or "mean" or "median" to use the mean or median of the training part.
     """
 
     labels = ("with",)

@@ -32,7 +32,7 @@ class _DeltaTable:
 
 
 @contextmanager
-def opened(source: Source, place: str, options: Mapping[str, str]) -> Iterator[SourceTable]:
+def open_table(source: Source, place: str, options: Mapping[str, str]) -> Iterator[SourceTable]:
     """Open the newest version of a Delta table at a path or URL.
 
     Raises:

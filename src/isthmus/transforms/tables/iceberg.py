@@ -49,7 +49,7 @@ class _IcebergTable:
 
 
 @contextmanager
-def opened(source: Source) -> Iterator[SourceTable]:
+def open_table(source: Source) -> Iterator[SourceTable]:
     """Open the current snapshot of an Iceberg table.
 
     Raises:

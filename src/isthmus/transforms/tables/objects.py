@@ -43,7 +43,7 @@ class _Objects(ParquetFiles):
 
 
 @contextmanager
-def opened(source: Source, options: Mapping[str, str]) -> Iterator[SourceTable]:
+def open_table(source: Source, options: Mapping[str, str]) -> Iterator[SourceTable]:
     """Open the Parquet files at a URL: a single file, or all files of a folder.
 
     Raises:

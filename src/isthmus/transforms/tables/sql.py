@@ -47,7 +47,7 @@ class _Query:
 
 
 @contextmanager
-def opened(source: Source, root: Path) -> Iterator[SourceTable]:
+def open_table(source: Source, root: Path) -> Iterator[SourceTable]:
     """Run the query of a source in the database whose address is in the environment variable `connection`.
 
     Raises:
@@ -71,7 +71,7 @@ def version(source: Source, root: Path) -> str | None:
     A server has no version that changes with every row.
     """
     if source.version_sql:
-        with opened(source, root) as table:
+        with open_table(source, root) as table:
             return table.version
     return _file_version(source, root)
 

@@ -77,7 +77,7 @@ def array_of(element: SqlType, size: int) -> SqlType:
 
 
 def common(kinds: Iterable[SqlType]) -> SqlType | None:
-    """Return the common type that Spark casts to; None if there is no such type, or only by parsing text."""
+    """Return the common type that Spark casts to; None if Spark has no such type, or would parse text."""
     result: SqlType | None = VOID
     for kind in kinds:
         result = None if result is None else _pair(result, kind)

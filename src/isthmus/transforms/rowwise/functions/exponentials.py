@@ -97,7 +97,7 @@ _LOG = (1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012
 _FAR, _MOVE = 500, 540
 """Numbers beyond 2^500 or below 2^-500 are scaled by 2^540, so that the powers below suffice."""
 _PRIME = 541
-"""The remainders 1 to 540 modulo this prime are those of 540 consecutive powers of 2."""
+"""Modulo this prime, 540 consecutive powers of 2 have the remainders 1 to 540, each once."""
 _POWERS = [0.0] * _PRIME
 for _power in range(_PRIME - 1):
     _POWERS[pow(2, _power, _PRIME)] = float(_power)
