@@ -118,10 +118,7 @@ def by_executors(spark: "SparkSession", folder: Path, spine: pa.Table, histories
     lots = in_lots(spine.to_batches(), BATCH)
     answers = executorjoin.answers(folder, names, len(spine), BATCH)
     return pa.Table.from_batches(
-        [
-            join.with_answers(rows.combine_chunks().to_batches()[0], one)
-            for rows, one in zip(lots, answered, strict=True)
-        ]
+        [join.with_answers(rows.combine_chunks().to_batches()[0], one) for rows, one in zip(lots, answers, strict=True)]
     )
 
 
