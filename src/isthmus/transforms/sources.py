@@ -329,8 +329,8 @@ def _locate(source: Source, root: Path) -> Path:
         path = root / source.path
     if not path.exists():
         there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        found = f"{path} not found{nearest(path.name, there)}"
-        missing = Problem(f"source {source.name}", found, "an existing file or folder")
+        problem = f"{path} not found{nearest(path.name, there)}"
+        missing = Problem(f"source {source.name}", problem, "an existing file or folder")
         raise ConfigurationError("definitions.py", [missing], remedy="correct its path, or create the file")
     return path
 

@@ -172,19 +172,19 @@ REFUSED = {
     "a field too many": ("weight > 3,", 'weight > 3, "more": weight,', "'more', which its schema lacks"),
     "an unknown parameter": ("store: Column, shelf", "stores: Column, shelf", "takes 'stores' .did you mean store"),
     "no such function": ("weight > 3", 'F.soundex(store) == "S"', "graphs have no soundex"),
-    "a sum of very many": ("weight > 3", "sum([weight] * 49, F.lit(0.0)) > 3", "field heavy: too many"),
+    "a sum of very many": ("weight > 3", "sum([weight] * 49, F.lit(0.0)) > 3", "field heavy: .* nested too deeply"),
     "casts of casts": (
-        "weight > 3", "reduce(lambda x, n: x.cast(('float', 'double')[n % 2]), range(99), weight) > 3", "each other"
+        "weight > 3", "reduce(lambda x, n: x.cast(('float', 'double')[n % 2]), range(99), weight) > 3", "too deeply"
     ),
     "what doubles": (
         "weight > 3", "reduce(lambda x, _: x + x, range(25), weight) > 3",
-        r"moment \(definitions.py:\d+\): field heavy: up to here it is 65,535 expressions.* expected at most 50,000",
+        r"moment \(definitions.py:\d+\): field heavy: it has 65,535 expressions up to here.* expected at most 50,000",
     ),
     "a long expression": (
         "weight > 3", "F.soundex(F.concat(*[F.lit('a' * 50)] * 100)) == 'S'",
         "soundex.concat.{100,300} … .{100,200}: graphs have no soundex",
     ),
-    "endless depth": ("weight > 3", "sum([weight] * 5000, F.lit(0.0)) > 3", "field heavy: too many"),
+    "endless depth": ("weight > 3", "sum([weight] * 5000, F.lit(0.0)) > 3", "field heavy: .* nested too deeply"),
     "code that fails": ("weight > 3", "weight > 1 // 0", r"failed in line \d+ with ZeroDivisionError"),
 }  # fmt: skip
 

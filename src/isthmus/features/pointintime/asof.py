@@ -176,11 +176,11 @@ def _joined(number: Integers, position: Integers, count: int) -> Integers:
     return np.where(position < 0, _NONE, number * count + position)
 
 
-def _index(distinct: Integers, wanted: Integers) -> Integers:
+def _index(distinct: Integers, values: Integers) -> Integers:
     if not len(distinct):
-        return np.full(len(wanted), _NONE)
-    place = np.minimum(np.searchsorted(distinct, wanted), len(distinct) - 1)
-    return np.where(distinct[place] == wanted, place, _NONE)
+        return np.full(len(values), _NONE)
+    place = np.minimum(np.searchsorted(distinct, values), len(distinct) - 1)
+    return np.where(distinct[place] == values, place, _NONE)
 
 
 def _positions(column: pa.ChunkedArray, values: pa.Array) -> Integers:

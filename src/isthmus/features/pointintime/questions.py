@@ -33,24 +33,24 @@ def check(spine: pa.Schema, parts: Sequence[tuple[ViewContract, Sequence[str]]])
                 raise DataError("spine", f"has two columns {column.name}", expected="one")
             if column.name not in spine.names:
                 raise DataError("spine", f"has no column {column.name}", expected=f"every key of {view.name}")
-            actual, wanted = spine.field(column.name).type, ARROW[column.dtype.name]
-            if not _fits(actual.value_type if pa.types.is_dictionary(actual) else actual, wanted):
-                raise DataError(f"spine, {column.name}", f"has type {actual}", expected=str(wanted),
-                                remedy=f"cast it to {wanted}")  # fmt: skip
+            actual, expected = spine.field(column.name).type, ARROW[column.dtype.name]
+            if not _fits(actual.value_type if pa.types.is_dictionary(actual) else actual, expected):
+                raise DataError(f"spine, {column.name}", f"has type {actual}", expected=str(expected),
+                                remedy=f"cast it to {expected}")  # fmt: skip
         if clash := sorted({*added} & {*names}):
             raise DataError("spine", f"has a column {clash[0]}",
                             expected="column names that differ from features, and each view once")  # fmt: skip
         names += added
 
 
-def _fits(actual: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether a column of type `actual` can hold keys of type `wanted`, unless values are out of range."""
-    integers = pa.types.is_integer(actual) and pa.types.is_integer(wanted)
-    texts = pa.types.is_string(wanted) and (pa.types.is_large_string(actual) or pa.types.is_string_view(actual))
-    blobs = pa.types.is_binary(wanted) and (pa.types.is_large_binary(actual) or pa.types.is_binary_view(actual))
-    times = pa.types.is_timestamp(actual) and actual.tz is not None and pa.types.is_timestamp(wanted)
+def _fits(actual: pa.DataType, expected: pa.DataType) -> bool:
+    """Return whether a column of type `actual` can hold keys of type `expected`, unless values are out of range."""
+    integers = pa.types.is_integer(actual) and pa.types.is_integer(expected)
+    texts = pa.types.is_string(expected) and (pa.types.is_large_string(actual) or pa.types.is_string_view(actual))
+    blobs = pa.types.is_binary(expected) and (pa.types.is_large_binary(actual) or pa.types.is_binary_view(actual))
+    times = pa.types.is_timestamp(actual) and actual.tz is not None and pa.types.is_timestamp(expected)
     # A column of nulls has no type; its rows match nothing.
-    return bool(actual == wanted or pa.types.is_null(actual) or integers or texts or blobs or times)
+    return bool(actual == expected or pa.types.is_null(actual) or integers or texts or blobs or times)
 
 
 def moments(spine: pa.Table, first: int) -> Integers:
@@ -62,23 +62,23 @@ def moments(spine: pa.Table, first: int) -> Integers:
     return micros(cast(spine, "event_timestamp", pa.timestamp("us", tz="UTC"), first))
 
 
-def cast(spine: pa.Table, name: str, wanted: pa.DataType, first: int) -> pa.ChunkedArray:
+def cast(spine: pa.Table, name: str, expected: pa.DataType, first: int) -> pa.ChunkedArray:
     """Cast a column to the type of the history; `first` is the number of the first row, for messages."""
     column = spine[name]
     try:
-        return column.cast(wanted)
+        return column.cast(expected)
     except pa.ArrowInvalid as error:
-        row = first + _misfit(column, wanted)
+        row = first + _misfit(column, expected)
         raise DataError(f"spine, {name}", f"has a value in row {row} that does not fit ({error})",
-                        expected=str(wanted)) from None  # fmt: skip
+                        expected=str(expected)) from None  # fmt: skip
 
 
-def _misfit(column: pa.ChunkedArray, wanted: pa.DataType) -> int:
+def _misfit(column: pa.ChunkedArray, expected: pa.DataType) -> int:
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            column.slice(low, middle - low).cast(wanted)
+            column.slice(low, middle - low).cast(expected)
             low = middle
         except pa.ArrowInvalid:
             high = middle

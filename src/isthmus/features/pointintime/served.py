@@ -84,17 +84,17 @@ class ServedJoin:
         self._views = []
         for history in histories:
             view = history.view
-            wanted = [c for c in view.fields if features is None or c.name in features[view.name]]
+            fields = [c for c in view.fields if features is None or c.name in features[view.name]]
             log, pushes = PushLog(offline.root, view.table, offline.storage_options), f"{view.name}|pushed"
             version = log.version() if until is None else until.get(pushes)
             pushed = ServedPushes(view, log.rows(view, version=version)) if version is not None else None
             past, self.until[view.name] = _readable(offline, view, None if until is None else until[view.name], pushed)
             if version is not None:
                 self.until[pushes] = version
-            ideal = replace(history, view=replace(view, fields=(*wanted, _IDEAL)))
+            ideal = replace(history, view=replace(view, fields=(*fields, _IDEAL)))
             joins = [Join(spine, [side], status=False, threads=threads, reading=offline.reading)
                      for side in (past, ideal)]  # fmt: skip
-            self._views.append((view, wanted, joins, _Comparison(view, wanted)))
+            self._views.append((view, fields, joins, _Comparison(view, fields)))
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Join batches of any sizes.
@@ -104,13 +104,13 @@ class ServedJoin:
         """
         for rows in in_lots(spine, PASS):
             result = rows
-            for view, wanted, joins, comparison in self._views:
+            for view, fields, joins, comparison in self._views:
                 past, ideal = (pa.Table.from_batches(join.batches(rows.to_batches()), join.schema) for join in joins)
                 present = pc.fill_null(past[view.full_name(PRESENT.name)], False)
                 event = past[view.full_name(EVENT.name)]
                 answers = by_ttl(view, rows["event_timestamp"], event, present, past)
                 comparison.add(ideal, past, answers)
-                names = [view.full_name(column.name) for column in wanted]
+                names = [view.full_name(column.name) for column in fields]
                 for name in [*names, status_column(view)] if self._status else names:
                     result = result.append_column(name, answers[name])
             yield from result.cast(self.schema).combine_chunks().to_batches(max_chunksize=BATCH)
@@ -224,16 +224,16 @@ def _past(view: ViewContract) -> ViewContract:
 
 
 class _Comparison:
-    def __init__(self, view: ViewContract, wanted: Sequence[Column]) -> None:
-        self._view, self._wanted = view, wanted
-        self._differing = dict.fromkeys((column.name for column in wanted), 0)
+    def __init__(self, view: ViewContract, fields: Sequence[Column]) -> None:
+        self._view, self._fields = view, fields
+        self._differing = dict.fromkeys((column.name for column in fields), 0)
         self._rows = self._lagging = 0
         self._lag = 0.0
 
     def add(self, ideal: pa.Table, past: pa.Table, answers: Mapping[str, pa.ChunkedArray]) -> None:
         view = self._view
         self._rows += len(ideal)
-        for column in self._wanted:
+        for column in self._fields:
             name = view.full_name(column.name)
             left, right = (from_arrow(side, column.dtype) for side in (ideal[name], answers[name]))
             self._differing[column.name] += int((~equal_values(left, right, column.dtype)).sum())

@@ -60,10 +60,10 @@ class AgedJoin:
         self._views = []
         for history in histories:
             view = history.view
-            wanted = [c for c in view.fields if features is None or c.name in features[view.name]]
-            lasting = replace(history, view=replace(view, fields=(*wanted, _EVENT), ttl=None))
+            fields = [c for c in view.fields if features is None or c.name in features[view.name]]
+            lasting = replace(history, view=replace(view, fields=(*fields, _EVENT), ttl=None))
             join = Join(spine, [lasting], status=False, threads=threads, reading=reading)
-            self._views.append((replace(view, fields=tuple(wanted)), join))
+            self._views.append((replace(view, fields=tuple(fields)), join))
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Join batches of any sizes.

@@ -138,10 +138,10 @@ def _extreme(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, gre
 
 @rule("array_contains", 2)
 def _contains(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    of, wanted = array(node, values[0]), values[1]
-    kind = common([of.elements[0].kind, wanted.kind])
+    of, item = array(node, values[0]), values[1]
+    kind = common([of.elements[0].kind, item.kind])
     if kind is None or kind == VOID:
-        raise NotCompilableError(node, f"{of.kind} cannot contain {wanted.kind}", "a cast")
-    item, *elements = (casts.widened(graph, value, kind) for value in (wanted, *of.elements))
-    contained = _inside(graph, of, logic.any_equal(graph, node, item, elements))
-    return replace(contained, valid=graph.both(contained.valid, wanted.valid))
+        raise NotCompilableError(node, f"{of.kind} cannot contain {item.kind}", "a cast")
+    key, *elements = (casts.widened(graph, value, kind) for value in (item, *of.elements))
+    contained = _inside(graph, of, logic.any_equal(graph, node, key, elements))
+    return replace(contained, valid=graph.both(contained.valid, item.valid))

@@ -73,16 +73,16 @@ def _ordered(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, swa
 
 @rule("in", 2, 10_000)
 def _in(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    first, *others = alike(graph, node, values)
+    first, *options = alike(graph, node, values)
     literals = [part.value for part in node.arguments[1:] if part.name == "literal" and part.value is not None]
-    if len(literals) == len(others) and (first.kind == STRING or first.kind.integral):
+    if len(literals) == len(options) and (first.kind == STRING or first.kind.integral):
         return _listed(graph, first, literals)
-    result = any_equal(graph, node, first, others)
-    return Value(BOOLEAN, result.data, result.valid, graph.either(*(value.raises for value in (first, *others))))
+    result = any_equal(graph, node, first, options)
+    return Value(BOOLEAN, result.data, result.valid, graph.either(*(value.raises for value in (first, *options))))
 
 
-def any_equal(graph: Graph, node: ExpressionNode, value: Value, others: Sequence[Value]) -> Value:
-    pairs = [graph.result(BOOLEAN, equal(graph, value.kind, value.data, item.data), [value, item]) for item in others]
+def any_equal(graph: Graph, node: ExpressionNode, value: Value, options: Sequence[Value]) -> Value:
+    pairs = [graph.result(BOOLEAN, equal(graph, value.kind, value.data, item.data), [value, item]) for item in options]
     return joined(graph, node, pairs, operator="Or")
 
 
@@ -173,8 +173,8 @@ def _fraction(graph: Graph, node: ExpressionNode, value: Value) -> Value:
 @rule("ifnull", 2)
 @rule("nvl", 2)
 def _coalesce(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    *others, last = alike(graph, node, values)
-    return reduce(lambda rest, value: _first(graph, value, rest), reversed(others), last)
+    *candidates, last = alike(graph, node, values)
+    return reduce(lambda fallback, value: _first(graph, value, fallback), reversed(candidates), last)
 
 
 def _first(graph: Graph, value: Value, fallback: Value) -> Value:
