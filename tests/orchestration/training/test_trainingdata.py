@@ -93,7 +93,7 @@ def test_a_spine_in_every_form(built: Shop, project: Open, tmp_path: Path, form:
     assert joined.to_pydict() == expected.to_pydict()
     assert {"present", "expired", "not_found"} <= set(joined["customer_orders__status"].to_pylist())
     if form == "reader":
-        with pytest.raises(DataError, match="a stream of batches comes only once"):
+        with pytest.raises(DataError, match="is a stream that was already read"):
             data.table()
     else:
         assert data.reader().read_all().equals(joined)
@@ -252,7 +252,7 @@ def test_what_is_said_of_times_and_keys_mends_them(built: Shop, project: Open, t
         return str(caught.value)
 
     rows = pd.DataFrame({"customer": ["1"], "event_timestamp": [datetime(2024, 1, 1)]})  # noqa: DTZ001
-    assert refused(rows).endswith("Give it one; in pandas, pandas.to_datetime(times, utc=True)")
+    assert refused(rows).endswith("Add a time zone; in pandas, pandas.to_datetime(times, utc=True)")
     rows["event_timestamp"] = pd.to_datetime(rows["event_timestamp"], utc=True)
     assert refused(rows) == "spine, customer: has type string; expected int64. Cast it to int64"
     rows["customer"] = rows["customer"].astype("int64")
