@@ -118,7 +118,7 @@ def by_executors(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStac
             join_files(spark, scratch / "asked.parquet", tables, wanted, scratch, status=True, rows=PASS)
             lots = in_lots(spine.to_batches(), BATCH)
             batches = [
-                join.answered(rows.combine_chunks().to_batches()[0], found)
+                join.with_answers(rows.combine_chunks().to_batches()[0], found)
                 for rows, found in zip(lots, answers(scratch, list(VIEWS), len(spine), PASS), strict=True)
             ]
             return pa.Table.from_batches(batches)

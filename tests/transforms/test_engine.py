@@ -203,7 +203,7 @@ def test_java_is_missing(tmp_path: Path) -> None:
 
 def test_java_home_is_wrong(tmp_path: Path) -> None:
     said = ask_for_spark({"PATH": os.environ["PATH"], "JAVA_HOME": str(tmp_path)})
-    assert said == f"3 engine spark: JAVA_HOME is {tmp_path}, which holds no bin/java; {JAVA_REMEDY}"
+    assert said == f"3 engine spark: JAVA_HOME is {tmp_path}, which has no bin/java; {JAVA_REMEDY}"
 
 
 def test_java_is_too_old(tmp_path: Path) -> None:

@@ -108,5 +108,5 @@ def test_duckdb_does_not_open_another_file(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("RAW", "duckdb:a\\b.duckdb")
     (tmp_path / "a\\b.duckdb").touch()
     source = Source("rows", sql="SELECT 1 AS x", connection="RAW")
-    with pytest.raises(DataError, match=r"DuckDB takes the .* Rename"), sql.opened(source, tmp_path):
+    with pytest.raises(DataError, match=r"DuckDB reads the .* Rename"), sql.open_table(source, tmp_path):
         pass

@@ -58,7 +58,7 @@ class Watch:
         self.state = State(batch=batch)
 
     @property
-    def written(self) -> loss.Materialized:
+    def written(self) -> loss.LastMaterializations:
         """Return the materializations that the file records."""
         content = self._written.content
         return content if isinstance(content, dict) else {}

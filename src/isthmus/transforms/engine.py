@@ -1,4 +1,4 @@
-"""Engines, which run the PySpark code. To our code, every engine is a Spark Connect session.
+"""Engines that run the PySpark code. Every engine is used through a Spark Connect session.
 
 sail          the PySpark API on an embedded Rust engine, no JVM (https://lakesail.com)
 spark         Apache Spark, in a server that this process starts; needs Java 17
@@ -33,22 +33,22 @@ _JAVA = 17
 _PATIENCE = 5.0
 """Timeout, in seconds, for a Spark Connect server."""
 _RETRIES = 6
-"""They take about a minute. PySpark's own 15 retries take ten, and a server that restarts has lost the session."""
+"""About a minute of retries. PySpark's default of 15 takes ten, and a restarted server has lost the session."""
 _PORTS = 5
-"""Free ports that are tried: another process may take one before Spark does."""
+"""Free ports to try: another process may take one before Spark does."""
 _JVM_TOKEN = secrets.token_urlsafe()
-"""The secret of this process's JVM, which never changes it."""
+"""The token of this process's JVM, which cannot be changed after its start."""
 _LISTENS = 1.0
-"""Seconds in which Sail's server starts to listen for signals, if at all."""
+"""Maximum seconds until Sail's server listens for signals."""
 
 
 @contextmanager
 def session(engine: str, threads: int = 2) -> "Iterator[SparkSession]":
-    """A session on an engine: "sail", "spark" on `threads` cores of this machine, or a Spark Connect URL.
+    """Open a session on an engine: "sail", "spark" on `threads` cores of this machine, or a Spark Connect URL.
 
     Raises:
-        ConfigurationError: no engine has this name.
-        DependencyError: pyspark, pysail or Java is missing, or nothing answers at the URL.
+        ConfigurationError: the engine's name is unknown.
+        DependencyError: pyspark, pysail or Java is missing, or no server answers at the URL.
     """
     try:
         import pyspark  # noqa: F401 - only whether it is installed
@@ -96,7 +96,7 @@ def _connect(url: str) -> "Iterator[SparkSession]":
 
 
 def _spark(threads: int) -> str:
-    """Starts Apache Spark in a JVM that ends with the session; returns the URL of its server."""
+    """Start Apache Spark in a JVM that ends with the session; return the URL of its server."""
     from pyspark.sql.connect.session import SparkSession
 
     options = {
@@ -106,7 +106,7 @@ def _spark(threads: int) -> str:
         "spark.ui.showConsoleProgress": "false",
     }  # fmt: skip
     if not any("GC" in os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")):
-        # Java's default collects concurrently, on cores that are scarce here. Two choices are an error.
+        # Java's default collects concurrently, on scarce cores. Setting two collectors is an error.
         options["spark.driver.extraJavaOptions"] = "-XX:+UseParallelGC"
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # Its Python workers need this package, so they must use this environment, not the first Python on PATH.
@@ -139,7 +139,7 @@ def _free_port() -> int:
 
 @contextmanager
 def _token(value: str | None) -> Iterator[None]:
-    """Sets PySpark's token for the block. With a token PySpark insists on TLS, so there must be none for Sail."""
+    """Set PySpark's token for the block. With a token, PySpark insists on TLS, so Sail needs None."""
     name = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
     before = os.environ.pop(name, None)
     if value is not None:
@@ -154,8 +154,8 @@ def _token(value: str | None) -> Iterator[None]:
 
 @contextmanager
 def _sail() -> Iterator[str]:
-    # Sail reads these when it is loaded. Its progress lines are not for the users of a step, and the server ends with
-    # the session: one that waits for some minutes, while its rows are joined here, must not be gone.
+    # Sail reads these variables when it is loaded. Users should not see its progress lines. The long timeout keeps an
+    # idle session alive, for example while its rows are joined here; the server ends with the session anyway.
     os.environ.setdefault("RUST_LOG", "off")
     os.environ.setdefault("SAIL_SPARK__SESSION_TIMEOUT_SECS", str(7 * 86_400))
     try:
@@ -176,7 +176,7 @@ def _sail() -> Iterator[str]:
 class _Interrupts:
     """Keeps this process's handler of Ctrl-C, which Sail's first server replaces soon after its start.
 
-    The server would end at once on the signal, and its client would retry to close the session for ten minutes.
+    Sail's handler would end the server at once, and its client would retry for ten minutes to close the session.
     """
 
     def __init__(self) -> None:
@@ -188,7 +188,6 @@ class _Interrupts:
         self._restored = False
 
     def restore(self) -> None:
-        """Waits until the server has replaced the handler, and restores it."""
         end = time.monotonic() + _LISTENS
         while not self._restored and time.monotonic() < end:
             if self._get(signal.SIGINT) != self._handler:
@@ -210,7 +209,7 @@ def _require_java() -> None:
     if java is None:
         raise _no_java("Java is not installed")
     if not os.access(java, os.X_OK):
-        raise _no_java(f"JAVA_HOME is {home}, which holds no bin/java")
+        raise _no_java(f"JAVA_HOME is {home}, which has no bin/java")
     shown = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
     version = re.search(r'version "(\d+)', shown)
     if version is None or int(version[1]) < _JAVA:
@@ -236,7 +235,7 @@ def _require_listener(url: str) -> None:
         with DefaultChannelBuilder(url).toChannel() as channel:
             grpc.channel_ready_future(channel).result(_PATIENCE)
     except grpc.FutureTimeoutError as error:
-        raise _silence(url, "something listens there, but it does not speak gRPC") from error
+        raise _silence(url, "a server listens there, but it does not speak gRPC") from error
     except (OSError, ValueError, PySparkException) as error:
         raise _silence(url, str(error)) from error
 

@@ -1,8 +1,8 @@
 """Reads sources as DataFrames.
 
-The engine itself reads Parquet. CSV is first converted to Parquet, once per content, so that every engine sees the same
-types and microseconds, and also files inside a `.zip`, which Spark cannot open. The rows of tables and queries are
-written to Parquet as they are when a build begins.
+The engine reads Parquet itself. CSV is first converted to Parquet, once per content, so that every engine sees the same
+types and microseconds; this also covers files inside a `.zip`, which Spark cannot open. The rows of tables and queries
+are written to Parquet when a build starts.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ from isthmus.features.values.arrow import ARROW
 from isthmus.features.values.csvfile import CsvFile
 from isthmus.transforms.tables import delta, iceberg, objects, parquet, sql
 from isthmus.transforms.tables.reaching import reaching
-from isthmus.transforms.tables.table import Table, Within
+from isthmus.transforms.tables.table import SourceTable, Within
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,7 +45,7 @@ Options: TypeAlias = Mapping[str, str]
 _NONE: Options = {}
 _PACKAGE = "package:"
 _READ_AS_TEXT = "correct the cell; or read the column as text, types={{{!r}: String}}, and convert it in the transform"
-_REPAIR = "bring the complete file there, or correct the source's path"
+_REPAIR = "restore the complete file, or correct the source's path"
 _NAMES = {kind: name for name, kind in ARROW.items()}
 _SAIL_NAME, _SAIL_PART = re.compile(r"ObjectName\(\[.*?\]\)"), re.compile(r'Identifier\("(.*?)"\)')
 _UNREAD = re.compile(r"[\\|]|%[0-9A-Fa-f]{2}|" + UNPRINTED.pattern)
@@ -54,16 +54,16 @@ _STACK = "Traceback (most recent call last):"
 
 
 class NoRowsError(DataError):
-    """A source that holds no row yet."""
+    """The source has no rows yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """The rows of a table or a query, as a build reads them.
+    """The rows of a table or query at the start of a build.
 
     Attributes:
-        file: Parquet.
-        content: a fingerprint of all rows of that moment; None if the database has none.
+        file: Parquet file.
+        content: fingerprint of all rows at that time; None if the database has no fingerprint.
     """
 
     file: Path
@@ -71,41 +71,39 @@ class Landed:
 
 
 def lands(source: Source, *, cluster: bool = False) -> bool:
-    """Whether its rows are brought here before an engine reads them. A cluster reads the files of URLs itself."""
+    """Return whether rows are copied here before an engine reads them. A cluster reads files at URLs itself."""
     return not source.path or (source.path.startswith(objects.SCHEMES) and not cluster)
 
 
 def land(source: Source, root: Path, within: Within, folder: Path, options: Options = _NONE) -> Landed:
-    """Writes the rows whose `timestamp` lies within to a folder, of a source that `lands`.
+    """Copy the rows whose `timestamp` lies within a range to a Parquet file in `folder`, if the source `lands`.
 
-    Nothing that happens to the table from then on changes them. The `options` are those of object storage.
+    Later changes of the table do not affect the copy. `options` are the storage options.
 
     Raises:
         ConfigurationError: the variable with the address is not set, or a declared time column is missing or has no
             time zone.
-        DataError: it is not there, is damaged, holds no row, or has a column that engines do not read.
-        DependencyError: the database or the catalog does not answer, or its library is not installed.
+        DataError: the table is missing, damaged or empty, or has a column type that engines do not read.
+        DependencyError: the database or catalog does not answer, or its library is not installed.
     """
     file = folder / f"{source.name}.parquet"
     with _opened(source, root, options) as table:
         _check_times(source, _spark_types(table.schema))
         rows = parquet.write(source.name, table, source.timestamp, _whole_seconds(within), file)
         if rows == 0 and not any(map(len, table.batches(None, None))):
-            raise NoRowsError(
-                f"source {source.name}", f"{table.place} holds no row", remedy="bring the data there before a build"
-            )
+            raise NoRowsError(f"source {source.name}", f"{table.place} has no rows", remedy="add data before a build")
         return Landed(file, _hash(table.version))
 
 
 def read(spark: "SparkSession", source: Source, root: Path, staging: Path, landed: Landed | None = None) -> "DataFrame":
-    """The DataFrame of a source. Relative paths start from `root`; `staging` is for the Parquet files of CSV files.
+    """Return the DataFrame of a source. Relative paths start from `root`; CSV files are converted in `staging`.
 
-    A table or a query is read from where it has `landed`; without that the frame has its columns and no row.
+    For a table or query, pass its `landed` rows; without them, the frame has its columns and no rows.
 
     Raises:
         ConfigurationError: the file is missing, or a declared time column is missing or has no time zone.
         DataError: the file is empty or damaged, or the engine cannot read it.
-        DependencyError: the Python package with the file is not installed, or the engine does not reach the file.
+        DependencyError: the Python package with the file is not installed, or the engine cannot open the file.
     """
     from pyspark.errors import PySparkException
 
@@ -125,34 +123,35 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path, lande
         raise DataError(f"source {source.name}", problem, remedy=_REPAIR) from error
     if not types:
         # For Sail, a URL without a file is a table without columns.
-        problem = f"{place} cannot be read by the engine (there is nothing)"
+        problem = f"{place} cannot be read by the engine (nothing found)"
         raise DataError(f"source {source.name}", problem, remedy=_REPAIR)
     _check_times(source, types)
     return frame
 
 
 def require_readable(source: Source, root: Path, staging: Path) -> None:
-    """Checks a local source as `read` does, as far as that needs no engine."""
+    """Check a local source as `read` does, as far as possible without an engine."""
     from pyarrow.parquet import read_schema
 
     file = _parquet(source, root, staging) if source.path else _columns(source, root, staging)
-    # Which columns a folder has is for the engine to say: its files may differ.
+    # Only the engine knows the columns of a folder, since its files may differ.
     if file.is_file():
         _check_times(source, _spark_types(read_schema(file)))
 
 
 def columns(source: Source, root: Path) -> dict[str, str]:
-    """Return the columns of a local source with their types, in a declaration's words where it has one.
+    """Return the types of a local source's columns, in the names used by declarations where possible.
 
-    Raises:
-        IsthmusError: as for `read`, as far as no row needs to be read.
+    Raises the errors of `read`, as far as no row needs to be read.
     """
     if source.path:
         path = _locate(source, root)
         if path.is_file() and source.csv:
             schema = CsvFile(path, f"source {source.name}", source.column_types, name=str(path)).schema
         else:
-            schema = parquet.Files(source.name, str(path), None, parquet.fragments_of(str(path)), _folder(path)).schema
+            schema = parquet.ParquetFiles(
+                source.name, str(path), None, parquet.fragments_of(str(path)), _folder(path)
+            ).schema
     else:
         with _opened(source, root, _NONE) as table:
             schema = parquet.schema(source.name, table)
@@ -160,9 +159,9 @@ def columns(source: Source, root: Path) -> dict[str, str]:
 
 
 def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFrame":
-    """The rows of a source whose `timestamp` lies in [first, end), in microseconds.
+    """Keep the rows of a source whose `timestamp` lies in [first, end), in microseconds.
 
-    Rows without a time stay, and so do all rows of a source that declares no such column.
+    Rows without a time are kept. Without a declared `timestamp` column, all rows are kept.
     """
     if source.timestamp is None:
         return frame
@@ -172,10 +171,9 @@ def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFra
 
 
 def content(source: Source, root: Path, options: Options = _NONE) -> str | None:
-    """A fingerprint of a source: of its files' names, sizes and modification times, or a version of its table.
+    """Return a fingerprint of a source: names, sizes and modification times of its files, or its table's version.
 
-    It is None for a query of a server without `version_sql`, and for files at a URL that no storage has: their content
-    cannot be known.
+    Return None if the content cannot be known: a server's query without `version_sql`, or files at an unsupported URL.
     """
     if source.sql:
         return _hash(sql.version(source, root))
@@ -187,29 +185,29 @@ def content(source: Source, root: Path, options: Options = _NONE) -> str | None:
     path = _locate(source, root)
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     stats = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    # Other types are other rows. Without this, tables from guessed types of earlier versions would count as current.
+    # Include the types. Otherwise, tables from types guessed by earlier versions would count as current.
     return _hash(repr([*stats, _types(source)] if source.csv else stats))
 
 
 @contextmanager
-def _opened(source: Source, root: Path, options: Options) -> Iterator[Table]:
+def _opened(source: Source, root: Path, options: Options) -> Iterator[SourceTable]:
     if source.path:
-        with objects.opened(source, options) as table:
+        with objects.open_table(source, options) as table:
             yield table
     elif source.delta:
         url = is_url(source.delta)
         place = require_delta(
             f"source {source.name}", source.delta if url else str(root / source.delta), "rename the folder of the table"
         )
-        with delta.opened(source, place, options if url else {}) as table:
+        with delta.open_table(source, place, options if url else {}) as table:
             yield table
     else:
-        with iceberg.opened(source) if source.iceberg else sql.opened(source, root) as table:
+        with iceberg.open_table(source) if source.iceberg else sql.open_table(source, root) as table:
             yield table
 
 
 def _columns(source: Source, root: Path, staging: Path) -> Path:
-    """The Parquet file with the columns of a table, and no row."""
+    """Write a Parquet file with the columns of a table and no rows; return its path."""
     with _opened(source, root, _NONE) as table:
         columns = parquet.schema(source.name, table)
     file = staging / f"{source.name}-{_hash(str(columns))}.parquet"
@@ -219,7 +217,7 @@ def _columns(source: Source, root: Path, staging: Path) -> Path:
 
 
 def _whole_seconds(within: Within) -> Within:
-    # Spark writes the statistics of a file in milliseconds, cut off: a range within one would miss the file.
+    # Spark truncates a file's statistics to milliseconds: a range within one millisecond would miss the file.
     second = 1_000_000
     return within and (within[0] // second * second, -(-within[1] // second) * second)
 
@@ -236,7 +234,7 @@ def _spark_types(schema: pa.Schema) -> dict[str, str]:
 
 
 def first_line(error: BaseException) -> str:
-    """The message of an engine's error, without the plans and stacks around it."""
+    """Return the message of an engine's error, without plans and stacks."""
     lines = str(error).strip().splitlines()
     if _STACK in lines:
         # The stack of a Python worker ends with the exception.
@@ -245,7 +243,7 @@ def first_line(error: BaseException) -> str:
 
 
 def failing_line(error: BaseException, function: Callable[..., Any] | None) -> str:
-    """` in line 7`: where in its file a function failed; empty if it failed before its first line."""
+    """Return ` in line 7`, where a function failed in its file; empty if it failed before its first line."""
     file = inspect.unwrap(function).__code__.co_filename if function else None
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f" in line {lines[-1]}" if lines else ""
@@ -259,20 +257,20 @@ def _named(name: re.Match[str]) -> str:
 def _parquet(source: Source, root: Path, staging: Path) -> Path:
     path = file = _locate(source, root)
     if (path / "_delta_log").is_dir():
-        # Read as Parquet, it would have the rows that were deleted, too.
+        # Read as Parquet, it would include deleted rows.
         problem = Problem(f"source {source.name}", f"{path} is a Delta table", f'delta="{source.path}"')
         raise ConfigurationError("definitions.py", [problem], remedy="name it with delta= instead of path=")
-    # Users know the file by its own path, not by that of its staged form.
+    # Messages show the original path, not the staged file.
     where = f"source {source.name}"
     if is_csv := path.is_file() and source.csv:
         file = _stage(source, path, staging)
     try:
-        files = parquet.Files(source.name, str(path), None, parquet.fragments_of(str(file)), _folder(path))
+        files = parquet.ParquetFiles(source.name, str(path), None, parquet.fragments_of(str(file)), _folder(path))
         rows = files.rows
     except (pa.ArrowException, OSError) as error:
         raise DataError(where, f"{path} cannot be read as Parquet ({first_line(error)})", remedy=_REPAIR) from error
     if rows == 0:
-        raise NoRowsError(where, f"{path} holds no row", remedy="bring the data there before a build")
+        raise NoRowsError(where, f"{path} has no rows", remedy="add data before a build")
     if is_csv:
         return file
     if files.uniform:
@@ -294,8 +292,8 @@ def _folder(path: Path) -> str:
 def _plainly_named(source: Source, path: Path, files: Sequence[str], staging: Path) -> Path:
     """Return the path of the Parquet files, or of a folder with links to them that every engine can read.
 
-    Sail skips files of a folder whose names have a "=", and reads a backslash, "%2F" or a "|" at the end as a slash.
-    Apache Spark opens no file with a ":". Both skip a file that begins with "_" or ".", also where it is named.
+    Sail skips files of a folder whose names contain "=", and reads a backslash, "%2F" or a final "|" as a slash. Apache
+    Spark cannot open files with ":". Both skip files that start with "_" or ".", even if named explicitly.
     """
     single = path.is_file()
     if not _UNREAD.search(str(path)) and not any(
@@ -323,7 +321,7 @@ def _locate(source: Source, root: Path) -> Path:
         except (ImportError, ValueError):
             spec = None
         if spec is None or not spec.submodule_search_locations:
-            problem = f"the Python package {name}, which holds its file, is not installed"
+            problem = f"the Python package {name}, which contains its file, is not installed"
             remedy = f"install it with: pip install {name}"
             raise DependencyError(f"source {source.name}", problem, remedy=remedy)
         path = Path(spec.submodule_search_locations[0]) / rest
@@ -331,9 +329,9 @@ def _locate(source: Source, root: Path) -> Path:
         path = root / source.path
     if not path.exists():
         there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        found = f"there is no {path}{nearest(path.name, there)}"
-        missing = Problem(f"source {source.name}", found, "an existing file or folder")
-        raise ConfigurationError("definitions.py", [missing], remedy="correct its path or bring the file there")
+        problem = f"{path} not found{nearest(path.name, there)}"
+        missing = Problem(f"source {source.name}", problem, "an existing file or folder")
+        raise ConfigurationError("definitions.py", [missing], remedy="correct its path, or create the file")
     return path
 
 

@@ -243,7 +243,7 @@ def test_what_is_declared_is_found_by_name() -> None:
     ({"carrier": Embed(width=0)}, "expected a size and a width of at least 1"),
     ({"carrier": Hashed(buckets=0)}, "expected a size, buckets and a width of at least 1"),
     ({"carrier": Hashed(width=0)}, "expected a size, buckets and a width of at least 1"),
-    ({"carrier": Ordinal(("a", "a"))}, "expected at least one word, each once, none of them empty"),
+    ({"carrier": Ordinal(("a", "a"))}, "expected at least one word, without duplicates or empty texts"),
     ({"carrier": Ordinal(())}, "expected at least one word"),
     ({"carrier": Ordinal(("", "a"))}, "expected at least one word"),
     ({"carrier": Ordinal(cast("Any", "low"))}, "expected at least one word"),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from isthmus.features.days import Days
 from isthmus.features.offline import spool
-from isthmus.features.offline.spool import Spool
+from isthmus.features.offline.spool import DaySpool
 from tests.features.support import DAY, times
 
 
@@ -30,7 +30,7 @@ def _table(days: list[int], seed: int) -> pa.Table:
 def test_rows_come_back_by_day(batches: list[list[int]], limit: int, group: int, first: int) -> None:
     tables = [_table(days, n) for n, days in enumerate(batches)]
     rows = [row for table in tables for row in table.to_pylist()]
-    with pytest.MonkeyPatch.context() as patch, Spool(limit) as found:
+    with pytest.MonkeyPatch.context() as patch, DaySpool(limit) as found:
         patch.setattr(spool, "GROUP", group)
         for table in tables:
             found.add(table)
@@ -48,7 +48,7 @@ def test_what_is_beyond_the_limit_lies_on_disk_until_the_end(tmp_path: Path, mon
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     rows = _table([n % 7 for n in range(5000)], 1)
     before = pa.total_allocated_bytes()
-    with Spool(limit=10_000) as found:
+    with DaySpool(limit=10_000) as found:
         for start in range(0, 5000, 50):
             found.add(rows.slice(start, 50))
         files = list(tmp_path.rglob("*.arrow"))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from isthmus.features.errors import ContractMismatch, DataError
 from isthmus.features.offline.history import table_schema
-from isthmus.features.offline.store import OfflineStore, Written
+from isthmus.features.offline.store import OfflineStore, TableWrite
 from isthmus.features.types import Array, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.features.values.rows import RowCodec
 from tests.features.support import ALL, columns_of, make_view, same_bits, table, times, values_of
@@ -63,7 +63,7 @@ def store(tmp_path: Path) -> OfflineStore:
 
 
 def test_what_is_written_is_read_sorted_with_content_hashes(store: OfflineStore) -> None:
-    assert store.write(store.prepare(VIEW, _plain(_rows()))) == Written(20, 20, 0, changed=True)
+    assert store.write(store.prepare(VIEW, _plain(_rows()))) == TableWrite(20, 20, 0, changed=True)
     found = _read(store)
     assert found.schema.equals(table_schema(VIEW))
     assert same_bits(found, table(VIEW, _sorted(_rows())))
@@ -74,7 +74,7 @@ def test_the_same_rows_are_not_written_again(store: OfflineStore) -> None:
     rows = _rows()
     store.write(store.prepare(VIEW, _plain(rows)))
     before = _files(Path(store.root))
-    assert store.write(store.prepare(VIEW, _plain(rows))) == Written(20, 0, 0, changed=False)
+    assert store.write(store.prepare(VIEW, _plain(rows))) == TableWrite(20, 0, 0, changed=False)
     random.Random(3).shuffle(rows)
     shuffled = _plain(rows)
     variants = [
@@ -89,7 +89,7 @@ def test_the_same_rows_are_not_written_again(store: OfflineStore) -> None:
         ),
     ]
     for variant in variants:
-        assert store.write(store.prepare(VIEW, variant)) == Written(20, 0, 0, changed=False)
+        assert store.write(store.prepare(VIEW, variant)) == TableWrite(20, 0, 0, changed=False)
     assert _files(Path(store.root)) == before
 
 
@@ -107,22 +107,22 @@ def test_shuffled_rows_make_the_same_table(tmp_path: Path) -> None:
 
 def test_no_rows(store: OfflineStore) -> None:
     empty = _plain([])
-    assert store.write(store.prepare(VIEW, empty)) == Written(0, 0, 0, changed=True)
+    assert store.write(store.prepare(VIEW, empty)) == TableWrite(0, 0, 0, changed=True)
     no_chunks = pa.table({name: pa.chunked_array([], empty[name].type) for name in empty.column_names})
-    assert store.write(store.prepare(VIEW, no_chunks)) == Written(0, 0, 0, changed=False)
+    assert store.write(store.prepare(VIEW, no_chunks)) == TableWrite(0, 0, 0, changed=False)
     assert len(_read(store)) == 0
-    assert store.write(store.prepare(VIEW, _plain(_rows(1)))) == Written(1, 1, 1, changed=True)
-    assert store.write(store.prepare(VIEW, empty)) == Written(0, -1, 2, changed=True)
+    assert store.write(store.prepare(VIEW, _plain(_rows(1)))) == TableWrite(1, 1, 1, changed=True)
+    assert store.write(store.prepare(VIEW, empty)) == TableWrite(0, -1, 2, changed=True)
 
 
 def test_any_change_is_a_new_version_and_the_old_one_stays(store: OfflineStore) -> None:
     store.write(store.prepare(VIEW, _plain(_rows())))
     negative_zero = _rows()
     negative_zero[0]["a"] = -0.0
-    assert store.write(store.prepare(VIEW, _plain(negative_zero))) == Written(20, 0, 1, changed=True)
-    assert store.write(store.prepare(VIEW, _plain(_rows(25)))) == Written(25, 5, 2, changed=True)
+    assert store.write(store.prepare(VIEW, _plain(negative_zero))) == TableWrite(20, 0, 1, changed=True)
+    assert store.write(store.prepare(VIEW, _plain(_rows(25)))) == TableWrite(25, 5, 2, changed=True)
     later = [{**row, "_known": row["_known"] + 1} for row in _rows(25)]
-    assert store.write(store.prepare(VIEW, _plain(later))) == Written(25, 0, 3, changed=True)
+    assert store.write(store.prepare(VIEW, _plain(later))) == TableWrite(25, 0, 3, changed=True)
     for version, rows in enumerate([_rows(), negative_zero, _rows(25), later]):
         assert same_bits(_read(store, version), table(VIEW, _sorted(rows)))
         assert store.history(VIEW, version).version == version
@@ -220,7 +220,7 @@ def test_another_contract_is_a_mismatch_until_the_table_is_written_under_it(stor
         store.history(other)
     assert VIEW.hash[:12] in str(caught.value)
     assert other.hash[:12] in str(caught.value)
-    assert store.write(store.prepare(other, _plain(_rows()))) == Written(20, 0, 1, changed=True)
+    assert store.write(store.prepare(other, _plain(_rows()))) == TableWrite(20, 0, 1, changed=True)
     assert same_bits(_read(store, view=other), _read(store, 0))
     with pytest.raises(ContractMismatch):
         store.history(VIEW)
@@ -310,7 +310,7 @@ def test_a_lost_last_commit_is_the_version_before(store: OfflineStore) -> None:
     _log(Path(store.path(VIEW.name))).unlink()
     assert store.history(VIEW).version == 0
     assert len(_read(store)) == 20
-    assert store.write(store.prepare(VIEW, _plain(_rows(21)))) == Written(21, 1, 1, changed=True)
+    assert store.write(store.prepare(VIEW, _plain(_rows(21)))) == TableWrite(21, 1, 1, changed=True)
 
 
 WRITER = """

@@ -173,7 +173,7 @@ def test_the_table_decides_what_was_known_by_its_horizon(
     assert {*zip(*store.keys(_WIDE).values(), strict=True)} == set(stored)
     _write(store, _WIDE, list(offered.values()), horizon=horizon)
     keys = {"k": [key[0] for key in offered], "n": [key[1] for key in offered]}
-    store.remove_others(_WIDE, keys, horizon)
+    store.remove_except(_WIDE, keys, horizon)
     expected = {key: row for key, row in stored.items() if row["_known"] > horizon}
     for key, row in offered.items():
         if key not in expected or _order(row) > _order(expected[key]):

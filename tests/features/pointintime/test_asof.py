@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from isthmus.features import clock
-from isthmus.features.pointintime.asof import Integers, Questions
+from isthmus.features.pointintime.asof import AsOfQueries, Integers
 
 LEAST, GREATEST = -(1 << 63), (1 << 63) - 1
 MOMENTS = st.integers(-4, 4) | st.sampled_from([LEAST, LEAST + 1, -(1 << 62), 1 << 62, GREATEST - 1, GREATEST])
@@ -25,7 +25,7 @@ def _columns(keys: list[Any], *, dictionaries: bool) -> list[pa.ChunkedArray]:
     return [numbers, texts.dictionary_encode() if dictionaries else texts]
 
 
-def _offer(questions: Questions, rows: list[Any], first: int, *, dictionaries: bool = False) -> None:
+def _offer(questions: AsOfQueries, rows: list[Any], first: int, *, dictionaries: bool = False) -> None:
     keys, event, known, _ = zip(*rows, strict=True) if rows else ((), (), (), ())
     columns = _columns(list(keys), dictionaries=dictionaries)
     questions.offer(columns, np.array(event, np.int64), np.array(known, np.int64), first)
@@ -52,7 +52,7 @@ def test_answers_are_the_time_rule_in_whatever_blocks_the_rows_come(
     rows: list[Any], asked: list[Any], cuts: list[int], dictionaries: bool
 ) -> None:
     at = np.array([moment for _, moment in asked], np.int64)
-    questions = Questions(_columns([key for key, _ in asked], dictionaries=False), at, _content(rows))
+    questions = AsOfQueries(_columns([key for key, _ in asked], dictionaries=False), at, _content(rows))
     ends = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
     for first, end in pairwise(ends):
         _offer(questions, rows[first:end], first, dictionaries=dictionaries)
@@ -70,7 +70,7 @@ def test_answers_are_the_time_rule_in_whatever_blocks_the_rows_come(
 def test_of_rows_with_the_same_key_and_times_the_content_decides() -> None:
     rows = [((1, "a"), 0, 0, 6), ((1, "a"), 0, 0, 5), ((1, "a"), 0, 0, 7)]
     for cut in range(4):
-        questions = Questions(_columns([(1, "a")], dictionaries=False), np.array([0]), _content(rows))
+        questions = AsOfQueries(_columns([(1, "a")], dictionaries=False), np.array([0]), _content(rows))
         _offer(questions, rows[:cut], 0)
         _offer(questions, rows[cut:], cut)
         assert questions.answers()[0].tolist() == [2]
@@ -79,7 +79,7 @@ def test_of_rows_with_the_same_key_and_times_the_content_decides() -> None:
 def test_many_sparse_composite_keys_stay_apart() -> None:
     chance = np.random.default_rng(0)
     parts = [chance.integers(-(1 << 60), 1 << 60, 9000) for _ in range(3)]
-    questions = Questions([pa.chunked_array([part]) for part in parts], np.full(9000, 10), _content([]))
+    questions = AsOfQueries([pa.chunked_array([part]) for part in parts], np.full(9000, 10), _content([]))
     order = chance.permutation(9000)
     zeros, ones = np.zeros(9000, np.int64), np.ones(9000, np.int64)
     shuffled = [pa.chunked_array([part[order]]) for part in parts]

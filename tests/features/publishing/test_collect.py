@@ -31,7 +31,7 @@ from isthmus.features.offline.pushes import PushLog
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online import pushes
 from isthmus.features.online.pushes import APPEND, Entry, appended, require_room, stream, waiting
-from isthmus.features.publishing.collect import Collected, collect, stored
+from isthmus.features.publishing.collect import CollectedPushes, collect, stored
 from isthmus.features.redis.connection import answering, connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.redis.pipeline import Client, ask, run
@@ -140,7 +140,7 @@ def left(client: Client, store: OfflineStore) -> list[Entry]:
     return entries[1:] if entries and entries[0].place == last else entries
 
 
-def brought(client: Client, store: OfflineStore, **options: Any) -> Collected:
+def brought(client: Client, store: OfflineStore, **options: Any) -> CollectedPushes:
     return collect(client, PROJECT, store, VIEW.table, [VIEW], **options)
 
 
@@ -201,7 +201,7 @@ def test_history_is_what_builds_compute_and_all_that_was_pushed(
                         client.xadd(stream(PROJECT, VIEW.table), fields, id=f"0-{number}")
                 case "collect":
                     assert (brought(client, store, lot=2).lost_after is None) == intact
-                    assert brought(client, store) == Collected()
+                    assert brought(client, store) == CollectedPushes()
                     if store.commit(VIEW) is not None:
                         assert history(store) == oracle.history()
     assert history(store) == oracle.history()
@@ -234,7 +234,7 @@ def test_a_build_keeps_what_only_a_push_knew_and_says_what_it_replaces(store: Of
     build(store, [(0, 0, 0, 1)])
     base = store.base(VIEW)
     push(client, [(0, 0, 0, 1), (1, 5, 6, 2), (2, DAY, DAY, 3)])
-    assert brought(client, store) == Collected(3, 3, 2)
+    assert brought(client, store) == CollectedPushes(3, 3, 2)
     assert store.base(VIEW) == base != store.fingerprint(VIEW), "nothing of what the build has left is outdated"
     written = build(store, [(0, 0, 0, 1), (1, 5, 6, 2)])
     assert (written.pushed, written.replaced, written.rows, written.changed) == (1, 2, 3, False)
@@ -258,7 +258,7 @@ def test_a_push_with_the_times_of_a_row_is_added_or_outdone_as_the_time_rules_sa
 
 def test_a_push_before_there_is_a_table_waits_in_the_log(store: OfflineStore, client: Client) -> None:
     push(client, [(1, 5, 6, 2)])
-    assert brought(client, store) == Collected(1, 1, 0)
+    assert brought(client, store) == CollectedPushes(1, 1, 0)
     assert store.commit(VIEW) is None
     assert build(store, []).pushed == 1
     assert list(history(store)) == [(1, 5, 6)]
@@ -270,7 +270,7 @@ def test_a_table_of_another_contract_gets_the_rows_by_its_next_build(store: Offl
         store.write(ready)
     push(client, [(1, 5, 6, 2)])
     push(client, [(2, 5, 6, 2)], earlier)
-    assert collect(client, PROJECT, store, VIEW.table, [VIEW, earlier]) == Collected(2, 2, 2)
+    assert collect(client, PROJECT, store, VIEW.table, [VIEW, earlier]) == CollectedPushes(2, 2, 2)
     assert len(store.history(earlier).table()) == 3
     assert build(store, []).pushed == 2
     rows = store.history(VIEW).table().select(["k", "a", "b"]).sort_by("k").to_pylist()
@@ -290,7 +290,7 @@ def test_many_small_collections_leave_few_files(store: OfflineStore, client: Cli
 def test_too_many_that_wait_are_refused_all_of_them(store: OfflineStore, client: Client) -> None:
     push(client, [(n, n, n, n) for n in range(3)], limit=4)
     with pytest.raises(
-        DependencyError, match=r"history of traffic: 3 pushed rows wait for it, and 2 more are too many"
+        DependencyError, match=r"history of traffic: 3 pushed rows wait for it; 2 more exceed the limit"
     ):
         push(client, [(n, n, n, n) for n in range(2)], limit=4)
     assert brought(client, store).rows == 3
@@ -330,7 +330,7 @@ def test_what_cannot_be_read_is_set_aside_and_keeps_no_row_waiting(store: Offlin
     assert (result.rows, result.aside, result.why) == (len(planted), len(planted), "is not a row")
     assert len(history(store)) == 1 + len(planted)
     assert [fields for _, fields in entries(client, pushes.aside(PROJECT, VIEW.table))] == [*planted.values()]
-    assert brought(client, store) == Collected()
+    assert brought(client, store) == CollectedPushes()
     # Once its definition is known again, a row that was set aside is brought.
     pushes.put_back(client, PROJECT, VIEW.table)
     result = collect(client, PROJECT, store, VIEW.table, [VIEW, replace(VIEW, code="2")])
@@ -385,7 +385,7 @@ def test_a_clock_of_redis_that_jumps_loses_no_row_and_stops_nothing(
     assert waits.rows == 5
     assert brought(client, store).rows == 5
     push(client, [(6, 5, 6, 2)])
-    assert brought(client, store) == Collected(1, 1, 1)
+    assert brought(client, store) == CollectedPushes(1, 1, 1)
     assert [k for k, *_ in sorted(history(store))] == [0, 1, 2, 3, 4, 5, 6]
     last = PushLog(store.root, VIEW.table).last()
     assert abs(pushes.moment(last) / 1e6 - time.time()) < 60, "ids go by the clock again"
@@ -399,7 +399,7 @@ def test_more_rows_than_a_millisecond_may_have_are_collected(store: OfflineStore
     push(client, [(n, 5, 6, 2) for n in range(4, 7)])
     assert brought(client, store, lot=2).rows == 4
     push(client, [(7, 5, 6, 2)])
-    assert brought(client, store) == Collected(1, 1, 1)
+    assert brought(client, store) == CollectedPushes(1, 1, 1)
 
 
 def test_entries_that_cannot_be_given_other_ids_stay(store: OfflineStore, client: Client) -> None:
@@ -441,7 +441,7 @@ def test_a_first_row_that_is_in_the_log_alone_reaches_the_table(store: OfflineSt
         commit.write_bytes(whole)
         assert PushLog(store.root, VIEW.table).last() == waiting(client, PROJECT, VIEW.table, 9)[-1].place
         assert brought(client, store).added == 1
-        assert brought(client, store) == Collected()
+        assert brought(client, store) == CollectedPushes()
         assert len(history(store)) == 1 + rows
         client.flushall()
         commit = max(Path(store.path(VIEW.table)).rglob("*.json"))
@@ -453,7 +453,7 @@ def test_a_collection_whose_table_cannot_be_written_is_run_again(store: OfflineS
     push(client, [(1, 5, 6, 2)])
     table = Path(store.path(VIEW.table))
     (table / "event_day=1970-01-01").write_text("in the way")
-    with pytest.raises(DataError, match=r"offline table of traffic: .* cannot be written .*then run it again$"):
+    with pytest.raises(DataError, match=r"offline table of traffic: .* cannot be written .*then try again$"):
         brought(client, store)
     (table / "event_day=1970-01-01").unlink()
     assert brought(client, store).added == 1
@@ -470,7 +470,7 @@ def test_a_run_ends_though_pushes_go_on(store: OfflineStore, client: Client, mon
         return real(*arguments)
 
     monkeypatch.setattr(pushes, "trim", trim)
-    assert brought(client, store, lot=2) == Collected(3, 3, 3)
+    assert brought(client, store, lot=2) == CollectedPushes(3, 3, 3)
     assert len(left(client, store)) == 2
     assert brought(client, store).added == 2
 
@@ -483,7 +483,7 @@ def test_what_another_machine_has_collected_is_not_lost(
     push(client, [(0, 5, 6, 2)])
     brought(client, store)
     push(client, [(1, 5, 6, 2), (2, 5, 6, 2)])
-    real, turns, other = pushes.holds, iter([True]), list[Collected]()
+    real, turns, other = pushes.holds, iter([True]), list[CollectedPushes]()
 
     def holds(*arguments: Any) -> bool:
         if next(turns, False):
@@ -491,8 +491,8 @@ def test_what_another_machine_has_collected_is_not_lost(
         return real(*arguments)
 
     monkeypatch.setattr(pushes, "holds", holds)
-    assert brought(client, store) == Collected()
-    assert other == [Collected(2, 2, 2)]
+    assert brought(client, store) == CollectedPushes()
+    assert other == [CollectedPushes(2, 2, 2)]
     assert len(history(store)) == 3
 
 
@@ -504,17 +504,17 @@ def test_ids_rise_whatever_the_clock_does(store: OfflineStore, client: Client) -
     push(client, [(1, 5, 6, 2), (1, 5, 7, 2)])
     first, second = waiting(client, PROJECT, VIEW.table, 9)
     assert second.place == first.place + 1 == (((1 << 41) - 9) << 22) + 9
-    assert brought(client, store) == Collected(2, 2, 2)
-    lost = Collected(2, 1, 1, lost_after=((1 << 41) - 9) * 1000)
+    assert brought(client, store) == CollectedPushes(2, 2, 2)
+    lost = CollectedPushes(2, 1, 1, lost_after=((1 << 41) - 9) * 1000)
     client.flushall()
     push(client, [(2, 5, 6, 2), (1, 5, 7, 2)])
     assert brought(client, store) == lost, "its ids are lower, so rows are looked up by what they say"
     push(client, [(3, 5, 6, 2)])
-    assert brought(client, store) == Collected(1, 1, 1), "ids go on from where they were"
+    assert brought(client, store) == CollectedPushes(1, 1, 1), "ids go on from where they were"
     assert len(history(store)) == 4
     client.flushall()
     assert brought(client, store).lost_after == lost.lost_after
-    assert brought(client, store) == Collected(), "which is said once"
+    assert brought(client, store) == CollectedPushes(), "which is said once"
 
 
 def test_a_redis_that_goes_in_the_middle_loses_nothing(tmp_path: Path) -> None:

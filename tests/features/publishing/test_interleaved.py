@@ -30,7 +30,7 @@ _COMMANDS = (
     "missing",
     "write",
     "remove",
-    "remove_others",
+    "remove_except",
     "servers",
 )
 

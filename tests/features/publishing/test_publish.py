@@ -25,7 +25,7 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.scripts import ANNOUNCE, MANY, announced, suspects
 from isthmus.features.online.store import LEASE_SECONDS, OnlineStore
 from isthmus.features.publishing.diff import RowsDiff
-from isthmus.features.publishing.publish import Materialized, publish
+from isthmus.features.publishing.publish import Publication, publish
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.pipeline import Client, run
 from isthmus.features.types import Float32, Int64, String
@@ -106,7 +106,7 @@ class World:
         self.table = table
         self.offline.write(self.offline.prepare(self.view, history_of(table)))
 
-    def publish(self, *, full: bool = False) -> Materialized:
+    def publish(self, *, full: bool = False) -> Publication:
         return publish(self.store, self.url, self.offline, self.offline.history(self.view), lambda: self.now, full=full)
 
     def push(self, key: int, row: Row, accepted: int | None = None) -> None:
@@ -377,7 +377,7 @@ def _files(world: World) -> str:
 def test_runs_at_once_wait_for_each_other(world: World, url: str) -> None:
     world.now = 20
     world.write({key: [(15, 15, key + 1)] for key in range(2000)})
-    done: list[Materialized] = []
+    done: list[Publication] = []
 
     def run() -> None:
         with connect(url) as own:

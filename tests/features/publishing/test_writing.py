@@ -199,7 +199,7 @@ def _materialize(url: str, start: Any) -> None:
         start.wait()
         for _ in range(5):
             _write(client, rows, HORIZON)
-            OnlineStore(client, CONTRACT).remove_others(VIEW, {"k": [row["k"] for row in rows]}, HORIZON)
+            OnlineStore(client, CONTRACT).remove_except(VIEW, {"k": [row["k"] for row in rows]}, HORIZON)
 
 
 @pytest.mark.parametrize("where", [_one_server, pytest.param(_cluster, marks=pytest.mark.accept)])

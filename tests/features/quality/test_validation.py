@@ -14,7 +14,7 @@ from isthmus.features import clock
 from isthmus.features.definition.compile import compile_contract
 from isthmus.features.definition.expectations import Expectation
 from isthmus.features.quality.statistics import view_statistics
-from isthmus.features.quality.validation import Finding, Reference, check
+from isthmus.features.quality.validation import Finding, ReferenceStatistics, check
 from isthmus.features.types import Array, Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.features.values.arrow import ARROW
 from tests.features.support import DAY, make_view
@@ -110,8 +110,8 @@ def test_expectations_are_no_part_of_the_contract() -> None:
 
 
 GOOD_AND_BAD: list[tuple[Expectation, str, list[Any], list[Any], str]] = [
-    (Expect.present("n"), "n", [1, 2], [1, None], "1 of 2 rows have none"),
-    (Expect.present("n", share=0.5), "n", [1, None], [1, None, None], "2 of 3 rows have none"),
+    (Expect.present("n"), "n", [1, 2], [1, None], "1 of 2 rows have no value"),
+    (Expect.present("n", share=0.5), "n", [1, None], [1, None, None], "2 of 3 rows have no value"),
     (Expect.between("n", 0, 9), "n", [0, 9, None], [5, 10], "1 of 2 rows do not fit"),
     (Expect.between("n", 0, 1e6), "n", [7], [-1], "1 of 1 rows do not fit"),
     (Expect.between("n", -(1 << 70), 1 << 70), "n", [7], [], ""),
@@ -126,8 +126,8 @@ GOOD_AND_BAD: list[tuple[Expectation, str, list[Any], list[Any], str]] = [
     (Expect.one_of("x", [0.1]), "x", [0.1], [0.2], "1 of 1 rows"),
     (Expect.one_of("f", [True]), "f", [True, None], [False], "1 of 1 rows"),
     (Expect.one_of("t", [clock.moment(5)]), "t", [5], [6], "1 of 1 rows"),
-    (Expect.unique("s"), "s", ["a", "b", None, None], ["a", "b", "a"], "1 values stand in 2 rows"),
-    (Expect.unique("n"), "n", [1, 2], [1, 1, 2, 2, 2], "2 values stand in 5 rows"),
+    (Expect.unique("s"), "s", ["a", "b", None, None], ["a", "b", "a"], "1 values occur in 2 rows"),
+    (Expect.unique("n"), "n", [1, 2], [1, 1, 2, 2, 2], "2 values occur in 5 rows"),
     (Expect.rows(at_least=2, at_most=3), "n", [1, 2], [1, 2, 3, 4], "4 rows"),
     (Expect.fresh(within=timedelta(days=2)), "event_timestamp", [DAY, 8 * DAY], [8 * DAY - 1], "before the project's"),
 ]  # fmt: skip
@@ -168,9 +168,9 @@ def test_rows_are_counted_as_plain_python_counts(values: list[int | None], low: 
     assert found(Expect.present("n", share=0.7), n=values).passed == (len(there) / len(values) >= 0.7)
 
 
-def reference(table: pa.Table, last: int) -> Reference:
+def reference(table: pa.Table, last: int) -> ReferenceStatistics:
     features = view_statistics(VIEW, table, 0, "", until=last).features
-    return Reference(name="late", training_set="abc", last=last, features=features)
+    return ReferenceStatistics(name="late", training_set="abc", last=last, features=features)
 
 
 def test_drift_of_new_rows_is_found_and_named() -> None:
@@ -192,7 +192,7 @@ def test_nothing_is_read_where_nothing_is_expected() -> None:
 
 def test_a_moment_is_told_in_utc() -> None:
     finding = found(Expect.fresh(within=timedelta(hours=1)), event_timestamp=[DAY])
-    assert "the latest event is of 1970-01-02 00:00:00Z, 9 days, 0:00:00 before" in finding.found
+    assert "the latest event is at 1970-01-02 00:00:00Z, 9 days, 0:00:00 before" in finding.found
     future = found(Expect.fresh(within=timedelta(hours=1)), event_timestamp=[NOW + 1, DAY])
     assert (future.passed, future.found) == (False, finding.found)
     assert datetime.fromtimestamp(DAY / 1e6, UTC).day == 2

@@ -120,7 +120,7 @@ def test_keys_are_written_and_read_while_their_slot_moves(client: redis.RedisClu
     assert _read(client) == list(range(0, 2 * ROWS, 2))
     assert _write(client, 3) == WriteCounts(ROWS, ROWS - 1, ROWS)
     assert _read(client) == list(range(0, 3 * ROWS, 3))
-    assert OnlineStore(client, CONTRACT).remove_others(VIEW, {"k": KEYS["k"][:10]}, 50) == ROWS - 10
+    assert OnlineStore(client, CONTRACT).remove_except(VIEW, {"k": KEYS["k"][:10]}, 50) == ROWS - 10
     nodes.begin(slot, target, source)
     nodes.move(there, target, source)  # the key that was kept; Redis leaves out the others
     nodes.end(slot, source)

@@ -51,8 +51,8 @@ def test_all_mistakes_in_data_and_functions_at_once(shop: Shop, project: Open) -
     shop.append(MORE)
     assert problems(shop, project) == [
         (
-            f"source customers: there is no {shop.root}/data/customer.csv (did you mean customers.csv?); expected an "
-            "existing file or folder. Correct its path or bring the file there"
+            f"source customers: {shop.root}/data/customer.csv not found (did you mean customers.csv?); expected an "
+            "existing file or folder. Correct its path, or create the file"
         ),
         (
             "source returns, timestamp: no column 'orderd_at' (did you mean ordered_at?); expected one of cents, "
@@ -61,9 +61,9 @@ def test_all_mistakes_in_data_and_functions_at_once(shop: Shop, project: Open) -
         ),
         (
             "view customer_orders (there): the engine refused it: attribute `cent` is missing from the schema: cannot "
-            "resolve attribute (did you mean cents?); expected columns that there are: orders has customer, store, "
-            "product, ordered_at, delivered_at, cents, weight, distance, late. Correct it, or the data of its "
-            "sources; nothing was written"
+            "resolve attribute (did you mean cents?); expected an existing column: orders has customer, store, "
+            "product, ordered_at, delivered_at, cents, weight, distance, late. Correct it, or its sources' "
+            "data; nothing was written"
         ),
         (
             "view shelf_demand (there): its column 'sold_1d' has type bigint; expected int, because it is declared as "
@@ -71,7 +71,7 @@ def test_all_mistakes_in_data_and_functions_at_once(shop: Shop, project: Open) -
         ),
         (
             "view spent (there): its function failed in there with ZeroDivisionError: division by zero. Correct it, "
-            "or the data of its sources; nothing was written"
+            "or its sources' data; nothing was written"
         ),
         (
             "spine placed (there): its result has no column 'known_at'; expected one of type timestamp. Return it, or "
@@ -103,7 +103,7 @@ def test_other_engines_are_not_started(shop: Shop, project: Open, engine: str) -
     shop.replace('known="delivered_at"', 'known="delivered"')
     shop.replace("data/customers.csv", "data/customer.csv")
     missing, unknown = problems(shop, project)
-    assert missing.startswith(f"source customers: there is no {shop.root}/data/customer.csv")
+    assert missing.startswith(f"source customers: {shop.root}/data/customer.csv not found")
     assert unknown.startswith("source orders, known: no column 'delivered' (did you mean delivered_at?); expected one")
     shop.definitions.write_text(before)
     assert build_problems(project(shop))[0] == []

@@ -291,8 +291,8 @@ def test_unknown_view(built: Shop) -> None:
 def test_missing_data(built: Shop) -> None:
     built.orders.unlink()
     assert refused(built, "build", code=2) == (
-        f"isthmus: definitions.py: source orders: there is no {built.orders}; expected an existing file or folder. "
-        "Correct its path or bring the file there"
+        f"isthmus: definitions.py: source orders: {built.orders} not found; expected an existing file or folder. "
+        "Correct its path, or create the file"
     )
 
 
@@ -310,7 +310,7 @@ def test_half_written_table(built: Shop) -> None:
     assert said.startswith(
         f"isthmus: offline table of shelf_demand: {built.state}/offline/shelf_demand cannot be read ("
     )
-    assert said.endswith("remove that folder and run `isthmus build`, which computes it again")
+    assert said.endswith("remove that folder and run `isthmus build` to recompute it")
 
 
 # --- stopped

@@ -204,5 +204,5 @@ def test_a_build_that_met_the_rows_of_another_is_run_again(shop: Shop) -> None:
         (shop.root / "waits").rmdir()
         said = late.communicate()[1]
     assert "another process wrote to it at the same moment" in said
-    assert "run it again once the other run has ended" in said, "also of a collection"
+    assert "try again after the other run ends" in said, "also of a collection"
     assert follow(shop, "build") == []

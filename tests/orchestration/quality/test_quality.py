@@ -97,7 +97,7 @@ def test_expectations_change_neither_contract_nor_tables(promising: Shop, projec
     ("fault", "sentence"),
     [
         (cents_times(1000), "feature mean_amount_7d: 2,400 of 2,400 rows do not fit, first .* at customer=[0-9]+"),
-        (stale, "view customer_orders: the latest event is of 2024-02-08 .*; expected fresh within 3 days"),
+        (stale, "view customer_orders: the latest event is at 2024-02-08 .*; expected fresh within 3 days"),
         (doubled, "view customer_orders: 7,200 rows; expected rows from 2000 to 5000"),
     ],
 )  # fmt: skip
@@ -283,7 +283,7 @@ def test_a_broken_promise_stops_dagster_before_the_online_store(promising: Shop,
         **dict.fromkeys(VIEWS, True),
         "customer_orders": False,
     }
-    assert "the latest event is of" in str(evaluations["customer_orders"].metadata["found"].value)
+    assert "the latest event is at" in str(evaluations["customer_orders"].metadata["found"].value)
     assert "| orders_7d | Int64 |" in str(evaluations["customer_orders"].metadata["statistics"].value)
     assert not result.success
     assert [e.asset_key for e in result.get_asset_materialization_events()] == []

@@ -14,7 +14,7 @@ from isthmus import training_data
 from isthmus.features import clock
 from isthmus.features.days import Days
 from isthmus.features.online.pushes import stream
-from isthmus.features.publishing.collect import Collected
+from isthmus.features.publishing.collect import CollectedPushes
 from isthmus.features.redis.connection import connect
 from isthmus.orchestration.server.collect import collect
 from isthmus.orchestration.tables.build import build, build_range, outdated_views
@@ -55,7 +55,7 @@ def test_pushed_rows_are_in_the_history_the_verdict_and_training_sets(built: Sho
         assert pushed(http, [0], now - 9 * minute, now - minute, 1) == {"rows": 1, "written": 0}
         counts = collect(project(built))
         assert (counts[VIEW].rows, counts[VIEW].added) == (4, 4)
-        assert collect(project(built))[VIEW] == Collected()
+        assert collect(project(built))[VIEW] == CollectedPushes()
         # By event and known time: not before it was known, and what is older by event time never hides what is newer.
         assert orders_at(built.root, 0, [now, now - minute, now - 2 * minute, now - 2 * minute - 1]) == [
             77, 77, 77, *before,
@@ -120,11 +120,11 @@ def test_a_defect_in_one_table_keeps_no_other_waiting(
 ) -> None:
     done: list[str] = []
 
-    def broken(_client: Any, _project: str, _offline: Any, table: str, _definitions: Any) -> Collected:
+    def broken(_client: Any, _project: str, _offline: Any, table: str, _definitions: Any) -> CollectedPushes:
         done.append(table)
         if len(done) == 1:
             raise OverflowError("a defect")
-        return Collected()
+        return CollectedPushes()
 
     monkeypatch.setattr("isthmus.orchestration.server.collect.collect_table", broken)
     with pytest.raises(OverflowError, match="a defect"):

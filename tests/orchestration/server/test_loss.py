@@ -99,7 +99,7 @@ def test_rows_that_are_gone_are_reported_and_come_back(built: Shop, project: Ope
         before = asked(http)
         assert before.json()["results"][1]["statuses"].count("PRESENT") > 20
         for lose, why in (
-            (emptied, "nothing of what was materialized"),
+            (emptied, "no record of the materialization"),
             (without_a_view, "sampled keys are gone"),
             (without_half, "sampled keys are gone"),
         ):

@@ -18,7 +18,7 @@ from isthmus.features.days import Days
 from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.pushes import PushLog
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.publishing.collect import Collected
+from isthmus.features.publishing.collect import CollectedPushes
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.attribution.attribute import attribute
 from isthmus.orchestration.project import Project
@@ -29,7 +29,7 @@ from isthmus.orchestration.status import status
 from isthmus.orchestration.tables.build import build, build_range, outdated_views
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set
-from isthmus.transforms.tables.iceberg import opened
+from isthmus.transforms.tables.iceberg import open_table
 from tests.features.support import DAY, same_bits
 from tests.objectstore import ACCESS, SECRET, Lossy, ObjectStore, lossy, object_store
 from tests.orchestration.server.served import served
@@ -270,7 +270,7 @@ def test_a_storage_that_goes_while_an_iceberg_table_is_read(
     (tmp_path / "way").mkdir()
     with lossy(storage.port, tmp_path / "way") as way:
         configure(monkeypatch, S3__ENDPOINT=f"http://127.0.0.1:{way.port}")
-        with opened(source) as found:
+        with open_table(source) as found:
             rows = found.batches(None, None)
             seen.append(next(rows))
     with pytest.raises(DependencyError, match=r"warehouse.shop.orders is not available \(.*NETWORK_CONNECTION"):
@@ -303,7 +303,7 @@ def test_pushed_rows_are_there_once_though_the_answer_to_their_commit_is_lost(
             counts = collect(project(built))[VIEW]
             assert way.lost.exists()
             assert (counts.rows, counts.added) == (1, 1)
-            assert collect(project(built))[VIEW] == Collected()
+            assert collect(project(built))[VIEW] == CollectedPushes()
         rows = stored(built, project)[0]
         assert len(rows) == before + 3
         assert {*customers} < set(rows["customer"].to_pylist())

@@ -302,7 +302,7 @@ REFUSED = {
         "arrays of 4 and 2 elements; expected the same size",
     ),
     "an array that is given": (
-        '"second": taste__embedding[1]', '"second": taste__embedding', "gives array<float>; expected a value",
+        '"second": taste__embedding[1]', '"second": taste__embedding', "returns array<float>; expected a value",
     ),
     "a rule for an array": (
         'size=4),\n    ],\n)', 'size=4),\n    ],\n    expectations=[Expect.present("query")],\n)',

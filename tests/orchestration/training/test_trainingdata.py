@@ -93,7 +93,7 @@ def test_a_spine_in_every_form(built: Shop, project: Open, tmp_path: Path, form:
     assert joined.to_pydict() == expected.to_pydict()
     assert {"present", "expired", "not_found"} <= set(joined["customer_orders__status"].to_pylist())
     if form == "reader":
-        with pytest.raises(DataError, match="a stream of batches comes only once"):
+        with pytest.raises(DataError, match="is a stream that was already read"):
             data.table()
     else:
         assert data.reader().read_all().equals(joined)
@@ -221,14 +221,14 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda _: _spine().append_column("customer_facts__city", pa.array(["x"] * 300)),
         "spine: has a column customer_facts__city; expected no column named like a feature",
     ),
-    "no file": (lambda folder: folder / "none.parquet", "spine: there is no file .*none.parquet"),
+    "no file": (lambda folder: folder / "none.parquet", "spine: file .*none.parquet not found"),
     "no query": (lambda _: "UPDATE orders SET late = 0", "no file .*UPDATE .* or a query: one SELECT"),
-    "a text that no file can be called": (lambda _: "UPDATE orders SET" + " late = 0," * 500, "there is no file"),
+    "a text that no file can be called": (lambda _: "UPDATE orders SET" + " late = 0," * 500, "not found"),
     "a damaged file": (_text("PAR1 and then nothing", "spine.parquet"), "spine .*spine.parquet: cannot be read"),
     "a damaged CSV": (_text("customer,event_timestamp\n1\n"), "spine .*spine.csv: row 2 has 1 cells"),
     "a wrong value in a CSV": (
         _text("customer,event_timestamp\nx,2024-01-01T00:00:00Z\n"), "row 2, column customer, is 'x'; expected Int64"),
-    "an empty folder": (lambda folder: folder, "holds no Parquet file"),
+    "an empty folder": (lambda folder: folder, "contains no Parquet file"),
     "another thing": (lambda _: {"customer": [1]}, "spine: is a dict; expected a pyarrow Table"),
     "a mixed column of pandas": (
         lambda _: pd.DataFrame({"customer": [1, "x"]}), "spine: cannot be read .*customer"),
@@ -252,7 +252,7 @@ def test_what_is_said_of_times_and_keys_mends_them(built: Shop, project: Open, t
         return str(caught.value)
 
     rows = pd.DataFrame({"customer": ["1"], "event_timestamp": [datetime(2024, 1, 1)]})  # noqa: DTZ001
-    assert refused(rows).endswith("Give it one; in pandas, pandas.to_datetime(times, utc=True)")
+    assert refused(rows).endswith("Add a time zone; in pandas, pandas.to_datetime(times, utc=True)")
     rows["event_timestamp"] = pd.to_datetime(rows["event_timestamp"], utc=True)
     assert refused(rows) == "spine, customer: has type string; expected int64. Cast it to int64"
     rows["customer"] = rows["customer"].astype("int64")
@@ -349,7 +349,7 @@ def test_what_cannot_be_made_again_says_why(built: Shop, project: Open, tmp_path
     _written(_spine().slice(1), path)
     refused(rf"training set {made.id}: its spine .*spine.parquet holds other rows now: 299 of them; expected the 300")
     path.unlink()
-    refused("the rows of its spine cannot be read .*there is no file")
+    refused("the rows of its spine cannot be read .*not found")
     _written(_spine(), path)
     (kept.path / "_spine.arrow").rename(tmp_path / "kept")
     refused(r"the rows of its spine cannot be read .*_spine.arrow", kept.id)

@@ -152,7 +152,7 @@ def test_verify_names_an_offline_row_that_was_altered(built: Shop, project: Open
 
 def test_verify_finds_an_offline_row_whose_content_is_not_what_was_written(built: Shop, project: Open) -> None:
     alter_born(built)
-    with pytest.raises(DataError, match=r"customer_facts: .*\(1 of 50 rows are not what was written\)"):
+    with pytest.raises(DataError, match=r"customer_facts: .*\(1 of 50 rows differ from what was written\)"):
         verify(project(built), all_keys=True)
 
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tree_sitter import Language, Parser
 
 from isthmus.features.errors import PackageError
-from isthmus.features.request.onnxbytes import UnreadableError
+from isthmus.features.request.onnxbytes import UnreadableGraph
 from isthmus.features.types import TYPES
 from isthmus.features.values.columns import from_python
 from isthmus.package.clients import FOLDER, READER, READERS
@@ -185,7 +185,7 @@ def test_a_pattern_matches_what_it_matches_in_the_runtime(pattern: list[str], te
 
 @pytest.mark.parametrize("pattern", ["a.*", "(?s)a|b", "(?s)[ab]", r"(?s)\d", "(?s)a+", "(?s)a\\"])
 def test_another_pattern_is_not_guessed(pattern: str) -> None:
-    with pytest.raises(UnreadableError, match="RegexFullMatch"):
+    with pytest.raises(UnreadableGraph, match="RegexFullMatch"):
         parts_of(pattern)
 
 

@@ -285,7 +285,7 @@ def test_the_rows_for_the_history_are_in_one_stream(url: str) -> None:
         store = Store(url, Limits())
         try:
             await store.append("flights", view, names, rows, NOW, FLIGHTS)
-            with pytest.raises(DependencyError, match="history of route: 300 pushed rows wait for it, and 1 more"):
+            with pytest.raises(DependencyError, match="history of route: 300 pushed rows wait for it; 1 more"):
                 await store.append("flights", view, names[:1], rows[:1], NOW, FLIGHTS)
         finally:
             await store.close()

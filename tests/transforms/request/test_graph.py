@@ -138,7 +138,7 @@ def test_a_text_that_is_not_ascii_is_named_where_it_is_to_blame() -> None:
 
     where, ascii_alone = (
         "request transform t, field cased: cannot be computed in row 1, where ",
-        "; expected ASCII alone",
+        "; expected only ASCII",
     )
     assert said("é", "b", "ü", 1).startswith(where + "word is 'é'" + ascii_alone)
     assert said("é", "😀", "ü", 1).startswith(where + "word is 'é', other is '😀'" + ascii_alone)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from isthmus.features.request.layout import MASKS, NOTES, Layout, output_name
-from isthmus.features.request.onnxbytes import UnreadableError
+from isthmus.features.request.onnxbytes import UnreadableGraph
 from isthmus.features.values.columns import Values
 from isthmus.package.featurizer.interpreter import Head
 from isthmus.package.featurizer.trace import traced
@@ -105,7 +105,7 @@ def portable() -> Portion:
 def test_a_head_has_all_functions_but_those_of_which_no_standard_says_the_last_bit(portable: Portion) -> None:
     assert len(portable.layout.fields) > 650
     for name in INEXACT:
-        with pytest.raises(UnreadableError, match=r"(Sin|Cos|Pow), of which no standard says the last bit"):
+        with pytest.raises(UnreadableGraph, match=r"(Sin|Cos|Pow), of which no standard says the last bit"):
             Portion([one for one in functions() if _name(one) == name])
 
 

@@ -25,7 +25,7 @@ from isthmus.features.contract.schema import Column, TransformContract, request_
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.request.layout import MASKS, NOTES, Computed, Layout, output_name
 from isthmus.features.request.onerow import OneRow
-from isthmus.features.request.onnxbytes import ELEMENTS, UnreadableError, read
+from isthmus.features.request.onnxbytes import ELEMENTS, UnreadableGraph, read
 from isthmus.features.types import Float64
 from isthmus.features.values.columns import Values, objects
 from isthmus.orchestration.project import Project
@@ -358,7 +358,7 @@ def test_a_graph_with_what_is_not_known_goes_through_the_runtime(case: str) -> N
     change, message = LEFT[case]
     graph = _changed(change)
     layout = Layout.loads(session(graph).get_modelmeta().custom_metadata_map[NOTES])
-    with pytest.raises(UnreadableError, match=message):
+    with pytest.raises(UnreadableGraph, match=message):
         OneRow(graph, layout, session)
     transform = TransformContract("t", (), (request_column("x", Float64),), (Column("y", Float64),), graph)
     computed = RowGraph(transform).run({"x": Values(np.array([0.5]), np.array([True]))})
@@ -380,7 +380,7 @@ def test_many_nodes_of_the_runtime_go_through_it_as_a_whole() -> None:
 def test_arrays_go_through_the_runtime() -> None:
     graph = graph_of({"y": F.col("a")[0]}, {"a": array_of(INT, 3)})
     layout = Layout.loads(session(graph).get_modelmeta().custom_metadata_map[NOTES])
-    with pytest.raises(UnreadableError, match="arrays"):
+    with pytest.raises(UnreadableGraph, match="arrays"):
         OneRow(graph, layout, session)
 
 

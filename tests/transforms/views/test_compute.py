@@ -246,7 +246,7 @@ def test_null_key_or_time(events: "Mapping[str, DataFrame]", column: str) -> Non
     name = {"k": "k", "at": "event_timestamp", "seen": "known_at"}[column]
     nulls = rows()["x"].to_pylist().count(50)
     assert nulls > 0
-    message = rf"view holey.*column {name} is null in {nulls} of 400 rows.*expected no null in keys and times.*Filter"
+    message = rf"view holey.*column {name} is null in {nulls} of 400 rows.*expected no nulls in keys and times.*Filter"
     with pytest.raises(DataError, match=message):
         compute(view(holey), events)
 
@@ -255,7 +255,7 @@ def test_no_rows(events: "Mapping[str, DataFrame]") -> None:
     def nothing(events: DataFrame) -> DataFrame:
         return events.where("x > 1000")
 
-    with pytest.raises(DataError, match=r"returned no row; expected at least one\. Look at its sources and filters"):
+    with pytest.raises(DataError, match=r"returned no rows; expected at least one\. Check its sources and filters"):
         compute(view(nothing), events)
 
 
@@ -295,7 +295,7 @@ def test_a_column_that_no_source_has_is_named_with_those_that_there_are(events: 
         return events.select("k", "no_such_column")
 
     there = ", ".join(events["events"].columns)
-    with pytest.raises(DataError, match=rf"`no_such_column`.*; expected columns that there are: events has {there}\. "):
+    with pytest.raises(DataError, match=rf"`no_such_column`.*; expected an existing column: events has {there}\. "):
         compute(view(lacking), events)
 
 
@@ -362,7 +362,7 @@ def test_a_label_that_was_known_before_the_question_leaks(events: "Mapping[str, 
         known = F.when(F.col("x") == 7, F.col("at") - F.expr("INTERVAL 1 SECOND")).otherwise(F.col("at"))
         return events.select("k", "at", known.alias("seen"), F.lit(1).cast("bigint").alias("y"))
 
-    with pytest.raises(DataError, match=r"spine early: \d+ labels that were known before the question.*may be among"):
+    with pytest.raises(DataError, match=r"spine early: \d+ labels were known before event_timestamp.*may be among"):
         compute_spine(asked(early), COLUMNS, events)
 
 

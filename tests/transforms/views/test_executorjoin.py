@@ -116,9 +116,9 @@ def by_executors(spark: "SparkSession", folder: Path, spine: pa.Table, histories
     executorjoin.join_files(spark, folder / "asked.parquet", files, wanted, folder, status=True, rows=BATCH)
     names = [view.name for view, _ in files]
     lots = in_lots(spine.to_batches(), BATCH)
-    answered = executorjoin.answers(folder, names, len(spine), BATCH)
+    answers = executorjoin.answers(folder, names, len(spine), BATCH)
     return pa.Table.from_batches(
-        [join.answered(rows.combine_chunks().to_batches()[0], one) for rows, one in zip(lots, answered, strict=True)]
+        [join.with_answers(rows.combine_chunks().to_batches()[0], one) for rows, one in zip(lots, answers, strict=True)]
     )
 
 

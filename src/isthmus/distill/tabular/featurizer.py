@@ -8,7 +8,7 @@ from isthmus.distill.tabular.student import Student, core_tensors
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.features.errors import GateFailed
 from isthmus.features.request.layout import VALID, Layout, input_name
-from isthmus.features.request.onnxbytes import UnreadableError
+from isthmus.features.request.onnxbytes import UnreadableGraph
 from isthmus.package.featurizer.form import HEAD, RawInput
 from isthmus.package.featurizer.trace import Source, traced
 from isthmus.package.inputs import ModelInput
@@ -26,7 +26,7 @@ def head(student: Student, request: RequestInputs, inputs: Sequence[ModelInput])
     graph: bytes = model.SerializeToString(deterministic=True)
     try:
         return traced(graph, _sources(inputs), outputs, refused, lambda single: session(single, 1))
-    except UnreadableError as error:
+    except UnreadableGraph as error:
         raise GateFailed(
             HEAD,
             f"a request transform of the student has {error}",

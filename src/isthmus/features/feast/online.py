@@ -36,7 +36,7 @@ from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.lookup import FeastLookup, FeastRows, OnlineRequest, ViewLookup
 from isthmus.features.feast.views import contract_of, layout_of, online_name, project_of
 from isthmus.features.online import record
-from isthmus.features.online.scripts import locked, suspects
+from isthmus.features.online.scripts import lock_key, suspects
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.redis.address import Address
 from isthmus.features.redis.connection import answering, connect
@@ -317,7 +317,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
             client = self._connected(config)
             client.hdel(record.records(project).decode(), *fields)
             for field in fields:
-                client.delete(locked(project, field))
+                client.delete(lock_key(project, field))
                 client.delete(suspects(project, field))
             names = client.scan_iter(match=pattern, count=BATCH, _type="HASH")
             while batch := list(islice(names, BATCH)):

@@ -17,13 +17,12 @@ from isthmus.features.values.rows import RowCodec
 
 
 def declared_schema(view: ViewContract) -> pa.Schema:
-    """The columns that a transform returns: those of the table without the content hash."""
+    """Return the columns that a transform returns: the table's columns without the content hash."""
     schema = table_schema(view)
     return schema.remove(schema.get_field_index("content_hash"))
 
 
 def canonical(view: ViewContract, rows: pa.Table) -> pa.Table:
-    """The rows as they are stored: cast, hashed and sorted."""
     # The content hash covers the stored values, so cast them before.
     rows = cast(view, rows, declared_schema(view))
     columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in view.fields}
@@ -44,21 +43,21 @@ def _identity(view: ViewContract) -> list[str]:
 
 
 def cast(view: ViewContract, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns of the schema, cast to its types without loss."""
+    """Select the columns of the schema and cast them without loss; raise a DataError if they do not fit."""
     columns = []
     for field in schema:
         where = f"view {view.name}, column {field.name}"
         count = rows.column_names.count(field.name)
         if count != 1:
-            raise DataError(where, f"there are {count} columns of this name", expected="one")
+            raise DataError(where, f"there are {count} columns with this name", expected="one")
         column = rows[field.name]
         if not field.nullable and column.null_count:
-            raise DataError(where, f"{column.null_count} nulls", expected="no null")
+            raise DataError(where, f"{column.null_count} nulls", expected="no nulls")
         if pa.types.is_timestamp(field.type) and not getattr(column.type, "tz", None):
             raise DataError(where, f"has type {column.type}", expected="a timestamp with a time zone")
         if nulls := null_elements(column):
             raise DataError(
-                where, f"its arrays hold {nulls} nulls", expected="arrays of values, or null in their place"
+                where, f"its arrays hold {nulls} nulls", expected="arrays without nulls; a whole array may be null"
             )
         try:
             columns.append(column.cast(field.type))
@@ -67,11 +66,11 @@ def cast(view: ViewContract, rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def joined(view: ViewContract, rows: pa.Table, pushed: pa.Table) -> tuple[pa.Table, int]:
-    """Rows and pushed rows, both as they are stored, as one; and how many of the rows a push has replaced.
+def merge(view: ViewContract, rows: pa.Table, pushed: pa.Table) -> tuple[pa.Table, int]:
+    """Merge rows with pushed rows, both in stored form. Return them and the number of rows that a push replaced.
 
-    Of several rows with the same key and times that with the greatest content hash stays, as the time rules say: the
-    order in which they came does not count. Of the same row twice, that which was not pushed stays.
+    Of several rows with the same key and times, the one with the greatest content hash wins, so the order of arrival
+    does not matter. If a pushed row equals another row, the other row stays.
     """
     if not len(pushed):
         return rows, 0
@@ -88,21 +87,21 @@ def joined(view: ViewContract, rows: pa.Table, pushed: pa.Table) -> tuple[pa.Tab
     return both.drop_columns(["_pushed"]).combine_chunks(), len(rows) - left
 
 
-def once(view: ViewContract, pushed: pa.Table) -> pa.Table:
-    """Pushed rows as they are stored, each key and times once."""
+def canonical_pushes(view: ViewContract, pushed: pa.Table) -> pa.Table:
+    """Return pushed rows in stored form, without duplicates of a key and times."""
     rows = canonical(view, pushed)
-    return joined(view, rows.slice(0, 0), rows)[0]
+    return merge(view, rows.slice(0, 0), rows)[0]
 
 
-def without(rows: pa.Table, stored: pa.Table) -> pa.Table:
-    """The rows that differ from all stored rows in a column of these."""
+def difference(rows: pa.Table, stored: pa.Table) -> pa.Table:
+    """Return the rows that match no row of `stored` in its columns."""
     names = stored.column_names
     numbered = rows.select(names).append_column("_n", pa.array(np.arange(len(rows))))
     return rows.take(numbered.join(stored, names, join_type="left anti")["_n"].sort())
 
 
 def repeated(view: ViewContract, rows: pa.Table) -> Mask:
-    """Which of sorted rows, but the first, have the key and times of the row before: shape (n - 1,)."""
+    """Return a mask, shape (n - 1,): True where a sorted row has the key and times of the row before."""
     same: Mask = np.ones(max(0, len(rows) - 1), bool)
     for name in _identity(view) if len(same) else ():
         column = rows[name].combine_chunks()
@@ -119,7 +118,6 @@ class Duplicates:
     first: str = ""
 
     def add(self, rows: pa.Table) -> None:
-        """Counts the duplicates of sorted rows."""
         same = np.flatnonzero(repeated(self.view, rows))
         if not len(same):
             return
@@ -128,7 +126,6 @@ class Duplicates:
         self.first = self.first or ", ".join(f"{name}={value[0]}" for name, value in row)
 
     def refuse(self) -> None:
-        """Raises a DataError if there are duplicates."""
         if self.count:
             raise DataError(
                 f"view {self.view.name}",
@@ -138,7 +135,6 @@ class Duplicates:
 
 
 def by_day(view: ViewContract, rows: pa.Table) -> dict[int, tuple[Day, pa.Table]]:
-    """Sorted rows by day, each with the day's entry in the commit."""
     days, starts = np.unique(micros(rows["event_timestamp"]) // DAY, return_index=True)
     identity = [column.name for column in table_schema(view) if not column.nullable]
     parts = {}
@@ -149,5 +145,4 @@ def by_day(view: ViewContract, rows: pa.Table) -> dict[int, tuple[Day, pa.Table]
 
 
 def ahead_of(rows: pa.Table, now: int) -> int:
-    """The number of rows whose event or known time is still to come."""
     return int(np.count_nonzero(np.maximum(micros(rows["event_timestamp"]), micros(rows["known_at"])) > now))

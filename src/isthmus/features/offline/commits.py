@@ -1,4 +1,4 @@
-"""The metadata of an offline table's commits, from which readers know the table without reading its rows.
+"""Metadata of an offline table's commits. Readers learn about the table from it without reading rows.
 
 Each day has a digest of its rows, and the fingerprint of the table hashes the days: a commit that replaces a few days
 computes only their digests.
@@ -23,10 +23,11 @@ _PACKED = np.dtype([("day", "<i4"), ("rows", "<i8"), ("digest", "V16")])
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """The rows of a day.
+    """Summary of the rows of a day.
 
     Attributes:
-        digest: the first 16 bytes of their SHA-256.
+        rows: number of rows.
+        digest: first 16 bytes of the SHA-256 of the rows.
     """
 
     rows: int
@@ -34,42 +35,41 @@ class Day:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """The sources that rows were computed from.
+class RowSources:
+    """The sources from which rows were computed.
 
     Attributes:
-        schemas: source to its columns' types.
+        schemas: column types of each source.
         content: hash of the sources' content; empty if unknown.
     """
 
     schemas: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     content: str = ""
 
-    def retyped(self, later: "Origin") -> bool:
-        """Whether a column of both has another type later."""
+    def retyped(self, later: "RowSources") -> bool:
         pairs = ((now, self.schemas.get(source, {})) for source, now in later.schemas.items())
         return any(now[column] != was[column] for now, was in pairs for column in now.keys() & was.keys())
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The table as of a commit.
+    """The state of a table after a commit.
 
     Attributes:
         contract: hash of the view's contract.
-        days: the rows by day; None in tables of early versions of Isthmus.
-        until: the moment up to which builds have come, in microseconds.
+        days: summaries by day; None in tables of early versions of Isthmus.
+        until: time covered by builds, in microseconds.
         origin: sources of the rows.
         done: ranges that were built from exactly that content.
         fingerprint: hash of all rows.
         written: time of the commit, in milliseconds since 1970 UTC.
-        built: the fingerprint that the last build has left, of a commit that only added pushed rows; else empty.
+        built: fingerprint of the last build, if later commits only added pushed rows; otherwise empty.
     """
 
     contract: str
     days: Mapping[int, Day] | None
     until: int = 0
-    origin: Origin = field(default_factory=Origin)
+    origin: RowSources = field(default_factory=RowSources)
     done: Sequence[Days] = ()
     fingerprint: str = ""
     rows: int = 0
@@ -77,18 +77,18 @@ class Commit:
     built: str = ""
 
     @classmethod
-    def of(cls, contract: str, days: Mapping[int, Day], until: int, origin: Origin, done: Sequence[Days]) -> "Commit":
-        """A commit of these days, with their fingerprint."""
+    def of(
+        cls, contract: str, days: Mapping[int, Day], until: int, origin: RowSources, done: Sequence[Days]
+    ) -> "Commit":
         fingerprint = hashlib.sha256(_pack(days)).hexdigest()
         return cls(contract, days, until, origin, done, fingerprint, sum(day.rows for day in days.values()))
 
     @property
     def base(self) -> str:
-        """The fingerprint that the last build has left: pushes since then make nothing of it outdated."""
+        """Fingerprint of the last build. Pushes do not change it, so they do not make derived results outdated."""
         return self.built or self.fingerprint
 
     def metadata(self) -> dict[str, str]:
-        """The custom metadata of the Delta commit."""
         return {
             _CONTRACT: self.contract,
             _FINGERPRINT: self.fingerprint,
@@ -102,10 +102,10 @@ class Commit:
 
     @classmethod
     def read(cls, metadata: Mapping[str, object]) -> "Commit | None":
-        """The inverse of `metadata`, from a Delta commit; None if it is not our commit.
+        """Parse the metadata of a Delta commit; return None if Isthmus did not write it.
 
         Raises:
-            ValueError: the metadata are damaged.
+            ValueError: the metadata is damaged.
         """
         if _CONTRACT not in metadata:
             return None
@@ -116,7 +116,7 @@ class Commit:
                 contract=text[_CONTRACT],
                 days=_unpack(base64.b64decode(text[_DAYS])) if _DAYS in text else None,
                 until=int(text.get(_UNTIL, "0")),
-                origin=Origin(origin.get("schemas", {}), origin.get("content", "")),
+                origin=RowSources(origin.get("schemas", {}), origin.get("content", "")),
                 done=tuple(Days(first, end) for first, end in json.loads(text.get(_DONE, "[]"))),
                 fingerprint=text.get(_FINGERPRINT, ""),
                 rows=int(text.get(_ROWS, "0")),
@@ -124,11 +124,11 @@ class Commit:
                 built=text.get(_BUILT, ""),
             )
         except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"what its commit says of it is damaged: {error}") from error
+            raise ValueError(f"the metadata of its commit is damaged: {error}") from error
 
 
 def digest(rows: pa.Table) -> bytes:
-    """Sixteen bytes of SHA-256 over the columns of rows, which have no nulls."""
+    """Return 16 bytes of SHA-256 over the columns of rows without nulls."""
     sha = hashlib.sha256()
     for name in rows.column_names:
         column = rows[name]

@@ -1,4 +1,4 @@
-"""The history of a view: the rows of its offline table, their schema, and DuckDB connections for both."""
+"""The history of a view: the rows of its offline table, with schema and DuckDB connection."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,13 +14,10 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 _NO_COMMIT = Commit("", None)
-"""Of rows that are in no table."""
 
 
 @dataclass(frozen=True)
 class ViewHistory:
-    """All rows of a view, with the version of the table that holds them and that version's commit."""
-
     view: ViewContract
     data: "ds.Dataset | pa.Table"
     version: int
@@ -28,25 +25,21 @@ class ViewHistory:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the rows. The version does not identify them: it restarts at 0 if the table is rebuilt."""
+        """SHA-256 of the rows. The version does not identify the rows: it restarts at 0 if the table is rebuilt."""
         return self.commit.fingerprint
 
     def table(self) -> pa.Table:
-        """All rows, in memory."""
         return self.data if isinstance(self.data, pa.Table) else self.data.to_table()
 
     def rows(self) -> int:
-        """Number of rows."""
         return len(self.data) if isinstance(self.data, pa.Table) else int(self.data.count_rows())
 
 
 def status_column(view: ViewContract) -> str:
-    """The name of the view's status column in a training set."""
     return f"{view.name}{SEPARATOR}{STATUS}"
 
 
 def table_schema(view: ViewContract) -> pa.Schema:
-    """The columns of a view's offline table."""
     time = pa.timestamp("us", tz="UTC")
     return pa.schema(
         [pa.field(column.name, ARROW[column.dtype.name], nullable=False) for column in view.keys]
@@ -57,7 +50,7 @@ def table_schema(view: ViewContract) -> pa.Schema:
 
 
 def connection(threads: int = 2) -> "duckdb.DuckDBPyConnection":
-    """A new DuckDB that never downloads extensions."""
+    """Return a new DuckDB connection that never downloads extensions."""
     import duckdb
 
     return duckdb.connect(

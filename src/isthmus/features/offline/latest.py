@@ -1,4 +1,4 @@
-"""The latest row of each key of a view, at a moment and a version of the offline table."""
+"""The latest row of each key of a view, at one time and one version of the offline table."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ Places = Ints
 
 @dataclass(frozen=True)
 class LatestRows:
-    """The latest row of each key at a moment, expired rows included.
+    """The latest row of each key at one time, including expired rows.
 
     Attributes:
-        at: the moment, microseconds since 1970 UTC.
-        keys: n join keys.
+        at: that time, microseconds since 1970 UTC.
+        keys: join keys, n rows.
         event: shape (n,) int64 microseconds.
         known: shape (n,) int64 microseconds.
-        content: shape (n,) int64, the content hashes.
-        place: shape (n,), the places of the rows in the history, ascending.
-        horizon: as the function `horizon`.
+        content: shape (n,) int64, content hashes.
+        place: shape (n,), ascending row numbers in the history.
+        horizon: latest known time up to `at`, microseconds; -2**63 without rows.
     """
 
     history: ViewHistory
@@ -38,7 +38,6 @@ class LatestRows:
 
     @classmethod
     def of(cls, history: ViewHistory, at: int) -> "LatestRows":
-        """The state at time `at`, in microseconds."""
         keys = [column.name for column in history.view.keys]
         rows = _columns(history, [*keys, "event_timestamp", "known_at", "content_hash"])
         event, known = micros(rows["event_timestamp"]), micros(rows["known_at"])
@@ -58,9 +57,9 @@ class LatestRows:
         return cls(history, at, visible.take(row), event, known_then, content, place[row], _until(known, at))
 
     def same(self, places: Places, later: "LatestRows", *, times: bool = True) -> Mask:
-        """Which rows of a later state, shape (m,), have the content, and with `times` the times, of ours at `places`.
+        """Return a mask of the rows in `later`, shape (m,), whose content equals the row at `places` in this state.
 
-        The place -1 is that of no row.
+        With `times`, their times must be equal as well. The place -1 means no row.
         """
         same: Mask = places >= 0
         old = np.maximum(places, 0)
@@ -71,7 +70,7 @@ class LatestRows:
         return same
 
     def rows(self, selection: Places) -> Iterator[pa.Table]:
-        """The rows of an ascending selection of the n, in the form of the offline table, a part at a time."""
+        """Yield the rows at ascending indices, in the form of the offline table, in parts."""
         schema, places, data = table_schema(self.history.view), self.place[selection], self.history.data
         if isinstance(data, pa.Table):
             yield data.select(schema.names).take(places).cast(schema)
@@ -89,7 +88,7 @@ class LatestRows:
 
 
 def horizon(history: ViewHistory, at: int) -> int:
-    """The latest known time up to `at`, in microseconds; -2**63 if there is none."""
+    """Return the latest known time up to `at`, in microseconds, or -2**63 without rows."""
     return _until(micros(_columns(history, ["known_at"])["known_at"]), at)
 
 
@@ -98,7 +97,7 @@ def _until(known: Ints, at: int) -> int:
 
 
 def matches(left: pa.Table, right: pa.Table) -> Places:
-    """For each key of `right` the row of `left` with the same key, or -1; the keys of `left` are distinct."""
+    """Return for each key of `right` the index of that key in `left`, or -1. Keys of `left` must be distinct."""
     if left.equals(right):
         return np.arange(len(right))
     rows = np.full(len(right), -1)

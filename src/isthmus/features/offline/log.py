@@ -1,7 +1,7 @@
 """The log of materializations: when each state of each view became readable online.
 
-A Delta table for all views, beside theirs, with a row per run and view that is written after Redis has confirmed the
-rows. The log and the versions of the offline tables determine what was served at any moment.
+A single Delta table for all views, with a row per run and view, written after Redis has confirmed the rows. The log and
+the versions of the offline tables determine what was served at any time.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from isthmus.features.errors import DataError, first_line
 from isthmus.features.offline.storage import unavailable
 
 FOLDER = "_materializations"
-"""No view has this name: a declared name begins with a letter."""
+"""Never the name of a view: declared names begin with a letter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,12 @@ class Materialization:
 
     Attributes:
         contract: hash of the view's contract.
-        version: of the offline table.
-        fingerprint: of the rows of that version.
-        at: the moment whose latest rows were written.
-        started: when the first row was sent.
-        readable: when the last row was confirmed.
-        written: number of rows that replaced a stored row, or had none to replace.
+        version: version of the offline table.
+        fingerprint: hash of the rows of that version.
+        at: time whose latest rows were written.
+        started: time at which the first row was sent.
+        readable: time at which the last row was confirmed.
+        written: number of rows that were new or replaced a stored row.
     """
 
     view: str
@@ -51,14 +51,14 @@ _SCHEMA = pa.schema(
 
 
 class MaterializationLog:
-    """The log beside the tables of an offline store at `root`, a folder or a URL that `storage_options` reach."""
+    """The log in an offline store at `root`, with `storage_options` for a URL."""
 
     def __init__(self, root: str | Path, storage_options: Mapping[str, str] | None = None) -> None:
         self._path = f"{str(root).rstrip('/')}/{FOLDER}"
         self._options = dict(storage_options or {}) if "://" in self._path else None
 
     def append(self, entry: Materialization) -> None:
-        """Adds an entry; concurrent runs may append at the same time."""
+        """Append an entry; concurrent runs may append at the same time."""
         try:
             write_deltalake(self._path, pa.Table.from_pylist([asdict(entry)], _SCHEMA), mode="append",
                             storage_options=self._options)  # fmt: skip
@@ -67,22 +67,22 @@ class MaterializationLog:
                 raise refusal from error
             raise DataError(
                 "log of materializations", f"{self._path} cannot be written ({first_line(error)})",
-                remedy="its entries are as they were: mend that, then run `isthmus materialize` again",
+                remedy="its entries are unchanged: fix the cause, then run `isthmus materialize` again",
             ) from error  # fmt: skip
 
     def contracts(self) -> set[str]:
-        """The hashes of all views' contracts under which rows became readable; DataError if the log is damaged."""
+        """Return the contract hashes of all materialized views. Raises a DataError if the log is damaged."""
         return set(self._table().column("contract").to_pylist())
 
     def of(self, view: ViewContract) -> list[Materialization]:
-        """The entries of a view under its contract, in the order in which they became readable.
+        """Return the entries of a view under its contract, in the order in which they became readable.
 
         Raises:
             DataError: the log is damaged.
         """
         table = self._table()
         mine = pc.and_(pc.equal(table["view"], view.name), pc.equal(table["contract"], view.hash))
-        # Under a clock that stands still, later runs have later versions.
+        # If the clock did not advance, later runs have later versions.
         order = [(name, "ascending") for name in ("readable", "at", "version")]
         rows = table.filter(mine).sort_by(order).to_pylist()
         return [Materialization(**row) for row in rows]
@@ -99,5 +99,5 @@ class MaterializationLog:
     def _damaged(self, error: Exception) -> DataError:
         return DataError(
             "log of materializations", f"{self._path} cannot be read ({first_line(error)})",
-            remedy="remove that folder: what became readable before is then not known any more",
+            remedy="remove that folder; the history of past materializations is lost with it",
         )  # fmt: skip

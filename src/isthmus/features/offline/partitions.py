@@ -1,4 +1,4 @@
-"""Delta tables partitioned by day: their files, and how rows are read and written by day."""
+"""Files, reading and writing of Delta tables that are partitioned by day."""
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.days import DAY, Days, day_name, union
 from isthmus.features.offline.history import table_schema
-from isthmus.features.offline.spool import Spool
+from isthmus.features.offline.spool import DaySpool
 from isthmus.features.values.arrow import micros
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import pyarrow.fs as fs
 
 DAY_COLUMN = pa.field("event_day", pa.date32(), nullable=False)
-"""The partition column. Readers do not see it."""
+"""Partition column, hidden from readers."""
 
 
 def check_files(table: DeltaTable, folder: Path) -> None:
-    """Checks that all files of a local table exist, with the sizes in the Delta log.
+    """Check that all files of a local table exist, with the sizes in the Delta log.
 
     Raises:
         OSError: a file is missing or has a different size.
@@ -37,24 +37,23 @@ def check_files(table: DeltaTable, folder: Path) -> None:
 
 
 def require_readable(table: DeltaTable) -> None:
-    """Raises an OSError if another tool has upgraded the table to a protocol that we do not read."""
+    """Raise an OSError if another tool has upgraded the table to a Delta protocol that Isthmus does not read."""
     if (needed := table.protocol().min_reader_version) > 1:
-        raise OSError(f"another tool has made it a table of reader version {needed}")
+        raise OSError(f"another tool has upgraded it to Delta reader version {needed}; Isthmus reads version 1")
 
 
 def files_by_day(table: DeltaTable) -> dict[int, int]:
-    """Day to the number of its files, of a table that has days."""
     adds = pa.table(table.get_add_actions(flatten=True))
     days, counts = np.unique(adds[f"partition.{DAY_COLUMN.name}"].cast(pa.int32()).to_numpy(), return_counts=True)
     return dict(zip(days.tolist(), counts.tolist(), strict=True))
 
 
 def dataset(table: DeltaTable, place: str, only: Collection[int] | None = None) -> "ds.Dataset":
-    """The rows of a table, or `only` of some days, in the order of their days, without the partition column.
+    """Return the rows of a table, or `only` of some days, ordered by day, without the partition column.
 
-    deltalake's own dataset turns all statistics of all files into expressions, which takes longer than reading a year.
+    deltalake's own dataset converts the statistics of all files to expressions, which takes longer than reading a year.
     """
-    # Late: with it comes pandas, which takes a third of a second.
+    # A late import: it loads pandas, which takes a third of a second.
     import pyarrow.dataset as ds
 
     adds = pa.table(table.get_add_actions(flatten=True))
@@ -72,10 +71,10 @@ def dataset(table: DeltaTable, place: str, only: Collection[int] | None = None) 
 
 
 def files_of(table: DeltaTable, place: str) -> "fs.FileSystem":
-    """What opens the files of a table: Arrow itself, unless `place` is a URL.
+    """Return the file system of a table: Arrow's own, unless `place` is a URL.
 
-    Bytes that Python opens are given back to it from threads of Arrow, which may outlive a scan: if the interpreter
-    ends just then, the process is aborted (apache/arrow#36389).
+    With a Python file system, Arrow's threads release Python buffers and may outlive a scan. If the interpreter exits
+    at that moment, the process aborts (apache/arrow#36389).
     """
     import pyarrow.fs as fs
     from deltalake.fs import DeltaStorageHandler
@@ -86,7 +85,7 @@ def files_of(table: DeltaTable, place: str) -> "fs.FileSystem":
 
 
 def _of_day(day: int | None) -> "ds.Expression | None":
-    """The condition that all rows of a day satisfy, with which a scan prunes files."""
+    """Return a condition that all rows of a day satisfy. Scans prune files with it."""
     import pyarrow.dataset as ds
 
     if day is None:
@@ -97,12 +96,10 @@ def _of_day(day: int | None) -> "ds.Expression | None":
 
 
 def column_names(table: DeltaTable) -> list[str]:
-    """The columns without the partition column."""
     return [column.name for column in table.schema().fields if column.name != DAY_COLUMN.name]
 
 
-def reader(view: ViewContract, rows: Spool) -> pa.RecordBatchReader:
-    """The rows with their partition column, in the order of their days."""
+def reader(view: ViewContract, rows: DaySpool) -> pa.RecordBatchReader:
     schema = table_schema(view).append(DAY_COLUMN)
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -114,7 +111,6 @@ def reader(view: ViewContract, rows: Spool) -> pa.RecordBatchReader:
 
 
 def on(days: Sequence[int]) -> str:
-    """The Delta predicate of these days."""
     ranges = union(Days(day, day + 1) for day in days)
     name = DAY_COLUMN.name
     return " OR ".join(

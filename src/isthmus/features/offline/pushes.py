@@ -1,7 +1,6 @@
-"""The pushed rows of an offline table: a Delta table beside it, with every row of every push.
+"""The log of pushes: a Delta table beside the table of a view, with every row of every push.
 
-The table of the view has these rows, too. What a build computes replaces that table, day by day; from here it gets back
-what only a push knew.
+The table of the view holds the pushed rows, too. A build replaces its days and merges the pushed rows from this log.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,27 +17,27 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.days import DAY
 from isthmus.features.errors import DataError, first_line
-from isthmus.features.offline.canonical import declared_schema, without
+from isthmus.features.offline.canonical import declared_schema, difference
 from isthmus.features.offline.partitions import DAY_COLUMN, check_files, dataset, files_by_day, on
 from isthmus.features.offline.storage import committed, mark, unavailable
 from isthmus.features.values.arrow import micros
 from isthmus.features.values.columns import Ints
 
 FOLDER = "_pushed"
-"""No view has this name: a declared name begins with a letter."""
+"""Never the name of a view: declared names begin with a letter."""
 FILES = 16
-"""Files that a day may have before it is written anew, as one."""
+"""Files per day beyond which the day is rewritten as one file."""
 
 APPLICATION = "isthmus.pushed"
 ACCEPTED, CONTRACT = (
     pa.field("_accepted", pa.int64(), nullable=False),
     pa.field("_contract", pa.string(), nullable=False),
 )
-"""When a push was accepted, in microseconds, and the hash of the view's contract. No feature has such a name."""
+"""Time of the push in microseconds, and hash of the view's contract. No feature has these names."""
 
 
 class PushLog:
-    """The pushed rows of the table of this name, in an offline store at `root`, which `storage_options` reach."""
+    """The log of pushes for a table, in an offline store at `root`, with `storage_options` for a URL."""
 
     def __init__(self, root: str | Path, table: str, storage_options: Mapping[str, str] | None = None) -> None:
         self.table = table
@@ -46,29 +45,26 @@ class PushLog:
         self._options = dict(storage_options or {}) if "://" in self.path else None
 
     def days(self) -> list[int]:
-        """The days that have pushed rows, in order."""
         with self._reading():
             table = self._open()
             return [] if table is None else sorted(files_by_day(table))
 
     def version(self) -> int | None:
-        """The version of the log; None if nothing was pushed."""
         with self._reading():
             table = self._open()
             return None if table is None else table.version()
 
     def rows(self, view: ViewContract, days: Sequence[int] | None = None, version: int | None = None) -> pa.Table:
-        """The pushed rows of days, by default of all, as `formed`; of a version of the log, by default the latest."""
+        """Return the pushed rows of these days, by default all, see `formed`."""
         with self._reading():
             table = self._open(version)
             rows = None if table is None else self._read(table, days)
         return declared_schema(view).append(ACCEPTED).empty_table() if rows is None else self.formed(view, rows)
 
     def formed(self, view: ViewContract, rows: pa.Table) -> pa.Table:
-        """Rows of the log as a transform of the view returns them, with when they were accepted.
+        """Return rows of the log as a transform of the view returns them, with the time of the push.
 
-        Columns that they lack are null, as they are where a push meets a definition that knows more. Rows that were
-        pushed to a definition with other keys are left out.
+        Missing columns are null: the push was made for an earlier definition. Rows without the view's keys are dropped.
         """
         schema = declared_schema(view).append(ACCEPTED)
         for key in view.keys:
@@ -80,21 +76,21 @@ class PushLog:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise DataError(
                 f"pushed rows of {self.table}", f"do not fit the types of the view ({first_line(error)})",
-                remedy=f"declare the view with version={view.version + 1}, which begins a table of its own",
+                remedy=f"declare the view with version={view.version + 1}, which starts a new table",
             ) from error  # fmt: skip
 
     def last(self) -> int:
-        """The place in the stream of the last entry that is here; -1 if there is none."""
+        """Return the place in the stream of the last entry in the log, or -1 if the log is empty."""
         with self._reading():
             table = self._open()
             return -1 if table is None else _last(table)
 
     def append(self, rows: pa.Table, places: Ints, *, intact: bool) -> int:
-        """Adds rows, in the form of their table with `_accepted` and `_contract`; returns how many are new.
+        """Append rows, in the form of the log, and return how many are new.
 
-        `places`, shape (n,) int64, are those of the rows in the stream, in order. They rise, and what has come before
-        is left out by them. If the stream is not `intact`, since Redis came back with an older state, places may have
-        been given again: rows that seem to be here are then looked up by what they say.
+        `places`, shape (n,) int64, are the ascending places of the rows in the stream. Rows at or before the last place
+        of the log are skipped. If the stream is not `intact`, because Redis was restored to an older state, places may
+        have been reused; such rows are then compared with the logged rows.
 
         Raises:
             DataError: the table cannot be read or written, or another run has written to it meanwhile.
@@ -106,11 +102,11 @@ class PushLog:
             if intact:
                 rows = rows.take(pa.array(np.flatnonzero(places > last)))
             elif len(seen):
-                assert table is not None  # noqa: S101 - it has a last place
+                assert table is not None  # noqa: S101 - a place was seen, so the table exists
                 again, later = rows.take(pa.array(seen)), rows.take(pa.array(np.flatnonzero(places > last)))
                 names = [field.name for field in rows.schema if not field.nullable]
-                rest = without(again, self._read(table, _days(again)).select(names).cast(again.select(names).schema))
-                rows = pa.concat_tables([rest, later])
+                logged = self._read(table, _days(again)).select(names).cast(again.select(names).schema)
+                rows = pa.concat_tables([difference(again, logged), later])
         if not len(rows):
             return 0
         day = pa.array((micros(rows["event_timestamp"]) // DAY).astype(np.int32)).cast(DAY_COLUMN.type)
@@ -154,10 +150,10 @@ class PushLog:
             new = table is None and DeltaTable.is_deltatable(self.path, self._options)
             if isinstance(error, CommitFailedError) or new:
                 raise DataError(where, "another process wrote to them at the same moment",
-                                remedy="nothing is lost: run `isthmus collect` again") from error  # fmt: skip
+                                remedy="no rows are lost: run `isthmus collect` again") from error  # fmt: skip
             raise DataError(
                 where, f"{self.path} cannot be written ({first_line(error)})",
-                remedy="its rows are as they were, and new ones wait in Redis: mend that, then run `isthmus collect`",
+                remedy="its rows are unchanged, and new rows wait in Redis: fix the cause, then run `isthmus collect`",
             ) from error  # fmt: skip
 
     def _open(self, version: int | None = None) -> DeltaTable | None:
@@ -181,7 +177,7 @@ class PushLog:
                 raise refusal from error
             raise DataError(
                 f"pushed rows of {self.table}", f"{self.path} cannot be read ({first_line(error)})",
-                remedy="it is damaged: restore that folder; without it, builds forget what only a push knew",
+                remedy="it is damaged: restore that folder. Without it, builds lose the rows that were only pushed",
             ) from error  # fmt: skip
 
 

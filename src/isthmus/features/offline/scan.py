@@ -1,4 +1,4 @@
-"""Repeated reads of the row groups of a table that may hold wanted rows, block by block, in a fixed order."""
+"""Repeated reads of the row groups of a table that may hold matching rows, block by block, in a fixed order."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -8,22 +8,22 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 BLOCK = 1 << 19
-"""Approximate rows of a block, which is in memory at once."""
+"""Approximate rows per block. One block is in memory at a time."""
 
 _AHEAD = 4
-"""Record batches to read ahead; Arrow's default, 16 of 4 files each, takes half a gigabyte."""
+"""Record batches to read ahead. Arrow's default, 16 in each of 4 files, takes half a gigabyte."""
 
 
 class Scan:
-    """The row groups of a table in which, by their statistics, rows may satisfy a condition.
+    """The row groups of a table that may hold rows satisfying a condition, according to their statistics.
 
     The place of a row is the number of rows before it in the scan.
 
     Args:
         data: the table.
-        texts: string and binary columns, which Arrow reads several times as fast as dictionaries.
-        condition: of the wanted rows.
-        threads: CPU threads: 1 or more.
+        texts: names of string and binary columns; Arrow reads them several times as fast as dictionaries.
+        condition: filter on the rows.
+        threads: number of CPU threads, at least 1.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Scan:
         self._ends = np.cumsum(counts, dtype=np.int64)
 
     def blocks(self, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-        """The columns of all rows in blocks, each with the place of its first row."""
+        """Yield columns of all rows in blocks, each with the place of its first row."""
         first, waiting = 0, []
         for batch in self._batches(self._groups, columns):
             waiting.append(batch)
@@ -57,11 +57,11 @@ class Scan:
             yield first, pa.Table.from_batches(waiting)
 
     def rows(self, places: np.ndarray[Any, np.dtype[np.int64]], columns: Sequence[str]) -> pa.Table:
-        """The columns of the rows at distinct, sorted places. Reads only the row groups that hold such rows."""
+        """Return columns of the rows at distinct, sorted places. Reads only the row groups that hold such rows."""
         group = np.searchsorted(self._ends, places, side="right")
         needed, inverse = np.unique(group, return_inverse=True)
         lengths = np.diff(self._ends, prepend=0)[needed]
-        # From places among all rows to places among the rows of the needed groups.
+        # Convert places among all rows to places among the rows of the needed groups.
         places = places - self._ends[group] + np.cumsum(lengths)[inverse]
         first, parts = 0, []
         for batch in self._batches([self._groups[n] for n in needed], columns):
@@ -80,7 +80,7 @@ class Scan:
 
 
 def in_lots(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
-    """Batches of any sizes as tables of `rows` rows each, the last with the remainder; none are empty."""
+    """Regroup batches into tables of `rows` rows each; the last one may be smaller. No table is empty."""
     waiting: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:

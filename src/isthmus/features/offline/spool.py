@@ -1,4 +1,4 @@
-"""Rows by day: in memory up to a limit, beyond it in memory-mapped files."""
+"""Rows grouped by day: in memory up to a limit, then in memory-mapped files."""
 
 import tempfile
 from collections.abc import Iterator
@@ -12,15 +12,15 @@ from isthmus.features.days import DAY, Days
 from isthmus.features.values.arrow import micros
 
 LIMIT = 256 << 20
-"""Bytes of rows that a spool keeps in memory."""
+"""Bytes of rows that a spool holds in memory."""
 GROUP = 1 << 18
-"""Rows of a group of several days; a single day may have more."""
+"""Maximum rows of a group of several days; a single day may have more."""
 
 
-class Spool(AbstractContextManager["Spool"]):
-    """Accepts rows in any order and returns them by day. Use it in a `with` block, after which it is empty.
+class DaySpool(AbstractContextManager["DaySpool"]):
+    """Accepts rows in any order and returns them by day. Use it in a `with` block, which frees the rows at its end.
 
-    Beyond `limit` bytes, rows go to the folder for temporary files.
+    Beyond `limit` bytes, rows go to a temporary folder.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -38,9 +38,9 @@ class Spool(AbstractContextManager["Spool"]):
             self._folder = None
 
     def add(self, rows: pa.Table) -> None:
-        """Adds rows with a column `event_timestamp` without nulls, all of the same schema."""
+        """Add rows. All must have the same schema, with a column `event_timestamp` without nulls."""
         self.rows += len(rows)
-        # A slice may count with the shared buffers of its whole table: close enough for a limit.
+        # The size of a slice may include the shared buffers of its table, which is close enough for a limit.
         share = max(1, -(-rows.nbytes // self.limit))
         size = -(-len(rows) // share) or 1
         for start in range(0, len(rows), size):
@@ -52,12 +52,11 @@ class Spool(AbstractContextManager["Spool"]):
                 self._runs[-1].write(self._file())
 
     def days(self) -> list[int]:
-        """All days with rows, in order."""
         self._sort()
         return sorted({int(day) for run in self._runs for day in run.days})
 
     def groups(self, within: Days | None = None) -> Iterator[pa.Table]:
-        """The rows of a range of days, or of all, in tables of complete days and about `GROUP` rows, in order."""
+        """Yield the rows of a range of days in order, as tables of complete days with about `GROUP` rows."""
         parts: list[pa.Table] = []
         rows = 0
         for day in self.days():
@@ -74,7 +73,6 @@ class Spool(AbstractContextManager["Spool"]):
             yield pa.concat_tables(parts)
 
     def _sort(self) -> None:
-        """Makes a run of the waiting rows."""
         if self._waiting:
             self._runs.append(_Run(pa.concat_tables(self._waiting)))
             self._waiting, self._bytes = [], 0
@@ -101,7 +99,6 @@ class _Run:
         return self.rows.slice(start, end - start)
 
     def write(self, file: Path) -> None:
-        """Moves the rows from memory to a memory-mapped file."""
         with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, self.rows.schema) as writer:
             writer.write_table(self.rows)
         self.rows = pa.ipc.open_file(pa.memory_map(str(file))).read_all()

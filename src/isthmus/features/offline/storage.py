@@ -1,4 +1,4 @@
-"""Object storage: what an error of it means, which is no damage of a table."""
+"""Object storage: errors that mean it is unavailable, and commits whose reply was lost."""
 
 import json
 from collections.abc import Mapping
@@ -14,44 +14,43 @@ from isthmus.features.errors import DependencyError, first_line
 from isthmus.features.files import is_url
 
 _SIGNS = ("Generic S3 error", "lacked the necessary privileges", "<Error><Code>", "Error performing ")
-"""In what deltalake says of a storage that refuses or does not answer."""
+"""Parts of deltalake's error messages when a storage refuses a request or does not answer."""
 
 _MARK, _RECENT = "isthmus.commit", 10
 
 
 def unavailable(where: str, place: str, error: BaseException) -> DependencyError | None:
-    """The error to raise instead, if a storage refused a request or did not answer; None for any other error."""
+    """Return a DependencyError if the storage refused a request or did not answer, or None for other errors."""
     if "://" not in place or not any(sign in str(error) for sign in _SIGNS):
         return None
     return DependencyError(
         where, f"{place} is not available ({first_line(error)})",
-        remedy="its rows are as they were: see storage_options, the bucket, and the credentials in the environment, "
-        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; then run it again",
+        remedy="its rows are unchanged: check storage_options, the bucket, and the credentials in the environment "
+        "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), then try again",
     )  # fmt: skip
 
 
 def commits(table: DeltaTable, place: str, count: int) -> list[dict[str, Any]]:
-    """Return the last `count` commits of a table, the newest first."""
-    found: list[dict[str, Any]] = table.history(count)
-    if not found and not is_url(place):
-        # deltalake lists none where a folder above has a "#" or a "?" in its name.
+    entries: list[dict[str, Any]] = table.history(count)
+    if not entries and not is_url(place):
+        # deltalake lists no commits if the path contains "#" or "?".
         last = range(table.version(), max(table.version() - count, -1), -1)
         with suppress(FileNotFoundError):
             for version in last:
                 lines = (Path(place) / "_delta_log" / f"{version:020}.json").read_bytes().splitlines()
-                found += [action["commitInfo"] for action in map(json.loads, lines) if "commitInfo" in action]
-    return found
+                entries += [action["commitInfo"] for action in map(json.loads, lines) if "commitInfo" in action]
+    return entries
 
 
 def mark() -> dict[str, str]:
-    """Metadata that no other commit has."""
+    """Return commit metadata with a unique mark, for `committed`."""
     return {_MARK: uuid4().hex}
 
 
 def committed(place: str, options: Mapping[str, str] | None, metadata: Mapping[str, str]) -> bool:
-    """Whether a table in a storage has a commit with this mark: it was made, and the answer was lost.
+    """Return whether a recent commit of a table in a storage has this mark: it was made, and only the reply was lost.
 
-    The second try of deltalake's meets the first, which looks to it like another writer.
+    deltalake's retry then collides with its own first attempt, and reports another writer.
     """
     if "://" not in place:
         return False

@@ -1,8 +1,8 @@
 """The offline store: the full history of every view, as Delta tables in a folder or in object storage.
 
 A table is partitioned by the day of the event, in a column that readers do not see. Each write is a single Delta
-commit, so readers see the old rows or the new rows, and a killed writer leaves no trace. A commit carries the contract
-hash of the view and a digest of the rows of each day, so unchanged days are not written again.
+commit, so writes are atomic. A commit carries the contract hash of the view and a digest of the rows of each day, so
+unchanged days are not written again.
 """
 
 from collections import deque
@@ -25,13 +25,13 @@ from isthmus.features.offline.canonical import (
     ahead_of,
     by_day,
     canonical,
+    canonical_pushes,
     cast,
     declared_schema,
-    joined,
-    once,
-    without,
+    difference,
+    merge,
 )
-from isthmus.features.offline.commits import Commit, Day, Origin, digest
+from isthmus.features.offline.commits import Commit, Day, RowSources, digest
 from isthmus.features.offline.history import ViewHistory, table_schema
 from isthmus.features.offline.partitions import (
     DAY_COLUMN,
@@ -44,25 +44,25 @@ from isthmus.features.offline.partitions import (
     require_readable,
 )
 from isthmus.features.offline.pushes import FILES, PushLog
-from isthmus.features.offline.spool import Spool
+from isthmus.features.offline.spool import DaySpool
 from isthmus.features.offline.storage import commits, unavailable
 from isthmus.features.values.arrow import from_arrow, micros
 from isthmus.features.values.rows import RowCodec
 
 _HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END")
-"""Operations of other tools that leave the rows as they are."""
+"""Delta operations of other tools that do not change the rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class TableWrite:
     """The result of a write.
 
     Attributes:
-        added: rows more than before.
-        pushed: of the rows, in the days that were built, those that only a push knew.
-        replaced: pushed rows that the build knows, too, by key and times, and computes with as great a content hash.
-        version: of the Delta table.
-        changed: whether the write had anything to do.
+        added: rows after the write minus rows before it.
+        pushed: number of rows in the built days that only a push provided.
+        replaced: number of pushed rows with a built row of the same key and times, and no smaller content hash.
+        version: version of the Delta table.
+        changed: False if the table already had these rows.
     """
 
     rows: int
@@ -75,24 +75,24 @@ class Written:
 
 @dataclass(frozen=True)
 class Prepared(AbstractContextManager["Prepared"]):
-    """Checked rows for the history of a view or a range of its days. Use it in a `with` block.
+    """Checked rows for the history of a view, or for a range of its days. Use it in a `with` block.
 
     Attributes:
-        commit: of the table after the write.
-        before: of the table now, or None.
-        table: the table now, or None.
-        rows: the rows of the days that differ, as they will be stored.
-        replaced: the days that differ, including those that lose all rows; None if all of the table is written.
-        ahead: number of rows whose event or known time is still to come.
-        pushes: how many rows only a push knew, and how many pushed rows the build knows, too, see `Written`.
-        spools: the temporary files, which close with it.
+        commit: commit of the table after the write.
+        before: commit of the current table, or None.
+        table: the current table, or None.
+        rows: rows of the days that differ, as they will be stored.
+        replaced: days that differ, including days that lose all rows; None to write the whole table.
+        ahead: number of rows whose event or known time is in the future.
+        pushes: the fields `pushed` and `replaced` of `TableWrite`.
+        spools: temporary files, deleted on exit.
     """
 
     view: ViewContract
     commit: Commit
     before: Commit | None
     table: DeltaTable | None
-    rows: Spool
+    rows: DaySpool
     replaced: Sequence[int] | None
     ahead: int = 0
     pushes: tuple[int, int] = (0, 0)
@@ -103,23 +103,21 @@ class Prepared(AbstractContextManager["Prepared"]):
 
     @property
     def changes(self) -> bool:
-        """Whether the write has anything to do."""
         before = self.before
         if before is None or self.replaced != [] or before.contract != self.commit.contract:
             return True
-        # Equal rows of a source with new column types are a change: the next range is compared with these types.
+        # New source types are a change even if the rows are equal: the next range is compared with these types.
         return before.origin.retyped(self.commit.origin)
 
     @property
     def base(self) -> str:
-        """The base of the table after the write, see `Commit`."""
         return self.commit.base if self.changes or self.before is None else self.before.base
 
 
 class OfflineStore:
-    """The tables of a project, a Delta table per view; `root` is a folder or object-storage URL.
+    """The Delta tables of a project, one per view. `root` is a folder or an object-storage URL.
 
-    `storage_options` say how deltalake reaches a URL. Credentials come from the environment.
+    deltalake gets `storage_options` for a URL. Credentials come from the environment.
     """
 
     def __init__(self, root: str | Path, storage_options: Mapping[str, str] | None = None) -> None:
@@ -127,31 +125,30 @@ class OfflineStore:
         self.storage_options = dict(storage_options or {}) if "://" in self.root else None
 
     def path(self, table: str) -> str:
-        """The path or URL of a table, which the contract of its view names."""
         return f"{self.root}/{table}"
 
     def prepare(
         self,
         view: ViewContract,
-        rows: pa.Table | Spool,
+        rows: pa.Table | DaySpool,
         within: Days | None = None,
         *,
-        origin: Origin | None = None,
+        origin: RowSources | None = None,
         done: Sequence[Days] = (),
         now: int = 0,
     ) -> Prepared:
-        """Checks rows that are to become the history of a view, together with those that were pushed; writes nothing.
+        """Check rows that will become the history of a view, and merge them with its pushed rows. Write nothing.
 
         Args:
             view: the view.
             rows: keys, `event_timestamp`, `known_at` and features in the types of the view; one row per key and times.
-            within: the days to replace with the rows of these days; None if the rows are the complete history.
+            within: days to replace; None if the rows are the complete history.
             origin: sources of the rows.
             done: days that were computed from the same sources before, with the same result.
-            now: the present, in microseconds.
+            now: current time in microseconds.
 
         Raises:
-            ConfigurationError: a column of the table has another type than the view declares.
+            ConfigurationError: a column of the table does not have the declared type.
             ContractMismatch: `within` is set, but the table was built under another contract.
             DataError: two rows have the same key and times, or the table is damaged or was not built by Isthmus.
         """
@@ -169,17 +166,17 @@ class OfflineStore:
         ahead, duplicates = 0, Duplicates(view)
         with ExitStack() as spools:
             if isinstance(rows, pa.Table):
-                spool = spools.enter_context(Spool())
+                spool = spools.enter_context(DaySpool())
                 spool.add(cast(view, rows, declared_schema(view)))
                 rows = spool
-            differing = spools.enter_context(Spool())
+            differing = spools.enter_context(DaySpool())
             pushes = PushLog(self.root, view.table, self.storage_options)
             pushed = replaced = 0
             for part, known in _with_pushed(rows, pushes.days(), within):
                 computed = canonical(view, declared_schema(view).empty_table() if part is None else part)
                 duplicates.add(computed)
-                own = once(view, pushes.rows(view, known)) if known else computed.slice(0, 0)
-                group, outdone = joined(view, computed, own)
+                own = canonical_pushes(view, pushes.rows(view, known)) if known else computed.slice(0, 0)
+                group, outdone = merge(view, computed, own)
                 pushed += len(group) - len(computed) + outdone
                 replaced += len(own) - len(group) + len(computed) - outdone
                 ahead += ahead_of(group, now)
@@ -198,47 +195,47 @@ class OfflineStore:
             )
 
     def under(self, view: ViewContract) -> Prepared:
-        """Return the unchanged rows of a view's table, to be recorded under this contract. Writes no row."""
+        """Return a write that records the unchanged table under this contract. No row is written."""
         table = self._table(view.table)
         assert table is not None  # noqa: S101 - the caller has its commit
         before = self._commit(view.table, table)
-        return Prepared(view, replace(before, contract=view.hash), before, table, Spool(), [])
+        return Prepared(view, replace(before, contract=view.hash), before, table, DaySpool(), [])
 
     def extendable(self, view: ViewContract) -> Commit | None:
-        """The commit of a view's table, or None; a range of the days of that table can be replaced.
+        """Return the commit of a view's table, or None. A range of days of that table can be replaced.
 
         Raises:
-            ContractMismatch: it was built under another contract, or by an early version of Isthmus.
-            DataError: it is damaged, or another tool has changed its rows.
+            ContractMismatch: the table was built under another contract, or by an early version of Isthmus.
+            DataError: the table is damaged, or another tool has changed its rows.
         """
         before = self.commit(view)
         _require_extendable(view, before)
         return before
 
-    def write(self, prepared: Prepared) -> Written:
-        """Writes prepared rows, unless the table already has them.
+    def write(self, prepared: Prepared) -> TableWrite:
+        """Write prepared rows, unless the table already has them.
 
         Raises:
-            DataError: another process has written to the table since, or it cannot be written. It is unchanged.
+            DataError: another process has written to the table since, or writing failed. The table is unchanged.
         """
         view, commit, before, table = prepared.view, prepared.commit, prepared.before, prepared.table
         if not prepared.changes and table is not None:
-            return Written(commit.rows, 0, table.version(), False, *prepared.pushes)
-        # Without days, these are the same rows under another contract or with other types: only the metadata change.
+            return TableWrite(commit.rows, 0, table.version(), False, *prepared.pushes)
+        # If no day differs, only the metadata changes: a new contract or new source types.
         self._write(table, view, prepared.rows, commit, prepared.replaced)
         version = 0 if table is None else table.version()
         added = commit.rows - (before.rows if before else 0)
-        return Written(commit.rows, added, version, True, *prepared.pushes)
+        return TableWrite(commit.rows, added, version, True, *prepared.pushes)
 
     def _write(
-        self, table: DeltaTable | None, view: ViewContract, rows: Spool, commit: Commit, days: Sequence[int] | None
+        self, table: DeltaTable | None, view: ViewContract, rows: DaySpool, commit: Commit, days: Sequence[int] | None
     ) -> None:
-        """The next commit of a table: rows in place of those of some days, or of all with None, or beside them."""
+        """Commit rows: replace `days`, or the whole table if None, or append to it if empty."""
         where = self.path(view.table)
         options: dict[str, Any] = {
-            # Without retries: the metadata are wrong unless this is the next commit of the table.
+            # No retries: the metadata is only right if this is the next commit of the table.
             "commit_properties": CommitProperties(custom_metadata=commit.metadata(), max_commit_retries=0),
-            # The file of a day is small: dictionaries would make it larger, and slower to read.
+            # The file of a day is small: dictionaries would make it larger and slower to read.
             "writer_properties": WriterProperties(default_column_properties=ColumnProperties(dictionary_enabled=False)),
         }
         with self._writing(view.table, table, commit):
@@ -258,12 +255,11 @@ class OfflineStore:
 
     @contextmanager
     def _writing(self, name: str, table: DeltaTable | None, commit: Commit) -> Iterator[None]:
-        """Turns the errors of writing a table, which is unchanged then, into an IsthmusError."""
         where, path = f"offline table of {name}", self.path(name)
         try:
             yield
         except (DeltaError, OSError, pa.ArrowException, ValueError, RuntimeError) as error:
-            # A storage may have made the commit, and its answer was lost: a second try meets the first.
+            # The storage may have committed although its reply was lost; deltalake's retry then fails on that commit.
             if "://" in path and self._has(name, -1 if table is None else table.version(), commit):
                 return
             if refusal := unavailable(where, path, error):
@@ -272,15 +268,15 @@ class OfflineStore:
             if isinstance(error, CommitFailedError) or new:
                 raise DataError(
                     where, "another process wrote to it at the same moment",
-                    remedy="its rows are whole: run it again once the other run has ended",
+                    remedy="no rows are damaged: try again after the other run ends",
                 ) from error  # fmt: skip
             raise DataError(
                 where, f"{path} cannot be written ({first_line(error)})",
-                remedy="its rows are as they were: mend that, then run it again",
+                remedy="its rows are unchanged: fix the cause, then try again",
             ) from error  # fmt: skip
 
     def _has(self, name: str, before: int, commit: Commit) -> bool:
-        """Whether the table's next commit is this one: what it holds is what we wanted to write, whoever wrote it."""
+        """Return whether the table's next commit has exactly this content, whichever process wrote it."""
         with suppress(IsthmusError):
             table = self._table(name)
             if table is not None and table.version() == before + 1:
@@ -288,13 +284,13 @@ class OfflineStore:
         return False
 
     def extend(self, view: ViewContract, pushed: pa.Table) -> int:
-        """Adds pushed rows, as a transform returns them, to the table of a view; returns how many it has more.
+        """Add pushed rows, in the form a transform returns, to the table of a view. Return the number of added rows.
 
-        It is one commit, after which the table has the rows that a build would have left which knew of them. A table
-        that is not there, or is of another contract, is left to its next build.
+        Afterwards the table equals what a build that knew these rows would have written. Do nothing if the table does
+        not exist or has another contract: its next build will read the pushed rows from the log.
 
         Raises:
-            DataError: another process has written to the table since, or it cannot be written. It is unchanged.
+            DataError: another process has written to the table since, or writing failed. The table is unchanged.
         """
         table = self._table(view.table)
         before = self._commit(view.table, table) if table else None
@@ -302,22 +298,22 @@ class OfflineStore:
             return 0
         path, identity = self.path(view.table), [field.name for field in table_schema(view) if not field.nullable]
         days, parts, rewrite = dict(before.days), dict[int, pa.Table](), False
-        with Spool() as rows:
+        with DaySpool() as rows:
             with self.reading(view.table):
                 files = files_by_day(table)
-                for day, (_, own) in by_day(view, once(view, pushed)).items():
-                    # Without their values: most of the time a few rows are added to many.
+                for day, (_, own) in by_day(view, canonical_pushes(view, pushed)).items():
+                    # Compare without the values: usually a few rows are added to many.
                     stored = dataset(table, path, [day]).to_table(columns=identity).cast(own.select(identity).schema)
-                    group, outdone = joined(view, stored, own.select(identity))
+                    group, outdone = merge(view, stored, own.select(identity))
                     entry = Day(len(group), digest(group))
                     if entry != days.get(day):
-                        # What is stored already, and what a stored row has outdone, is not added.
-                        lost = without(own.select(identity), group)
-                        days[day], parts[day] = entry, without(without(own, stored), lost)
+                        # Skip rows that are already stored, and rows that a stored row beats.
+                        lost = difference(own.select(identity), group)
+                        days[day], parts[day] = entry, difference(difference(own, stored), lost)
                         rewrite |= outdone > 0 or files.get(day, 0) >= FILES
                 for day, own in parts.items():
                     whole = dataset(table, path, [day]).to_table().select(own.column_names) if rewrite else None
-                    rows.add(own if whole is None else joined(view, whole.cast(own.schema), own)[0])
+                    rows.add(own if whole is None else merge(view, whole.cast(own.schema), own)[0])
             if not parts:
                 return 0
             commit = replace(Commit.of(view.hash, days, before.until, before.origin, before.done), built=before.base)
@@ -325,16 +321,16 @@ class OfflineStore:
         return commit.rows - before.rows
 
     def commit(self, view: ViewContract, version: int | None = None) -> Commit | None:
-        """The commit of a view's table, under any contract; None if there is no table.
+        """Return the commit of a view's table, under any contract, or None without a table.
 
         Raises:
-            DataError: it is damaged, or another tool has changed its rows.
+            DataError: the table is damaged, or another tool has changed its rows.
         """
         table = self._table(view.table, version)
         return None if table is None else self._commit(view.table, table)
 
     def check(self, history: ViewHistory) -> None:
-        """Reads all rows of a history and recomputes their content hashes.
+        """Read all rows of a history and verify their content hashes.
 
         Raises:
             DataError: a row differs from what was written.
@@ -345,29 +341,28 @@ class OfflineStore:
             values = {column.name: from_arrow(rows[column.name], column.dtype) for column in view.fields}
             altered = np.flatnonzero(RowCodec(view).content(values, len(rows)) != rows["content_hash"].to_numpy())
             if len(altered):
-                raise OSError(f"{len(altered)} of {len(rows)} rows are not what was written")
+                raise OSError(f"{len(altered)} of {len(rows)} rows differ from what was written")
 
     def fingerprint(self, view: ViewContract) -> str:
-        """That of the history of a view, without the history: it loads no pandas. Errors: see `history`."""
+        """Return the fingerprint of a view's history without loading pandas. Raises the errors of `history`."""
         return self._built(view)[1].fingerprint
 
     def base(self, view: ViewContract) -> str:
-        """The fingerprint that the last build of a view has left, see `Commit`. Errors: see `history`."""
+        """Return the fingerprint of the last build of a view, see `Commit`. Raises the errors of `history`."""
         return self._built(view)[1].base
 
     def history(self, view: ViewContract, version: int | None = None) -> ViewHistory:
-        """The history of a view at a version of its table, by default the latest.
+        """Return the history of a view at a version of its table, by default the latest.
 
         Raises:
             ContractMismatch: the table was built under another contract of the view.
-            DataError: there is no table, or it is damaged.
+            DataError: the table is missing or damaged.
         """
         table, commit = self._built(view, version)
         with self.reading(view.table):
             return ViewHistory(view, dataset(table, self.path(view.table)), table.version(), commit)
 
     def _built(self, view: ViewContract, version: int | None = None) -> tuple[DeltaTable, Commit]:
-        """The table of a view, which was built under its contract, and its commit."""
         table = self._table(view.table, version)
         if table is None:
             raise DataError(f"offline table of {view.table}", f"nothing at {self.path(view.table)}",
@@ -375,25 +370,25 @@ class OfflineStore:
         commit = self._commit(view.table, table)
         if commit.contract != view.hash:
             raise ContractMismatch(f"offline table of {view.table}",
-                                   f"built under {commit.contract[:12]}: its definition has changed since",
+                                   f"built under {commit.contract[:12]}: the definition changed since the last build",
                                    expected=view.hash[:12], remedy="run `isthmus build`")  # fmt: skip
         with self.reading(view.table):
             require_readable(table)
         return table, commit
 
     def retyped(self, view: ViewContract) -> list[Problem]:
-        """The columns of a view's table that have another type than the view declares."""
+        """Return a problem for each column of the table whose type is not the declared type."""
         table = self._table(view.table)
         return [] if table is None else self._retyped(view, table)
 
     def reading(self, view: str) -> AbstractContextManager[None]:
-        """A context that turns the errors of reading a damaged table into a DataError."""
+        """Return a context that converts errors of reading a damaged table into a DataError."""
         return _damage(view, self.path(view))
 
     def _retyped(self, view: ViewContract, table: DeltaTable) -> list[Problem]:
         with self.reading(view.table):
             types = {column.name: column.type for column in pa.schema(table.schema().to_arrow())}
-        remedy = f"declare the view with version={view.version + 1}, which begins a table of its own"
+        remedy = f"declare the view with version={view.version + 1}, which starts a new table"
         return [
             Problem(
                 f"view {view.name}, {column.name}", f"its table holds {types[column.name]}", str(column.type), remedy
@@ -413,33 +408,33 @@ class OfflineStore:
             return None
 
     def _commit(self, name: str, table: DeltaTable) -> Commit:
-        """Our last commit of the table at its version."""
+        """Return the last commit by Isthmus, at the version of the table."""
         with self.reading(name):
             for back in range(1, table.version() + 2):
                 # At an older version, deltalake lists the commits from the newest down to that version.
-                found = commits(table, self.path(name), back)
-                if len(found) < back:
+                entries = commits(table, self.path(name), back)
+                if len(entries) < back:
                     break
-                if commit := Commit.read(found[-1]):
+                if commit := Commit.read(entries[-1]):
                     return commit
-                operation = found[-1].get("operation")
+                operation = entries[-1].get("operation")
                 if operation not in _HARMLESS:
                     break
             else:
                 operation = None
-            if not found:
+            if not entries:
                 raise OSError("its last commit is empty")
         raise DataError(
             f"offline table of {name}", f"{self.path(name)} was written by another tool ({operation})",
             expected="commits of `isthmus build`",
-            remedy="remove that folder and run `isthmus build`, which computes it again",
+            remedy="remove that folder and run `isthmus build` to recompute it",
         )  # fmt: skip
 
 
 def _with_pushed(
-    rows: Spool, pushed: Sequence[int], within: Days | None
+    rows: DaySpool, pushed: Sequence[int], within: Days | None
 ) -> Iterator[tuple[pa.Table | None, list[int]]]:
-    """The groups of rows, each with the days up to its last one that have pushed rows; at the end the rest of these."""
+    """Yield each group of rows with the pushed days up to its last day; finally None with the remaining pushed days."""
     left = deque(day for day in pushed if within is None or day in within)
     for group in rows.groups(within):
         last = int(micros(group["event_timestamp"])[-1] // DAY)
@@ -453,11 +448,11 @@ def _require_extendable(view: ViewContract, before: Commit | None) -> None:
     if before is not None and before.contract != view.hash:
         raise ContractMismatch(
             where,
-            f"built under {before.contract[:12]}: the days outside of the range are not what the view says today",
+            f"built under {before.contract[:12]}: the days outside the range do not match the current definition",
             expected=view.hash[:12], remedy=remedy,
         )  # fmt: skip
     if before is not None and before.days is None:
-        raise ContractMismatch(where, "an earlier version of Isthmus built it, which knew no days", remedy=remedy)
+        raise ContractMismatch(where, "built by an earlier version of Isthmus, which did not store days", remedy=remedy)
 
 
 @contextmanager
@@ -471,33 +466,31 @@ def _damage(view: str, path: str) -> Iterator[None]:
             raise refusal from error
         raise DataError(
             f"offline table of {view}", f"{path} cannot be read ({first_line(error)})",
-            remedy="it is half-written or damaged: remove that folder and run `isthmus build`, which computes it again",
+            remedy="it is incomplete or damaged: remove that folder and run `isthmus build` to recompute it",
         ) from error  # fmt: skip
 
 
 def _duckdb_error() -> type[Exception]:
-    # Late, and so only where something has failed: many commands need a table and no DuckDB.
+    # Imported only after a failure: many commands need a table but not DuckDB.
     import duckdb
 
     return duckdb.Error
 
 
 def _until(before: Commit | None, within: Days | None, now: int) -> int:
-    """The moment up to which builds have come after this build."""
     if within is None:
         return now
     return max(before.until if before else 0, min(now, within.end * DAY))
 
 
 def _origin(
-    before: Commit | None, within: Days | None, origin: Origin | None, done: Sequence[Days]
-) -> tuple[Origin, Sequence[Days]]:
-    """The sources of the table after this build, and the ranges that were built from exactly their content."""
-    origin = origin or Origin()
+    before: Commit | None, within: Days | None, origin: RowSources | None, done: Sequence[Days]
+) -> tuple[RowSources, Sequence[Days]]:
+    origin = origin or RowSources()
     if within is None or before is None:
         return origin, tuple(union([within, *done])) if within and origin.content else ()
     schemas = {name: {**before.origin.schemas.get(name, {}), **types} for name, types in origin.schemas.items()}
     if not origin.content:
-        return Origin(schemas), ()
+        return RowSources(schemas), ()
     earlier = before.done if before.origin.content == origin.content else ()
-    return Origin(schemas, origin.content), tuple(union([*earlier, *done, within]))
+    return RowSources(schemas, origin.content), tuple(union([*earlier, *done, within]))

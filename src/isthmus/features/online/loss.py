@@ -22,15 +22,15 @@ from isthmus.features.redis.routing import Command
 
 FILE = "materialized.json"
 SAMPLE = 64
-"""Number of keys of a view that the sample holds."""
+"""Number of sampled keys per view."""
 INFO = ("server", "stats", "memory")
-"""Sections of a server's INFO with its run_id, evicted_keys and maxmemory_policy."""
+"""Sections of Redis' INFO with run_id, evicted_keys and maxmemory_policy."""
 
 _KEEP = "set `maxmemory-policy noeviction` in redis.conf, or run `CONFIG SET maxmemory-policy noeviction`"
 
 
-class Written(msgspec.Struct, frozen=True):
-    """The last materialization of a view, with the fields of its `Published` record."""
+class LastMaterialization(msgspec.Struct, frozen=True):
+    """The last materialization of a view, with fields of its `Published` record."""
 
     contract: str
     built: int
@@ -38,7 +38,7 @@ class Written(msgspec.Struct, frozen=True):
     horizon: int = records.NEVER
 
 
-Materialized = Mapping[str, Written]
+LastMaterializations = Mapping[str, LastMaterialization]
 """Online name of a view to its last materialization."""
 
 
@@ -54,16 +54,16 @@ class Losses(NamedTuple):
     policy: str = ""
 
 
-def loads(text: bytes, where: str) -> dict[str, Written]:
-    """Parse the materializations in the text of the file."""
+def loads(text: bytes, where: str) -> dict[str, LastMaterialization]:
+    """Parse the text of the file; raise a DataError if it is damaged."""
     try:
-        return msgspec.json.decode(text, type=dict[str, Written])
+        return msgspec.json.decode(text, type=dict[str, LastMaterialization])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(where, f"cannot be read ({error})", remedy="run `isthmus materialize`") from error
 
 
-def read(file: Path) -> dict[str, Written]:
-    """Return the materializations in the file; an empty dict if the file is missing or damaged."""
+def read(file: Path) -> dict[str, LastMaterialization]:
+    """Return the materializations in the file, or an empty dict if it is missing or damaged."""
     try:
         return loads(file.read_bytes(), str(file))
     except (FileNotFoundError, DataError):
@@ -71,18 +71,16 @@ def read(file: Path) -> dict[str, Written]:
 
 
 def note(file: Path, view: ViewContract, record: Published) -> None:
-    """Record in the file that a view was materialized. Replace the view's earlier entry."""
-    entry = Written(record.contract, record.built, record.at, record.horizon)
+    entry = LastMaterialization(record.contract, record.built, record.at, record.horizon)
     write_atomically(file, msgspec.json.encode({**read(file), view.online_name: entry}))
 
 
 def sample(project: str, view: ViewContract) -> bytes:
-    """Return the Redis key that holds a sample of a view's keys, as MessagePack."""
     return records.beside(project, view.online_name, "sample")
 
 
-def sampled(text: bytes | None) -> list[bytes]:
-    """Return the keys of a sample; empty if it is missing or damaged."""
+def decode_sample(text: bytes | None) -> list[bytes]:
+    """Decode the keys of a sample; return an empty list if it is missing or damaged."""
     try:
         return [] if text is None else msgspec.msgpack.decode(text, type=list[bytes])
     except msgspec.DecodeError:
@@ -90,9 +88,15 @@ def sampled(text: bytes | None) -> list[bytes]:
 
 
 def check(
-    project: str, views: Collection[ViewContract], written: Materialized, nodes: Sequence[Mapping[str, Any]]
+    project: str,
+    views: Collection[ViewContract],
+    written: LastMaterializations,
+    nodes: Sequence[Mapping[str, Any]],
 ) -> Generator[list[Command], list[Any], Losses]:
-    """Yield Redis commands, take their replies, and return what is lost; `nodes` are the INFO of the servers."""
+    """Yield lists of Redis commands, take their replies, and return the views that may have lost rows.
+
+    `nodes` are the INFO of each server.
+    """
     lost, commands = dict[str, str](), list[Command]()
     query = records.query(project, views)
     texts, *samples = yield [query, *((b"GET", sample(project, view)) for view in views)]
@@ -101,30 +105,30 @@ def check(
         if why := _differs(record, last if last is not None and last.contract == view.hash else None, nodes):
             lost[view.online_name] = why
         elif record is not None and not record.pending and record.contract == view.hash:
-            commands += [(b"HEXISTS", key, view.online_name.encode()) for key in sampled(keys)]
-    there = (yield commands) if commands else []
-    gone = [command[2].decode() for command, found in zip(commands, there, strict=True) if not found]
-    # A materialization that began meanwhile may have removed keys of the sample: its record says so.
+            commands += [(b"HEXISTS", key, view.online_name.encode()) for key in decode_sample(keys)]
+    replies = (yield commands) if commands else []
+    gone = [command[2].decode() for command, exists in zip(commands, replies, strict=True) if not exists]
+    # If a record has changed meanwhile, a new materialization may have removed sampled keys.
     if gone and (yield [query]) == [texts]:
         lost |= {name: f"{gone.count(name)} sampled keys are gone" for name in gone}
     policy = _policy(nodes)
     return Losses({name: f"{why}; {policy}" if policy else why for name, why in lost.items()}, policy)
 
 
-def _differs(record: Published | None, last: Written | None, nodes: Iterable[Mapping[str, Any]]) -> str:
-    """Say why a view may have lost rows, judging by its record; empty if the record gives no reason."""
+def _differs(record: Published | None, last: LastMaterialization | None, nodes: Iterable[Mapping[str, Any]]) -> str:
+    """Return why a view may have lost rows according to its record, or an empty string."""
     if record is None:
-        return "" if last is None else "Redis holds nothing of what was materialized"
+        return "" if last is None else "Redis has no record of the materialization"
     if last is not None and (record.built, record.at) < (last.built, last.at):
-        return "Redis has come back with the rows of an earlier materialization"
+        return "Redis was restored to the rows of an earlier materialization"
     # A run says until when an earlier one was complete: NEVER, if Redis had nothing when it began.
     if last and record.pending and record.contract == last.contract and record.complete < last.horizon:
         return "Redis does not hold all rows of the last materialization again"
     for node in nodes:
         before, now = record.servers.get(str(node["run_id"])), int(node["evicted_keys"])
         if before is None and int(node["maxmemory"]) and _policy([node]):
-            return "Redis was started again, and may have evicted keys before"
-        # No row has a time to live.
+            return "Redis was restarted, and may have evicted keys before"
+        # Rows have no expiry, so volatile policies never evict them.
         if before not in (None, now) and not str(node["maxmemory_policy"]).startswith("volatile-"):
             return f"Redis has evicted {now:,} keys"
     return ""
@@ -137,14 +141,12 @@ def _policy(nodes: Iterable[Mapping[str, Any]]) -> str:
 
 
 def refusal(view: str, why: str) -> LostRowsError:
-    """Return the error about a view that may have lost rows."""
     return LostRowsError(
         f"view {view}", f"has lost online rows: {why}", remedy="run `isthmus materialize`", passes=False
     )
 
 
 def require_rows(lost: Mapping[str, str], views: Iterable[ViewContract], answers: Mapping[str, ViewAnswer]) -> None:
-    """Raise a LostRowsError if an answer lacks a row of a view that may have lost it."""
     for view in views:
         answer = answers[view.name]
         absent = (answer.status == Status.NOT_FOUND) & (answer.known == 0)

@@ -1,4 +1,4 @@
-"""Reading: the commands of a lookup, and the answer of the stored rows by the time rules."""
+"""Reading: the Redis commands of a lookup, and the time rules applied to the stored rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,15 +22,15 @@ _PRESENT, _NOT_FOUND = np.uint8(Status.PRESENT), np.uint8(Status.NOT_FOUND)
 
 @dataclass(frozen=True, slots=True)
 class ViewAnswer:
-    """The answer of a view for n keys at a moment.
+    """The answer of a view for n keys at one time.
 
     Attributes:
-        columns: feature name to its values; everything but a present value is null.
+        columns: values by feature name; null unless the status is present.
         status: shape (n,) uint8, codes of `Status`.
-        complete: whether every row is present and has no null: then there is nothing to mask.
-        event: shape (n,) int64 microseconds, 0 where there is no row.
-        known: shape (n,) int64 microseconds, 0 where there is no row.
-        foreign: places of damaged rows whose Redis key is no hash, with its type: another program wrote there.
+        complete: True if every row is present and has no null, so nothing needs masking.
+        event: shape (n,) int64 microseconds, 0 without a row.
+        known: shape (n,) int64 microseconds, 0 without a row.
+        foreign: index of each damaged row whose Redis key another program overwrote, with the key's type.
     """
 
     columns: Columns
@@ -42,12 +42,12 @@ class ViewAnswer:
 
 
 class LookupPlan:
-    """Reads views, each once, for many entity rows in a single round trip: compiled once, used by every request.
+    """A compiled lookup that reads several views for many entity rows in a single round trip.
 
     Attributes:
-        codecs: view name to the codec of its rows.
-        keys: the join keys of all views, by name.
-        ahead: whether a row is there before its time, as in Feast.
+        codecs: row codec by view name.
+        keys: join keys of all views, by name.
+        ahead: show rows before their time, as Feast does.
     """
 
     def __init__(
@@ -67,14 +67,13 @@ class LookupPlan:
         self.keys: dict[str, Column] = {column.name: column for view in self.views for column in view.keys}
 
     def bits(self, features: Iterable[tuple[str, str]]) -> dict[str, bytes]:
-        """View name to the null bits of its features among (view, feature) pairs, for `Columns.nulls`."""
+        """Return the null bits of (view, feature) pairs by view name, for `Columns.nulls`."""
         names: dict[str, list[str]] = {}
         for view, feature in features:
             names.setdefault(view, []).append(feature)
         return {view: self.codecs[view].bits(own) for view, own in names.items()}
 
     def commands(self, keys: Mapping[str, Sequence[KeyValue]]) -> list[Command]:
-        """The Redis commands of a lookup."""
         project = self.contract.project
         commands: list[Command] = []
         for views in self._groups:
@@ -86,10 +85,12 @@ class LookupPlan:
         self, replies: Sequence[Sequence[bytes | None]], rows: int, at: int, stamps: Mapping[str, Stamp],
         check: bool | None = None,
     ) -> dict[str, ViewAnswer]:  # fmt: skip
-        """View name to its answer, from the replies to `commands` for `rows` entity rows.
+        """Return the answer of each view by name, from the replies to `commands` for `rows` entity rows.
 
-        The stamps must be read before the rows, so that a row whose times are its own is newer than the stamp. Damaged
-        rows are refused, or with `check` answered by their status; if it is true, contents are compared with hashes.
+        Read the stamps before the rows, so that a row that carries its own times is newer than the stamp.
+
+        Damaged rows raise an error if `check` is None; otherwise they get the status DAMAGED. With `check=True`, the
+        content is also compared with its hash.
         """
         answers = {}
         for group, views in enumerate(self._groups):
@@ -106,7 +107,7 @@ class LookupPlan:
     def with_foreign(
         self, answers: Mapping[str, ViewAnswer], rows: int, foreign: Mapping[int, str]
     ) -> dict[str, ViewAnswer]:
-        """The answers to `commands` with the places of those whose key has another type, and that type."""
+        """Return the answers with `foreign` set; `foreign` maps the position of a command to the type of its key."""
         marked = {}
         for group, views in enumerate(self._groups):
             own = {place - group * rows: kind for place, kind in foreign.items() if place // rows == group}
@@ -114,7 +115,6 @@ class LookupPlan:
         return marked
 
     def read(self, client: Client, keys: Mapping[str, Sequence[KeyValue]], at: int) -> dict[str, ViewAnswer]:
-        """Reads and decodes, blocking."""
         (reply,) = ask(client, [record.query(self.contract.project, self.views)])
         stamps = record.stamps(self.views, reply)
         rows = len(next(iter(keys.values()), ()))
@@ -137,12 +137,12 @@ def _bounds(times: Ints) -> tuple[int, int]:
 def answer(
     view: ViewContract, block: Block, damaged: Mask | None, at: int, stamp: Stamp | None, ahead: bool
 ) -> ViewAnswer:
-    """Applies the time rule to stored rows: the future is not there yet, the past expires."""
+    """Apply the time rules to stored rows: future rows are invisible, and old rows expire."""
     if stamp is not None:
         event, known = stamp.apply(block.event, block.known)
         block = Block(block.present, event * block.present, known * block.present, block.columns)
     if block.columns.complete and _all_present(view, block, at, ahead):
-        # What most lookups meet, with a third of the work.
+        # The usual case, at a third of the cost.
         return ViewAnswer(block.columns, np.zeros(len(block.event), np.uint8), block.event, block.known, complete=True)
     visible = block.present if ahead else block.present & (block.event <= at) & (block.known <= at)
     status = np.where(visible, _PRESENT, _NOT_FOUND)

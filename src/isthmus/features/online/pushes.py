@@ -1,8 +1,8 @@
-"""The stream of pushed rows that no history has yet: one in Redis for each offline table.
+"""The streams of pushed rows that have not reached the history: one Redis stream for each offline table.
 
-A push appends its rows here before it writes them, so that a row which is served is in the history or on its way there.
-Both cannot be one step: in a cluster the stream is on one node, and the rows are on all of them. A server that is
-killed in between leaves rows of a push that nobody has confirmed; the next materialization writes them.
+A push appends its rows to the stream before it writes them, so every served row is in the history or queued for it.
+The two steps cannot be atomic: in a cluster, the stream is on one node and the rows are on all nodes. If a server is
+killed in between, its push was not confirmed; the next materialization writes the rows online.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,8 +17,8 @@ from isthmus.features.online import record
 from isthmus.features.redis.pipeline import Client, run
 from isthmus.features.redis.routing import Command, Script
 
+# A place packs the two numbers of a stream id, the millisecond and the sequence number, into this many bits.
 _MOMENT, _SEQUENCE = 41, 22
-"""Bits of the two numbers of an id, a millisecond and the count of its rows, in the place that we make of it."""
 
 # Append all rows of a push, or no row if too many would wait. Reply with the number of appended and of waiting rows.
 APPEND = Script("""
@@ -72,10 +72,10 @@ class Entry:
     """A pushed row in the stream.
 
     Attributes:
-        place: its id as one number; rises along the stream.
+        place: the stream id as a single number, ascending along the stream.
         name: the entity key.
-        row: the packed row; of an entry of another program, no row of any view.
-        accepted: when the push was accepted, microseconds since 1970 UTC.
+        row: the packed row; if another program wrote the entry, bytes that are not a row of any view.
+        accepted: time at which the push was accepted, microseconds since 1970 UTC.
     """
 
     place: int
@@ -86,9 +86,9 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The rows that wait for a history, and when Redis got the first of them, microseconds since 1970 UTC.
+    """The rows queued for a history, and the time at which Redis got the first, microseconds since 1970 UTC.
 
-    Rows whose collection was killed at its very end still count, until the next one.
+    If a collection is killed at its very end, its rows still count until the next collection.
     """
 
     rows: int
@@ -96,20 +96,18 @@ class Backlog:
 
 
 def stream(project: str, table: str) -> bytes:
-    """The Redis key of the stream for an offline table."""
     return record.beside(project, table, "pushed")
 
 
 def backlog_commands(project: str, table: str) -> list[Command]:
-    """The Redis commands whose replies are a `backlog`."""
+    """Return the Redis commands whose replies `backlog` takes."""
     name = stream(project, table)
     return [(b"XLEN", name), (b"XRANGE", name, b"-", b"+", b"COUNT", b"2"), (b"GET", _collected(project, table))]
 
 
 def backlog(replies: Sequence[Any]) -> Backlog:
-    """What waits, from the replies to `backlog_commands`."""
     length, entries, collected = replies
-    # The last collected entry stays, and a stream that was lost begins with an entry without a row.
+    # Do not count the last collected entry, which stays, or the entry without a row that `restore` adds.
     if entries and (entries[0][0] == collected or b"" in entries[0][1]):
         length, entries = length - 1, entries[1:]
     return Backlog(length, min(_numbers(entries[0][0])[0], 1 << _MOMENT) * 1000 if entries else None)
@@ -120,22 +118,20 @@ def _collected(project: str, table: str) -> bytes:
 
 
 def appended(names: Sequence[bytes], rows: Sequence[bytes], accepted: int, limit: int) -> list[bytes]:
-    """The arguments of `APPEND`."""
     pairs = [part for pair in zip(names, rows, strict=True) for part in pair]
     return [b"%d" % limit, b"%d" % accepted, *pairs]
 
 
 def require_room(table: str, counts: Sequence[int], rows: int) -> None:
-    """Raises a DependencyError if `APPEND` has refused rows."""
     if counts[0] < rows:
         raise DependencyError(
-            f"history of {table}", f"{counts[1]:,} pushed rows wait for it, and {rows:,} more are too many",
-            remedy="run `isthmus collect`, or push with `to: online`, which no history learns of", passes=True,
+            f"history of {table}", f"{counts[1]:,} pushed rows wait for it; {rows:,} more exceed the limit",
+            remedy="run `isthmus collect`, or push with `to: online`, which skips the history", passes=True,
         )  # fmt: skip
 
 
 def newest(client: Client, project: str, table: str) -> int:
-    """The place of the last entry of a stream; -1 if it has none."""
+    """Return the place of the last entry of a stream, or -1 if it is empty."""
     entries = _entries(client, project, table, lambda name: client.xrevrange(name, count=1))
     return _place(entries[0][0]) if entries else -1
 
@@ -143,10 +139,10 @@ def newest(client: Client, project: str, table: str) -> int:
 def waiting(
     client: Client, project: str, table: str, count: int, after: int = -1, until: int | None = None
 ) -> list[Entry]:
-    """The first entries of a stream after a place, up to and with another one, in order.
+    """Return up to `count` entries of a stream in order: those with a place in (after, until].
 
     Raises:
-        redis.RedisError: Redis does not answer, or refuses.
+        redis.RedisError: Redis does not answer, or rejects a command.
     """
     first, last = "-" if after < 0 else f"({_id(after)}", "+" if until is None else _id(max(until, 0))
     entries = _entries(client, project, table, lambda name: client.xrange(name, first, last, count=count))
@@ -170,7 +166,6 @@ def _entry(place: int, fields: Mapping[bytes, bytes]) -> Entry:
 
 
 def aside(project: str, table: str) -> bytes:
-    """Return the Redis key of the stream of entries that could not be read."""
     return record.beside(project, table, "aside")
 
 
@@ -196,37 +191,36 @@ def put_back(client: Client, project: str, table: str) -> None:
 
 
 def trim(client: Client, project: str, table: str, place: int) -> int:
-    """Removes the entries before a place, which was collected last; returns how many those were.
+    """Remove the entries before `place`, the last collected entry. Return the number of removed entries.
 
-    That of the place itself stays: as long as it is there, Redis has lost nothing that came after it.
+    The entry at `place` stays: while it exists, Redis has not lost any later entry.
     """
     client.set(_collected(project, table).decode(), _id(place))
     return client.xtrim(stream(project, table), minid=_id(place), approximate=False)
 
 
 def collected(client: Client, project: str, table: str) -> int:
-    """The place that `trim` had last; -1 if Redis does not know it."""
+    """Return the last place passed to `trim`, or -1 if Redis does not know it."""
     name = cast("bytes | None", client.get(_collected(project, table).decode()))
     return -1 if name is None else _place(name)
 
 
 def holds(client: Client, project: str, table: str, place: int) -> bool:
-    """Whether the entry of a place is there."""
     return bool(client.xrange(stream(project, table), _id(place), _id(place)))
 
 
 def restore(client: Client, project: str, table: str, place: int, seen: int) -> None:
-    """Makes a stream that was lost go on from a place, with an entry without a row: later ids are greater.
+    """Make a lost stream continue after `place`, by adding an entry without a row, so that later ids are greater.
 
-    Only if nothing has come after the place that was `seen` last, or -1: what came has to be brought first.
+    Do nothing if entries arrived after `seen`, the last place read (-1 if none): those must be collected first.
     """
     arguments = [b"" if seen < 0 else _id(seen).encode(), _id(place).encode()]
-    with suppress(redis.ResponseError):  # The stream is older than it says, and takes greater ids alone.
+    with suppress(redis.ResponseError):  # The stream accepts only greater ids.
         run(client, _RESTORE, arguments, [([stream(project, table)], [])])
 
 
 def moment(place: int) -> int:
-    """When an entry was appended by the clock of Redis, microseconds since 1970 UTC."""
+    """Return the time at which Redis appended an entry, microseconds since 1970 UTC."""
     return (place >> _SEQUENCE) * 1000
 
 

@@ -1,7 +1,7 @@
-"""The Lua scripts: Redis itself decides which rows replace what is stored, and which are removed.
+"""Lua scripts with which Redis decides which rows replace stored rows and which are removed.
 
-So batch, streaming and pushes may write at the same time, in any order, and end in the same state. Rows that come from
-anywhere but the offline table are called pushed. The history has those that were appended to its stream (`pushes`).
+Batch jobs, streams and pushes can therefore write concurrently, in any order, and reach the same state. A "pushed" row
+is a row that does not come from the offline table. Rows appended to the stream (`pushes`) also reach the history.
 """
 
 import struct
@@ -15,16 +15,15 @@ from isthmus.features.redis.routing import Script
 from isthmus.features.values.columns import Ints
 
 MANY = 100_000
-"""Keys of pushed rows that are remembered one by one, until a materialization has looked at them."""
+"""Maximum number of pushed keys recorded one by one. Beyond it, the next materialization compares every row."""
 
-# Decides which rows replace what is stored. Lua's numbers are doubles, which hold microseconds only to the year 2255:
+# Decide which rows replace stored rows. Lua's numbers are doubles, which hold microseconds only to the year 2255:
 # the 64-bit header numbers are compared as a signed and an unsigned half.
 #
-# The second argument is the horizon of a table, which decides about all that was known by then (8 bytes), or the stamp
-# of the view for pushed rows (24 bytes), or nothing. A pushed row that would get the times of the stamp instead of its
-# own is not written, whatever is stored.
+# The second argument is one of: the horizon of the offline table, which overrules all rows known by then (8 bytes); the
+# stamp of the view, for pushed rows (24 bytes); empty. A pushed row whose times the stamp would replace is not written.
 #
-# The third count is of pushed rows that stay because they became known after the horizon.
+# The third count is the number of stored rows that stay because they became known after the horizon.
 WRITE = Script("""
 local field, decided, stamped = ARGV[1], #ARGV[2] == 8, #ARGV[2] == 24
 local sub, unpack, call = string.sub, struct.unpack, redis.call
@@ -65,8 +64,8 @@ end
 return {changed, written, stay}
 """)
 
-# Removes the rows of a view that were written under another contract, or became known no later than the horizon. The
-# second count is of those that stay.
+# Remove the rows of a view that were written under another contract, or were known by the horizon. Reply with the
+# numbers of removed and of remaining rows.
 REMOVE = Script("""
 local field, prefix = ARGV[1], ARGV[2]
 local hl, hh = struct.unpack('<I4i4', ARGV[3])
@@ -85,8 +84,7 @@ end
 return {removed, stay}
 """)
 
-# Notes the keys of pushed rows by when the rows became known. Of too many, it notes the newest, and that they are too
-# many.
+# Record the keys of pushed rows by known time. Beyond the limit, record only the newest key, and "*" for too many.
 ANNOUNCE = Script(f"""
 local call, set = redis.call, KEYS[1]
 if call('ZSCORE', set, '*') or call('ZCARD', set) + #ARGV / 2 > {MANY} then
@@ -104,7 +102,7 @@ return {{#ARGV / 2}}
 """)
 
 
-# Replaces the record of a view, unless somebody else has done so meanwhile.
+# Replace the record of a view, unless another process has replaced it meanwhile.
 REPLACE = Script("""
 local current = redis.call('HGET', KEYS[1], ARGV[1]) or ''
 if current == ARGV[3] then return {1} end
@@ -115,40 +113,35 @@ return {1}
 
 
 def suspects(project: str, view: str) -> bytes:
-    """The Redis key of the sorted set of keys whose rows were pushed; of a view by its online name."""
     return record.beside(project, view, "suspects")
 
 
-def locked(project: str, view: str) -> bytes:
-    """The Redis key that a materialization holds as its lock."""
+def lock_key(project: str, view: str) -> bytes:
     return record.beside(project, view, "lock")
 
 
 def announced(names: Sequence[bytes], known: Ints) -> list[bytes]:
-    """The arguments of `ANNOUNCE` for rows that became known at these times, shape (n,) int64 microseconds."""
     return [part for name, time in zip(names, known.tolist(), strict=True) for part in (b"%d" % time, name)]
 
 
 class PushStep(Enum):
-    """A step of `push_steps` besides the write itself."""
-
     READ = "read the record"
     ANNOUNCE = "announce the keys"
 
 
 def push_steps(view: ViewContract) -> Generator[PushStep | bytes, Any, Any]:
-    """The protocol by which pushed rows are written beside a materialization; returns the counts of `WRITE`.
+    """Yield the steps that write pushed rows while a materialization may be running. Return the counts of `WRITE`.
 
-    The caller does what each step says: for `READ` it sends back the record, for a `WRITE` by the rule that is yielded
-    the counts.
+    The caller performs each step. For `READ` it sends back the record of the view; for a rule (bytes) it runs `WRITE`
+    and sends back the counts.
     """
-    # Without a record, the next run looks at every row that is there.
+    # Without a record, the next materialization compares every row.
     before = yield PushStep.READ
     if before is not None:
         yield PushStep.ANNOUNCE
     stamp = record.stamp_of(view, before)
     counts = yield b"" if stamp is None else struct.pack("<qqq", stamp.until, stamp.event, stamp.known)
     if before is not None or (yield PushStep.READ) is not None:
-        # Once more: a materialization under way may have looked at these keys before their rows came.
+        # Again: a running materialization may have checked these keys before their rows were written.
         yield PushStep.ANNOUNCE
     return counts

@@ -30,18 +30,24 @@ from isthmus.features.values.entitykey import KeyValue, decode_key, entity_key, 
 from isthmus.features.values.rows import HEADER, VERSION, Block, RowCodec, known_times
 
 PIECE = 4000
-"""Rows that are packed at a time: a small part of all memory, and few enough for Redis to start on them soon."""
+"""Rows packed at a time: small enough for memory, and for Redis to start soon."""
 
 LEASE_SECONDS = 5.0
-"""How long a materialization that does not renew its lock is taken to be alive."""
+"""Seconds after which a materialization that has not renewed its lock counts as dead."""
 
 EVERYTHING = (1 << 63) - 1
-"""The horizon behind which every row lies."""
+"""A horizon later than the known time of any row."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteCounts:
-    """What a write did: rows offered, rows whose content was new, rows that replaced what was stored."""
+    """The effect of a write.
+
+    Attributes:
+        compared: number of rows offered.
+        changed: number of rows with new content.
+        written: number of rows that replaced a stored row, or that Redis did not have.
+    """
 
     compared: int
     changed: int
@@ -49,8 +55,6 @@ class WriteCounts:
 
 
 class OnlineStore:
-    """The rows of a project in a Redis."""
-
     def __init__(self, client: Client, contract: Contract) -> None:
         self.client = client
         self.contract = contract
@@ -66,11 +70,10 @@ class OnlineStore:
         *,
         horizon: int | None = None,
     ) -> WriteCounts:
-        """Writes n rows of a view; a row replaces what is stored unless that is newer by (event, known, content).
+        """Write n rows of a view. A row replaces the stored row unless that is newer by (event, known, content).
 
-        Times have shape (n,), int64 microseconds. The `horizon` is for rows of the offline table: until when it
-        decides. Whatever is stored and was known by then is replaced, even if it is newer, since the table would still
-        have it if it were true.
+        Times have shape (n,), int64 microseconds. Pass `horizon` only for rows of the offline table. The table then
+        overrules every stored row known by the horizon, even a newer one: a row missing from the table was removed.
         """
         codec = RowCodec(view)
 
@@ -94,7 +97,7 @@ class OnlineStore:
         return self._pushed(view, lambda: names(slice(None)), known, write)
 
     def put(self, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> WriteCounts:
-        """`write` for packed rows under their entity keys."""
+        """Write packed rows under their entity keys, by the rules of `write` for pushed rows."""
 
         def write(rule: bytes) -> list[int]:
             return run(self.client, scripts.WRITE, [view.online_name.encode(), rule], [(names, rows)]) or [0, 0, 0]
@@ -108,7 +111,6 @@ class OnlineStore:
         known: Ints,
         write: Callable[[bytes], Sequence[int]],
     ) -> WriteCounts:
-        """Writes rows that are no table's, by a rule that is passed to `write`."""
         steps = scripts.push_steps(view)
         reply: Any = None
         try:
@@ -124,7 +126,7 @@ class OnlineStore:
             changed, written, _ = end.value
         return WriteCounts(len(known), changed, written)
 
-    def push(  # noqa: PLR0913 - as `write`, and when
+    def push(  # noqa: PLR0913 - the arguments of `write`, and two more
         self,
         view: ViewContract,
         keys: Mapping[str, Sequence[KeyValue]],
@@ -135,12 +137,12 @@ class OnlineStore:
         accepted: int,
         waiting: int = records.WAITING,
     ) -> WriteCounts:
-        """Writes rows that the history of the view gets, too, by the next collection.
+        """Write rows online, and queue them for the next collection into the history.
 
-        `accepted` is the present, in microseconds, and `waiting` how many rows may wait for the history.
+        `accepted` is the present in microseconds, and `waiting` the maximum number of queued rows.
 
         Raises:
-            DependencyError: more would wait. Nothing was written.
+            DependencyError: the queue is full. Nothing was written.
         """
         names = entity_keys(self.contract.project, view.keys, keys)
         self.append(view, names, RowCodec(view).encode(event, known, columns), accepted, waiting)
@@ -154,17 +156,15 @@ class OnlineStore:
         accepted: int,
         waiting: int = records.WAITING,
     ) -> None:
-        """Puts packed rows under their entity keys on their way to the history, as `push` does."""
         arguments = pushes.appended(names, rows, accepted, waiting)
         counts = run(self.client, pushes.APPEND, arguments, [([pushes.stream(self.contract.project, view.table)], [])])
         pushes.require_room(view.table, counts, len(names))
 
     def backlog(self, table: str) -> Backlog:
-        """What waits for the history in an offline table."""
         return pushes.backlog(ask(self.client, pushes.backlog_commands(self.contract.project, table)))
 
     def _suspect(self, view: ViewContract, names: Sequence[bytes], known: Ints) -> None:
-        """Notes keys whose rows do not come from the offline table."""
+        """Record keys whose rows were pushed. The next materialization checks them."""
         for start in range(0, len(names), CHUNK):
             part = slice(start, start + CHUNK)
             arguments = scripts.announced(names[part], known[part])
@@ -176,7 +176,6 @@ class OnlineStore:
             )
 
     def _remember(self, view: ViewContract, names: Sequence[bytes], horizon: int) -> None:
-        """Notes which of these keys have rows that were known after the horizon: those were pushed."""
         stored = zip(names, self.rows(view, names), strict=True)
         rows = [(name, row) for name, row in stored if row and len(row) >= HEADER.size]
         known = known_times([row for _, row in rows])
@@ -184,32 +183,33 @@ class OnlineStore:
         self._suspect(view, [rows[place][0] for place in later], known[later])
 
     def distrust(self, view: ViewContract) -> None:
-        """Makes the next materialization compare every row."""
+        """Make the next materialization compare every row with Redis."""
         self.client.zadd(self._suspects(view).decode(), {"*": float("inf")})
 
     def _suspects(self, view: ViewContract) -> bytes:
         return scripts.suspects(self.contract.project, view.online_name)
 
     def record_text(self, view: ViewContract) -> bytes | None:
-        """The record of the view as Redis holds it, to be compared by `replace`."""
+        """Return the encoded record of the view, as `replace` expects it."""
         return cast("bytes | None", self.client.hget(self._records, view.online_name))
 
     def published(self, view: ViewContract) -> Published | None:
-        """The record of the view."""
         return records.decode(self.record_text(view))
 
     def replace(self, view: ViewContract, before: bytes | None, record: bytes) -> bool:
-        """Writes the record of the view if it is still the same as `before`; returns whether it was."""
+        """Replace the record of the view if it still equals `before`. Return whether it did."""
         arguments = [view.online_name.encode(), before or b"", record]
         return run(self.client, scripts.REPLACE, arguments, [([self._records.encode()], [])]) == [1]
 
     def lock(self, view: ViewContract) -> Lock:
-        """A lock that lets a single materialization of the view run at a time."""
-        name = scripts.locked(self.contract.project, view.online_name).decode()
+        name = scripts.lock_key(self.contract.project, view.online_name).decode()
         return cast("Lock", self.client.lock(name, timeout=LEASE_SECONDS, thread_local=False))
 
     def take_suspects(self, view: ViewContract, horizon: int) -> pa.Table | None:
-        """The join keys of pushed rows, None if too many were noted; those known by a horizon are then forgotten."""
+        """Return the join keys of pushed rows, or None if there were too many to record.
+
+        Forget the keys whose rows were known by the horizon.
+        """
         name = self._suspects(view).decode()
         with self.client.pipeline(transaction=True) as pipeline:
             pipeline.zrange(name, 0, -1)
@@ -218,7 +218,7 @@ class OnlineStore:
             names, _, many = pipeline.execute()
         if many:
             return None
-        # A server that has not heard of a new contract may name keys of another form. Nothing can read their rows.
+        # A server that still uses an older contract may record keys of another form. Their rows are unreadable.
         rows = [row for key in names if (row := self._read_key(view, key)) is not None]
         columns = sorted(view.keys, key=lambda column: column.name)
         values = {column.name: [row[n] for row in rows] for n, column in enumerate(columns)}
@@ -234,17 +234,17 @@ class OnlineStore:
         return row if same else None
 
     def remove(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
-        """Removes the rows of keys that were known by the horizon; returns how many those were.
+        """Remove the rows of these keys that were known by the horizon. Return the number of removed rows.
 
-        A row of another contract, which nothing can read, is removed whatever its time.
+        Rows written under another contract are unreadable, so they are always removed.
         """
         return self._remove(view, [entity_keys(self.contract.project, view.keys, keys)], horizon)
 
-    def remove_others(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
-        """Removes the rows of all keys but these likewise."""
+    def remove_except(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
+        """Remove the rows of all other keys, by the rules of `remove`."""
         keep = set(entity_keys(self.contract.project, view.keys, keys))
-        others = ([name for name in names if name not in keep] for names in self._names(view))
-        return self._remove(view, others, horizon)
+        batches = ([name for name in names if name not in keep] for names in self._names(view))
+        return self._remove(view, batches, horizon)
 
     def _remove(self, view: ViewContract, batches: Iterable[Sequence[bytes]], horizon: int) -> int:
         sent: list[Sequence[bytes]] = []
@@ -261,12 +261,11 @@ class OnlineStore:
         return removed
 
     def rows(self, view: ViewContract, names: Sequence[bytes]) -> list[bytes | None]:
-        """The packed rows of entity keys."""
         replies: list[bytes | None] = ask(self.client, [(b"HGET", name, view.online_name.encode()) for name in names])
         return replies
 
     def pushed(self, view: ViewContract, horizon: int) -> Iterator[tuple[dict[str, list[KeyValue]], Block]]:
-        """The rows that were pushed and became known after a horizon: join keys and rows, a part at a time."""
+        """Yield the join keys and rows that were pushed and became known after the horizon, in parts."""
         codec, ordered = RowCodec(view), sorted(column.name for column in view.keys)
         noted = cast("list[bytes]", self.client.zrange(self._suspects(view).decode(), 0, -1))
         parts = self._names(view) if b"*" in noted else (noted[n : n + CHUNK] for n in range(0, len(noted), CHUNK))
@@ -281,28 +280,25 @@ class OnlineStore:
                 yield {name: [key[n] for key in keys] for n, name in enumerate(ordered)}, codec.decode(rows)
 
     def drop(self, view: ViewContract) -> None:
-        """Removes a definition of a view: its rows, its record and what is noted beside them."""
         self.client.hdel(self._records, view.online_name)
         self._remove(view, self._names(view), EVERYTHING)
         for name in (self._suspects(view), loss.sample(self.contract.project, view)):
             self.client.delete(name.decode())
 
     def keep_sample(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]]) -> None:
-        """Store a sample of a view's keys. A later check looks up their rows to find lost ones."""
         names = entity_keys(self.contract.project, view.keys, keys)
         self.client.set(loss.sample(self.contract.project, view).decode(), msgspec.msgpack.encode(names))
 
     def lacks_sample(self, view: ViewContract) -> bool:
-        """Return whether a row of the sample is gone."""
         keys = cast("bytes | None", self.client.get(loss.sample(self.contract.project, view).decode()))
-        return not all(self._exist(view, loss.sampled(keys)))
+        return not all(self._exist(view, loss.decode_sample(keys)))
 
-    def losses(self, written: loss.Materialized) -> loss.Losses:
-        """Return view name to why Redis may have lost its rows, by comparing Redis with these materializations."""
+    def losses(self, written: loss.LastMaterializations) -> loss.Losses:
+        """Return which views may have lost rows in Redis, given their last materializations by online name."""
         views = list(self.contract.views.values())
         try:
             nodes = self._info()
-        except redis.ResponseError:  # this user may not run it
+        except redis.ResponseError:  # the user lacks permission for INFO
             nodes = []
         steps = loss.check(self.contract.project, views, written, nodes)
         commands = next(steps)
@@ -310,15 +306,14 @@ class OnlineStore:
             while True:
                 commands = steps.send(ask(self.client, commands))
         except StopIteration as end:
-            found: loss.Losses = end.value
-        return found
+            losses: loss.Losses = end.value
+        return losses
 
     def missing(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]]) -> int:
-        """How many of these keys have no row of the view."""
         return self._exist(view, entity_keys(self.contract.project, view.keys, keys)).count(0)
 
     def keys(self, view: ViewContract) -> dict[str, list[KeyValue]]:
-        """Join key name to the values of every key that has a row of the view, in no order."""
+        """Return the values of each join key over all keys that have a row of the view, unordered."""
         rows: set[tuple[KeyValue, ...]] = set()
         for names in self._names(view):
             exist = zip(names, self._exist(view, names), strict=True)
@@ -330,14 +325,14 @@ class OnlineStore:
         return ask(self.client, [(b"HEXISTS", name, view.online_name.encode()) for name in names])
 
     def servers(self) -> dict[str, int]:
-        """The processes that hold the rows, by names that they never have again, and how many keys each has evicted."""
+        """Return the number of evicted keys of each Redis process. A process name is never reused."""
         return {str(node["run_id"]): int(node["evicted_keys"]) for node in self._info()}
 
     def still_holds(self, servers: Mapping[str, int]) -> bool:
-        """Whether Redis still holds everything that it held when `servers` returned this.
+        """Return whether Redis still has every row that it had when `servers` returned this.
 
-        A single server writes a record after the rows: if it was restarted and has the record, it has the rows. A node
-        of a cluster can have come back without.
+        A restarted single server that has the record of a view also has its rows, which were written first. A restarted
+        cluster node may have lost them.
         """
         for node in self._info():
             evicts = node["maxmemory"] and node["maxmemory_policy"] != "noeviction"
@@ -358,7 +353,7 @@ class OnlineStore:
         return [client.get_redis_connection(node) for node in client.get_primaries()]  # type: ignore[no-untyped-call]
 
     def _names(self, view: ViewContract) -> Iterator[list[bytes]]:
-        """The Redis keys with the join keys of the view, batch by batch; a key may come twice."""
+        """Yield the Redis keys with the join keys of the view, in batches. A key may appear twice."""
         pattern = re.sub(rb"([*?\[\]\\])", rb"\\\1", key_prefix(self.contract.project, view.keys)) + b"*"
         for node in self._nodes():
             cursor = -1
@@ -368,6 +363,5 @@ class OnlineStore:
                     yield names
 
     def read(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], at: int) -> ViewAnswer:
-        """The answer of a view for n keys at time `at`, in microseconds."""
         plan = LookupPlan(self.contract, [view.name])
         return plan.read(self.client, keys, at)[view.name]

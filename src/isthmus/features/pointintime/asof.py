@@ -1,10 +1,10 @@
 """`clock.as_of` for all rows of a spine at once, in one pass over the history, in blocks of any order.
 
-A row of the history is visible from the later of its event and known times. The distinct moments of a key are its
-slots, in order of time, and each row lands on the first slot at which it is visible; the greatest row by (event, known,
-content) wins the slot. The running maximum along the slots of a key then answers each moment.
+A row of the history is visible from the later of its event and known times. The distinct times at which a key is
+queried are its slots, in order. Each row lands on the first slot at which it is visible; the greatest row by (event,
+known, content) wins the slot. The running maximum along the slots of a key is the answer at each time.
 
-Memory holds the sorted moments of the spine and a block of the history, however long the history is.
+Memory holds the sorted times of the spine and a block of the history, however long the history is.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,14 +20,14 @@ _LEAST = np.iinfo(np.int64).min
 _NONE = -1
 
 _PART = 1 << 16
-"""Rows that land together: few enough that their columns stay in a core's cache."""
+"""Rows processed together: few enough that their columns stay in a core's cache."""
 
 
-class Questions:
-    """Keys and moments whose rows in a history are wanted.
+class AsOfQueries:
+    """Pairs of key and time, for which the history is searched.
 
     Args:
-        keys: a column per join key, n values each; a null matches no row.
+        keys: one column per join key, n values each; a null matches no row.
         at: microseconds, shape (n,).
         content: returns the content hashes of the rows at distinct, sorted places. Called for rows with equal keys and
             times.
@@ -54,7 +54,7 @@ class Questions:
         self._shift = max(int(slots[-1]).bit_length() - 16, 0) if len(slots) else 0
 
     def offer(self, keys: Sequence[pa.ChunkedArray], event: Integers, known: Integers, first: int) -> None:
-        """Considers m consecutive rows of the history, the first of them at place `first`; times in microseconds."""
+        """Add m consecutive rows of the history, starting at place `first`; times in microseconds."""
         number = self._keys.of(keys)
         for start in range(0, len(number), _PART):
             part = slice(start, start + _PART)
@@ -77,14 +77,14 @@ class Questions:
         self._settle(slot, rows + first)
 
     def answers(self) -> tuple[Integers, Integers]:
-        """The place of the matching row, or -1, and its event time, shape (n,) each."""
+        """Return the place of the matching row, or -1, and its event time, shape (n,) each."""
         best = self._best()
         slot = best[self._slot_of]
         slot[(self._slot_of < 0) | (self._number[slot] != self._number[self._slot_of])] = _NONE
         return self._place[slot], self._event[slot]
 
     def _best(self) -> Integers:
-        """For each slot, the slot at or before it with the greatest row."""
+        """Return, for each slot, the slot at or before it with the greatest row."""
         filled = self._place >= 0
         rank = np.full(len(filled), _NONE)
         axis = _Axis(self._event[filled], self._keys.count)
@@ -94,7 +94,7 @@ class Questions:
         return np.maximum.accumulate(np.where(top, np.arange(len(filled)), 0))
 
     def _greatest(self, slot: Integers, values: Integers, best: Integers) -> Integers:
-        """The indices of the rows with the greatest value of their slots; updates `best` and clears smaller rows."""
+        """Return the indices of rows with the greatest value of their slots. Update `best` and clear smaller rows."""
         before = best.take(slot)
         keep = np.flatnonzero(values >= before)
         slot, values, before = slot.take(keep), values.take(keep), before.take(keep)
@@ -107,7 +107,7 @@ class Questions:
         return greatest
 
     def _settle(self, slot: Integers, place: Integers) -> None:
-        """Stores the places of the greatest rows; among equal rows of a slot the greatest by content."""
+        """Store the places of the greatest rows; among equal rows of a slot, the greatest by content."""
         before = self._place.take(slot)
         self._place[slot] = place
         self._place[slot[(before >= 0) | (self._place.take(slot) != place)]] = _NONE
@@ -122,12 +122,12 @@ class Questions:
 
 
 class _Axis:
-    """Packs a key number and a moment into an integer that orders by both."""
+    """Packs a key number and a time into an integer that orders by both."""
 
     def __init__(self, moments: Integers, count: int) -> None:
         self.low, self.high = (int(moments.min()), int(moments.max())) if len(moments) else (0, -1)
         self.span = self.high - self.low + 1
-        # If the span would overflow, the ranks of the moments stand in for them; ranks always fit.
+        # If the span would overflow, the ranks of the moments replace them; ranks always fit.
         self._moments = np.unique(moments) if self.span * max(count, 1) >= 1 << 62 else None
         if self._moments is not None:
             self.span = len(self._moments)
@@ -163,7 +163,6 @@ class _Numbering:
             self.number = number
 
     def of(self, keys: Sequence[pa.ChunkedArray]) -> Integers:
-        """The number of each key, -1 for a key that is not numbered."""
         number = np.zeros(1, np.int64)
         for column, values, seen in zip(keys, self._values, self._seen, strict=True):
             number = _joined(number, _positions(column, values), len(values))
@@ -177,16 +176,14 @@ def _joined(number: Integers, position: Integers, count: int) -> Integers:
     return np.where(position < 0, _NONE, number * count + position)
 
 
-def _index(distinct: Integers, wanted: Integers) -> Integers:
-    """The place of each wanted value among sorted distinct values, -1 if it is not among them."""
+def _index(distinct: Integers, values: Integers) -> Integers:
     if not len(distinct):
-        return np.full(len(wanted), _NONE)
-    place = np.minimum(np.searchsorted(distinct, wanted), len(distinct) - 1)
-    return np.where(distinct[place] == wanted, place, _NONE)
+        return np.full(len(values), _NONE)
+    place = np.minimum(np.searchsorted(distinct, values), len(distinct) - 1)
+    return np.where(distinct[place] == values, place, _NONE)
 
 
 def _positions(column: pa.ChunkedArray, values: pa.Array) -> Integers:
-    """The place of each value of a column in `values`, -1 if it is null or not among them."""
     if not pa.types.is_dictionary(column.type):
         return _filled(pc.index_in(column, value_set=values))
     if not column.num_chunks:

@@ -1,7 +1,7 @@
 """The point-in-time join: the row of each view that was valid at each spine row's own time.
 
-`asof` determines the places of the matching rows from keys and times alone; content hashes are read only for rows with
-equal key and times, which our own tables never hold. Arrow copies the values from those places, bit for bit.
+`asof` finds the matching rows from keys and times alone. It reads content hashes only for rows with equal key and
+times, which offline tables never hold. Arrow then copies the values bit for bit.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,12 +19,12 @@ import pyarrow.dataset as ds
 from isthmus.features.clock import Status
 from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.offline.scan import Scan, in_lots
-from isthmus.features.pointintime.asof import Integers, Questions
+from isthmus.features.pointintime.asof import AsOfQueries, Integers
 from isthmus.features.pointintime.questions import cast, check, moments
 from isthmus.features.values.arrow import ARROW, micros
 
 PASS = 1 << 20
-"""Rows of a spine for which each history is read once."""
+"""Spine rows per pass over the histories."""
 
 BATCH = 1 << 16
 """Rows of a result batch; the last batch of a pass may have fewer."""
@@ -36,42 +36,42 @@ _EARLIEST, _LATEST = -(1 << 63), (1 << 63) - 1
 
 
 def point_in_time(spine: pa.Table, histories: Sequence[ViewHistory], threads: int = 2) -> pa.Table:
-    """Joins views to a spine by the time rules.
+    """Join views to a spine by the time rules.
 
     Args:
         spine: `event_timestamp` (timestamp with time zone, no nulls) and the join keys. A null key matches no row.
         histories: the views to join.
-        threads: CPU threads.
+        threads: number of CPU threads.
 
     Returns:
         All spine rows in order, with `<view>__<feature>` columns and a `<view>__status` column (present, null, expired,
         not_found) for each view.
 
     Raises:
-        DataError: the spine lacks a column, a column has another type than the view's key or a value that does not
-            fit, or two columns of the result would share a name.
+        DataError: the spine lacks a column, a column has another type than the view's key or a value that does not fit,
+            or two columns of the result would share a name.
     """
     join = Join(spine.schema, histories, threads=threads)
     return pa.Table.from_batches(join.batches(spine.to_batches()), join.schema)
 
 
 class Join:
-    """The point-in-time join of a spine that streams in batches.
+    """Streams the point-in-time join of a spine in batches.
 
-    Both sides stream. Memory holds `rows` spine rows, the distinct rows that match them, and a block of the history of
-    each of `threads` views. Values are read only from row groups with a match.
+    Memory holds `rows` spine rows, their distinct matching rows, and one block of the history of each of `threads`
+    views. Values are read only from row groups with a match.
 
     Args:
-        spine: the columns of the spine.
+        spine: columns of the spine.
         histories: the views to join.
-        features: view name to the names of the features to join, in order; by default all features of all views.
-        status: add a status column per view. Without it, rows that are too old for all spine rows are not read.
-        threads: CPU threads, and views that are joined at once.
-        rows: rows of the spine for which each history is read once.
-        reading: context, by the name of a view's table, in which its history is read; several views at once.
+        features: names of the features to join, in order, by view name; default: all features of all views.
+        status: add a status column per view. Without it, rows too old for all spine rows are not read.
+        threads: number of CPU threads, and of views joined at once.
+        rows: spine rows per pass over the histories.
+        reading: context for reading the history of a table, by its name; entered for several views at once.
 
     Attributes:
-        schema: the columns of the result.
+        schema: columns of the result.
 
     Raises:
         DataError: the spine lacks a column, a column has another type than the view's key, or two columns of the result
@@ -97,7 +97,7 @@ class Join:
         self.schema = pa.schema([*spine, *added], metadata=spine.metadata)
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Joins batches of any sizes; the sizes of the result's batches do not depend on them.
+        """Join batches of any sizes. The sizes of the result's batches do not depend on them.
 
         Raises:
             DataError: a row has no time, or a value that does not fit its type; the message names the row.
@@ -108,9 +108,9 @@ class Join:
             first += len(rows)
 
     def questions(self, spine: pa.Table, first: int) -> pa.Table:
-        """The join keys and `event_timestamp` of rows, in the types of the histories, for a join by another engine.
+        """Return the join keys and `event_timestamp` in the types of the histories, for a join by another engine.
 
-        `first` is the number of the first row, for messages. Raises as `batches`.
+        `first` is the number of the first row, for messages. Raises the errors of `batches`.
         """
         columns: dict[str, pa.ChunkedArray | pa.Array] = {
             "event_timestamp": pa.array(moments(spine, first)).cast(_TIME)
@@ -120,8 +120,8 @@ class Join:
                 columns.setdefault(column.name, keys)
         return pa.table(columns)
 
-    def answered(self, spine: pa.RecordBatch, answers: pa.Table) -> pa.RecordBatch:
-        """A batch of the result from spine rows and the added columns, which another engine has computed."""
+    def with_answers(self, spine: pa.RecordBatch, answers: pa.Table) -> pa.RecordBatch:
+        """Combine spine rows with the columns that another engine joined to them into a result batch."""
         columns = list(spine.columns)
         for field in list(self.schema)[len(columns) :]:
             column = answers[field.name]
@@ -181,15 +181,14 @@ class _ViewJoin:
         return _Answers([_combined(column) for column in values], row_of, codes)
 
     def _places(self, scan: Scan, keys: Sequence[pa.ChunkedArray], at: Integers) -> tuple[Integers, Integers]:
-        questions = Questions(keys, at, lambda places: scan.rows(places, ["content_hash"])["content_hash"].to_numpy())
+        queries = AsOfQueries(keys, at, lambda places: scan.rows(places, ["content_hash"])["content_hash"].to_numpy())
         names = [column.name for column in self.view.keys]
         for first, rows in scan.blocks([*names, "event_timestamp", "known_at"]):
             event, known = micros(rows["event_timestamp"]), micros(rows["known_at"])
-            questions.offer([rows[name] for name in names], event, known, first)
-        return questions.answers()
+            queries.offer([rows[name] for name in names], event, known, first)
+        return queries.answers()
 
     def _scan(self, at: Integers) -> Scan:
-        """The rows that can match at these moments."""
         last = pa.scalar(int(at.max(initial=_EARLIEST)), _TIME)
         condition = (ds.field("event_timestamp") <= last) & (ds.field("known_at") <= last)
         if not self._status and self.view.ttl is not None:
@@ -202,7 +201,7 @@ class _ViewJoin:
 
 @dataclass(frozen=True)
 class _Answers:
-    """The distinct rows of a view that match spine rows, and for each spine row its row among them, or -1."""
+    """The distinct matching rows of a view, and the index into them for each spine row, or -1."""
 
     values: Sequence[pa.Array]
     rows: Integers

@@ -1,4 +1,4 @@
-"""Pushed rows beside the runs of a replay: what Redis's scripts decided, from the log of pushes."""
+"""Pushed rows in a replay: the decisions of Redis's scripts, recomputed from the log of pushes."""
 
 import numpy as np
 import pyarrow as pa
@@ -11,21 +11,20 @@ from isthmus.features.values.columns import Mask
 from isthmus.features.values.rows import RowCodec
 
 Order = tuple[int, int, int]
-"""Event time, known time and content hash of a row: of two, the greater is the newer."""
+"""Event time, known time and content hash of a row. The greater of two is the newer."""
 
 
 class ServedPushes:
-    """The pushed rows of a view, each served from when it was accepted if it was newer than what was there.
+    """The pushed rows of a view. Each was served from its push on, if it was newer than the served row.
 
-    A run then decides about all that was known by its horizon. Pushed rows that became known later stay if they are
-    newer than its own.
+    A run then overrules all rows known by its horizon. Pushed rows that became known later stay if they are newer than
+    the run's row.
 
     Attributes:
         keys: the m keys that have pushed rows.
     """
 
     def __init__(self, view: ViewContract, pushed: pa.Table) -> None:
-        """`pushed`: as `PushLog.formed`."""
         self.rows = pushed.sort_by(ACCEPTED.name)
         names = [column.name for column in view.keys]
         self.keys = self.rows.select(names).group_by(names).aggregate([]).combine_chunks()
@@ -38,14 +37,13 @@ class ServedPushes:
         self._next = 0
         self._served: list[Order | None] = [None] * len(self.keys)
         self._ahead = np.zeros(len(self.keys), bool)
-        """Keys whose served row is a pushed one that no run has decided about."""
+        """Keys whose served row is a pushed row that no run has overruled yet."""
 
     def skip(self, moment: int) -> None:
-        """Leaves out what was accepted until a moment."""
         self._next = int(np.searchsorted(self._accepted, moment, "right"))
 
     def until(self, moment: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-        """The rows, as places, that pushes made readable up to a moment, of those that are left; in their order."""
+        """Return the indices of the next rows that pushes made readable up to `moment`, in order."""
         end = int(np.searchsorted(self._accepted, moment, "right"))
         readable: dict[tuple[int, int], int] = {}
         for place in range(self._next, end):
@@ -53,13 +51,13 @@ class ServedPushes:
             served = self._served[key]
             if served is None or order > served:
                 self._served[key], self._ahead[key] = order, True
-                # Of rows that were accepted at the same moment the newest counts.
+                # If several rows were pushed at the same time, the newest counts.
                 readable[key, int(self._accepted[place])] = place
         self._next = max(self._next, end)
         return np.array(list(readable.values()), np.int64)
 
     def decide(self, state: LatestRows, horizon: int) -> tuple[Mask, Mask]:
-        """A run with these rows: the mask, shape (m,), of keys whose pushed row stays, and of those that lose it."""
+        """Apply a run. Return masks, shape (m,), of keys whose pushed row stays and of keys that lose it."""
         stays, loses = np.zeros(len(self.keys), bool), np.zeros(len(self.keys), bool)
         for key, place in enumerate(matches(state.keys, self.keys.cast(state.keys.schema)).tolist()):
             row = None if place < 0 else (int(state.event[place]), int(state.known[place]), int(state.content[place]))

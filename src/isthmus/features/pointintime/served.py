@@ -1,8 +1,8 @@
-"""The answers of serving in the past: the log of materializations, replayed over the versions of the offline tables.
+"""Answers of serving in the past: the log of materializations, replayed over the versions of the offline tables.
 
 A row that became readable online at time r was served from r until the next row of its key became readable, or until
-the key was removed. The point-in-time join over those moments, instead of the known times, yields a training set with
-the lag of serving. Pushed rows that are in the history were readable from when they were accepted.
+the key was removed. A point-in-time join over those times, instead of the known times, yields a training set with the
+lag of serving. Pushed rows in the history were readable from the time of their push.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from isthmus.features.values.columns import Ints
 from isthmus.features.values.equality import equal_values
 
 EVENT, PRESENT = Column("_event", UnixTimestamp), Column("_present", Bool)
-"""Columns of the history of readable rows, besides the features; no declared name begins with an underscore."""
+"""Extra columns of the history of readable rows. No feature has such a name: they begin with an underscore."""
 
 _IDEAL = Column("event_timestamp", UnixTimestamp)
 _TIME = ARROW[UnixTimestamp.name]
@@ -38,13 +38,13 @@ _TIME = ARROW[UnixTimestamp.name]
 
 @dataclass(frozen=True, slots=True)
 class ServedDifference:
-    """How the answers of serving differ from the ideal join, for a feature.
+    """Differences between the answers of serving and the ideal join, for one feature.
 
     Attributes:
-        compared: rows of the spine.
-        differing: rows with different values, nulls included.
-        lag_seconds: mean age of the served event relative to the ideal event, over the rows with both; None if there
-            are no such rows.
+        compared: number of spine rows.
+        differing: number of rows with different values, nulls included.
+        lag_seconds: mean age of the served event relative to the ideal event, over rows that have both; None without
+            such rows.
     """
 
     compared: int
@@ -53,18 +53,18 @@ class ServedDifference:
 
 
 class ServedJoin:
-    """The join of a spine to what serving answered at each row's moment, compared with the ideal join.
+    """Joins a spine to the values that serving had at each row's time, and compares them with the ideal join.
 
-    It streams like `Join`, and takes its arguments, but all readable rows are in memory: a row for each change of a
-    key. The argument `until` is that of an earlier join, to replay no more than it did; by default, all is replayed.
+    It streams like `Join`, and takes its arguments, but holds all readable rows in memory: one row per change of a key.
+    Pass the `until` of an earlier join to replay the same runs; by default, all runs are replayed.
 
     Attributes:
-        schema: the columns of the result, those of `Join`.
-        until: view to the moment at which the last rows of a run became readable, and `VIEW|pushed` to the version of
-            the log of pushes, if the view has one.
+        schema: columns of the result, as in `Join`.
+        until: for each view, the time at which the last rows of a run became readable; under `VIEW|pushed`, the version
+            of the log of pushes, if the view has one.
 
     Raises:
-        DataError: a view was never materialized under its contract, or a version that was is gone.
+        DataError: a view was never materialized under its contract, or a materialized version no longer exists.
     """
 
     def __init__(  # noqa: PLR0913 - options of a join, by name
@@ -84,47 +84,46 @@ class ServedJoin:
         self._views = []
         for history in histories:
             view = history.view
-            wanted = [c for c in view.fields if features is None or c.name in features[view.name]]
+            fields = [c for c in view.fields if features is None or c.name in features[view.name]]
             log, pushes = PushLog(offline.root, view.table, offline.storage_options), f"{view.name}|pushed"
             version = log.version() if until is None else until.get(pushes)
             pushed = ServedPushes(view, log.rows(view, version=version)) if version is not None else None
             past, self.until[view.name] = _readable(offline, view, None if until is None else until[view.name], pushed)
             if version is not None:
                 self.until[pushes] = version
-            ideal = replace(history, view=replace(view, fields=(*wanted, _IDEAL)))
+            ideal = replace(history, view=replace(view, fields=(*fields, _IDEAL)))
             joins = [Join(spine, [side], status=False, threads=threads, reading=offline.reading)
                      for side in (past, ideal)]  # fmt: skip
-            self._views.append((view, wanted, joins, _Comparison(view, wanted)))
+            self._views.append((view, fields, joins, _Comparison(view, fields)))
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Joins batches of any sizes.
+        """Join batches of any sizes.
 
         Raises:
             DataError: a row has no time, or a value that does not fit its type.
         """
         for rows in in_lots(spine, PASS):
             result = rows
-            for view, wanted, joins, comparison in self._views:
+            for view, fields, joins, comparison in self._views:
                 past, ideal = (pa.Table.from_batches(join.batches(rows.to_batches()), join.schema) for join in joins)
                 present = pc.fill_null(past[view.full_name(PRESENT.name)], False)
                 event = past[view.full_name(EVENT.name)]
                 answers = by_ttl(view, rows["event_timestamp"], event, present, past)
                 comparison.add(ideal, past, answers)
-                names = [view.full_name(column.name) for column in wanted]
+                names = [view.full_name(column.name) for column in fields]
                 for name in [*names, status_column(view)] if self._status else names:
                     result = result.append_column(name, answers[name])
             yield from result.cast(self.schema).combine_chunks().to_batches(max_chunksize=BATCH)
 
     def report(self) -> dict[str, dict[str, ServedDifference]]:
-        """View to feature to the difference from the ideal join, over the rows that were joined so far."""
         return {view.name: comparison.differences() for view, _, _, comparison in self._views}
 
 
 def served_history(offline: OfflineStore, view: ViewContract) -> ViewHistory:
-    """The rows of a view by when they became readable, with `EVENT` and `PRESENT` among its features.
+    """Return the rows of a view, with the times at which they became readable, plus `EVENT` and `PRESENT`.
 
     Raises:
-        DataError: the view was never materialized under its contract, or a version that was is gone.
+        DataError: the view was never materialized under its contract, or a materialized version no longer exists.
     """
     log = PushLog(offline.root, view.table)
     version = log.version()
@@ -135,7 +134,6 @@ def served_history(offline: OfflineStore, view: ViewContract) -> ViewHistory:
 def _readable(
     offline: OfflineStore, view: ViewContract, until: int | None, pushed: ServedPushes | None
 ) -> tuple[ViewHistory, int]:
-    """A history whose times are the moments at which its rows became readable, and the last of those moments."""
     entries = [
         entry
         for entry in MaterializationLog(offline.root, offline.storage_options).of(view)
@@ -144,7 +142,7 @@ def _readable(
     if not entries:
         raise DataError(
             f"log of materializations, view {view.name}", "nothing was materialized under this contract",
-            remedy="run `isthmus materialize --full`; a training set as served begins with it",
+            remedy="run `isthmus materialize --full`; a training set as served starts with that run",
         )  # fmt: skip
     parts: list[pa.Table] = []
     before: LatestRows | None = None
@@ -153,12 +151,12 @@ def _readable(
         history = offline.history(view, entry.version)
         if history.fingerprint != entry.fingerprint:
             raise DataError(
-                f"offline table of {view.name}", f"version {entry.version} is not the one that was materialized",
-                remedy="it was removed and built again: what was served before is not known any more",
+                f"offline table of {view.name}", f"version {entry.version} differs from the materialized version",
+                remedy="the table was removed and rebuilt, so the values served before are unknown",
             )  # fmt: skip
         with offline.reading(view.table):
             state = LatestRows.of(history, entry.at)
-            # Under a clock that stands still, successive runs still became readable one after the other.
+            # If the clock did not advance, successive runs still became readable one after the other.
             readable = max(entry.readable, readable + 1)
             stays = again = None
             until_now = max(until_now, state.horizon)
@@ -182,10 +180,7 @@ def _changes(
     stays: pa.Table | None,
     loses: pa.Table | None,
 ) -> list[pa.Table]:
-    """The rows that a run made readable, and an empty row for each key that it removed.
-
-    Of keys whose pushed row `stays` it changed nothing; those that `loses` hold got the row of the run, or none.
-    """
+    # Keys in `stays` have a newer pushed row, which the run did not change; keys in `loses` lost their pushed row.
     fresh, removed = np.ones(len(state.content), bool), state.keys.slice(0, 0)
     if before is not None:
         old = matches(before.keys, state.keys)
@@ -204,7 +199,6 @@ def _changes(
 
 
 def _pushed(view: ViewContract, pushed: ServedPushes, moment: int) -> list[pa.Table]:
-    """The rows that pushes made readable up to a moment."""
     places = pushed.until(moment)
     if not len(places):
         return []
@@ -214,7 +208,6 @@ def _pushed(view: ViewContract, pushed: ServedPushes, moment: int) -> list[pa.Ta
 
 
 def _past_rows(view: ViewContract, readable: int | Ints, rows: pa.Table) -> pa.Table:
-    """Rows, or keys of removed rows, in the form of the history of readable rows: nulls where there is no value."""
     moment = pa.array(np.broadcast_to(np.asarray(readable, np.int64), len(rows))).cast(_TIME)
     columns = {"content_hash": np.zeros(len(rows), np.int64)} | dict(zip(rows.column_names, rows.columns, strict=True))
     if "event_timestamp" in columns:
@@ -226,23 +219,21 @@ def _past_rows(view: ViewContract, readable: int | Ints, rows: pa.Table) -> pa.T
 
 
 def _past(view: ViewContract) -> ViewContract:
-    """A view of rows ordered by when they became readable. It has no ttl, which counts from the event time."""
+    """Return the view of readable rows. It has no ttl, since a ttl counts from the event time."""
     return replace(view, fields=(*view.fields, EVENT, PRESENT), ttl=None)
 
 
 class _Comparison:
-    """Running totals of the differences of a view."""
-
-    def __init__(self, view: ViewContract, wanted: Sequence[Column]) -> None:
-        self._view, self._wanted = view, wanted
-        self._differing = dict.fromkeys((column.name for column in wanted), 0)
+    def __init__(self, view: ViewContract, fields: Sequence[Column]) -> None:
+        self._view, self._fields = view, fields
+        self._differing = dict.fromkeys((column.name for column in fields), 0)
         self._rows = self._lagging = 0
         self._lag = 0.0
 
     def add(self, ideal: pa.Table, past: pa.Table, answers: Mapping[str, pa.ChunkedArray]) -> None:
         view = self._view
         self._rows += len(ideal)
-        for column in self._wanted:
+        for column in self._fields:
             name = view.full_name(column.name)
             left, right = (from_arrow(side, column.dtype) for side in (ideal[name], answers[name]))
             self._differing[column.name] += int((~equal_values(left, right, column.dtype)).sum())

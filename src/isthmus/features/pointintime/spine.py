@@ -1,4 +1,4 @@
-"""The forms of a spine that users may pass, each read as a stream of Arrow batches."""
+"""The forms of a spine that users may pass, read as streams of Arrow batches."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,17 +19,17 @@ FORMS = (
     "a pyarrow Table, RecordBatchReader or Dataset, a pandas DataFrame, a Polars DataFrame or LazyFrame, or a path to "
     "Parquet or CSV"
 )
-_AS_TABLE = "correct the cell; or read the file yourself, with column {} as you want it, and pass the table"
-SQL = "a query: one SELECT, and nothing else"
+_AS_TABLE = "correct the cell; or read the file yourself, convert column {}, and pass the table"
+SQL = "a query: a single SELECT statement"
 
 
 class SpineRows:
-    """The rows of a spine in order; `once` if they are a stream, which can be read only once.
+    """The rows of a spine in order. With `once`, they are a stream that can be read a single time.
 
     Attributes:
-        schema: the columns, in types that Parquet has and without metadata.
+        schema: columns, in types that Parquet has, without metadata.
         path: file or folder of the rows, or None.
-        count: how many rows there are, where that is known before they are read.
+        count: number of rows, or None if unknown before reading.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class SpineRows:
         self._read, self._once, self._exhausted = read, once, False
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows.
+        """Yield the rows.
 
         Raises:
-            DataError: they cannot be read, or are a stream that was read before.
+            DataError: the rows cannot be read, or are a stream that was read before.
         """
         if self._exhausted:
-            raise DataError("spine", "was read to its end already: a stream of batches comes only once",
-                            remedy="give it as a table, or as a file")  # fmt: skip
+            raise DataError("spine", "is a stream that was already read",
+                            remedy="pass a table or a file instead")  # fmt: skip
         self._exhausted = self._once
         with _reading(self.path):
             for batch in self._read():
@@ -62,14 +62,14 @@ class SpineRows:
 
 
 def spine_rows(spine: object, types: Mapping[str, DataType]) -> SpineRows:
-    """The rows of a spine in any of its forms.
+    """Open a spine in any of its forms.
 
     Args:
-        spine: as the user passes it.
-        types: types of the columns of a CSV file, which does not tell them: "007" may be text. Other columns are text.
+        spine: a value passed by a user.
+        types: column types of a CSV file, which has none itself ("007" may be text). Other columns are text.
 
     Raises:
-        DataError: it has none of the forms, or cannot be read.
+        DataError: the value has none of the forms, or cannot be read.
     """
     if isinstance(spine, str | Path):
         return _file(require_local("spine", spine), types)
@@ -100,16 +100,16 @@ def _file(path: Path, types: Mapping[str, DataType]) -> SpineRows:
     except (OSError, ValueError):  # not a valid file name
         exists = False
     if not exists:
-        raise DataError("spine", f"there is no file {str(path)[:200]}", expected=f"a path to Parquet or CSV, or {SQL}")
+        raise DataError("spine", f"file {str(path)[:200]} not found", expected=f"a path to Parquet or CSV, or {SQL}")
     with _reading(path):
         if path.is_file() and ".csv" in [suffix.lower() for suffix in path.suffixes]:
             file = CsvFile(path, f"spine {path}", types, remedy=_AS_TABLE.format)
             return SpineRows(file.schema, file.batches, path=path)
-        # For a file, Arrow would make columns of the folders above it that have a "=" in their names.
+        # For a file, Arrow would turn parent folders with a "=" in their names into columns.
         data = ds.dataset(path, format="parquet", partitioning=None if path.is_file() else "hive")
         if not data.files:
-            raise DataError("spine", f"{path} holds no Parquet file")
-        # Arrow takes the columns of the first file, and guesses the types of those in the names of folders.
+            raise DataError("spine", f"{path} contains no Parquet file")
+        # Arrow would use only the first file's columns, and guess the types of folder columns.
         columns = pa.unify_schemas(
             [part.physical_schema for part in data.get_fragments()], promote_options="permissive"
         )
@@ -127,7 +127,6 @@ def _dataset(data: ds.Dataset, path: Path | None) -> SpineRows:
 
 
 def _lazy(frame: Any) -> SpineRows:
-    """A Polars LazyFrame, computed again, in batches, each time it is read."""
     with _reading(None):
         schema = pa.table(frame.head(0).collect()).schema
     return SpineRows(
@@ -137,7 +136,7 @@ def _lazy(frame: Any) -> SpineRows:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type without dictionaries and views, which Parquet does not have."""
+    """Replace dictionaries and views, which Parquet does not have."""
     if pa.types.is_dictionary(kind):
         return _plain_type(kind.value_type)
     if pa.types.is_string_view(kind):
@@ -148,7 +147,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column in its plain type. Arrow cannot cast a dictionary of views, which Polars uses for categories."""
+    """Convert a column to its plain type. Arrow cannot cast a dictionary of views, which Polars uses for categories."""
     if isinstance(column, pa.DictionaryArray):
         column = pa.DictionaryArray.from_arrays(column.indices, _plain(column.dictionary, kind))
     return column.cast(kind)
@@ -159,5 +158,4 @@ def _reading(path: Path | None) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, TypeError, ValueError) as error:
-        found = f"cannot be read ({first_line(error)})"
-        raise DataError(f"spine {path}" if path else "spine", found) from error
+        raise DataError(f"spine {path}" if path else "spine", f"cannot be read ({first_line(error)})") from error

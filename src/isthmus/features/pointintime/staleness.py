@@ -1,8 +1,7 @@
-"""What a device sees: the views as a snapshot shows them that was made some time before each row's moment.
+"""The values that a device sees: its snapshot was made some time before each row's own time.
 
-The point-in-time join at the moment of the snapshot gives the rows that the snapshot had; a row that has meanwhile
-become older than its view's ttl has expired on the device, too. There is no other clock: `ages` says how long ago the
-newest snapshot was made that the device had.
+The point-in-time join at the time of the snapshot gives the rows in the snapshot. A row that has become older than its
+view's ttl since then has expired on the device, too. `Ages` gives the age of the device's newest snapshot.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,21 +26,21 @@ from isthmus.features.values.columns import Ints, Mask
 from isthmus.features.values.rows import mix
 
 Ages = Callable[[Ints, int], Ints]
-"""Moments of rows, shape (n,) microseconds, and the number of the first, to the ages of what the device had then."""
+"""Takes the times of rows, shape (n,) microseconds, and the number of the first row. Returns the snapshot ages."""
 
 Keeps = Callable[[ViewContract, pa.Table], Mask]
-"""Rows of a spine to whether a device keeps rows of their keys in a view, shape (n,)."""
+"""Takes a view and spine rows. Returns whether the device has the view's rows for their keys, shape (n,)."""
 
 _EVENT = Column("event_timestamp", UnixTimestamp)
 
 
 class AgedJoin:
-    """The join of a spine to what a device had at each row's moment.
+    """Joins a spine to the values that a device had at each row's time.
 
-    It streams like `Join`, and takes its arguments; of a key that is not of `keeps` there is no row.
+    It streams like `Join`, and takes its arguments. Keys for which `keeps` is False have no row.
 
     Attributes:
-        schema: the columns of the result, those of `Join`.
+        schema: columns of the result, as in `Join`.
     """
 
     def __init__(  # noqa: PLR0913 - options of a join, by name
@@ -61,13 +60,13 @@ class AgedJoin:
         self._views = []
         for history in histories:
             view = history.view
-            wanted = [c for c in view.fields if features is None or c.name in features[view.name]]
-            lasting = replace(history, view=replace(view, fields=(*wanted, _EVENT), ttl=None))
+            fields = [c for c in view.fields if features is None or c.name in features[view.name]]
+            lasting = replace(history, view=replace(view, fields=(*fields, _EVENT), ttl=None))
             join = Join(spine, [lasting], status=False, threads=threads, reading=reading)
-            self._views.append((replace(view, fields=tuple(wanted)), join))
+            self._views.append((replace(view, fields=tuple(fields)), join))
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Joins batches of any sizes.
+        """Join batches of any sizes.
 
         Raises:
             DataError: a row has no time, or a value that does not fit its type.
@@ -94,14 +93,14 @@ class AgedJoin:
 
 
 def fixed(age: int | Ints) -> Ages:
-    """The same age for every row, or an age for each row, in microseconds."""
+    """Use the same age for every row, or one age per row, in microseconds."""
     return lambda at, first: np.full(len(at), age) if isinstance(age, int) else age[first : first + len(at)]
 
 
 def drawn(device: Snapshot, seed: int = 0) -> Ages:
-    """Ages that a device may meet: its snapshot was made at a multiple of `every`, and is at most `age` old.
+    """Draw ages that a device may meet: its snapshot was made at a multiple of `every`, and is at most `age` old.
 
-    How long ago the device last fetched is drawn for each row, evenly, by the number of the row.
+    The time since the device's last fetch is drawn uniformly for each row, by the number of the row.
     """
     age, every = device.age // MICROSECOND, device.every // MICROSECOND
 

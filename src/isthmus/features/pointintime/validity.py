@@ -1,4 +1,4 @@
-"""The answers of a view by its own ttl, where a join has found the newest row whatever its age."""
+"""Status and features of a view by its ttl, applied after a join to the newest row of any age."""
 
 from collections.abc import Mapping
 
@@ -18,14 +18,14 @@ def by_ttl(
     view: ViewContract, moments: pa.ChunkedArray, event: pa.ChunkedArray, present: pa.ChunkedArray,
     rows: pa.Table | Mapping[str, pa.ChunkedArray],
 ) -> dict[str, pa.ChunkedArray]:  # fmt: skip
-    """The features and the status of a view, by their columns' names.
+    """Return the features and the status column of a view by column name; expired rows become null.
 
     Args:
         view: the view.
-        moments: when each row is asked for.
-        event: the event time of the newest row; null where there is none.
-        present: whether there is a row.
-        rows: its features, by their full names.
+        moments: time of each query.
+        event: event time of the newest row; null without a row.
+        present: whether a row exists.
+        rows: features of the newest row, by full name.
     """
     at = moments.cast(_TIME).cast(pa.int64())
     age = pc.subtract(at, pc.fill_null(event.cast(pa.int64()), 0))

@@ -1,10 +1,10 @@
-"""Collects pushed rows: from their stream in Redis to the history of their view.
+"""Collects pushed rows: moves them from their stream in Redis to the history of their view.
 
-In this order, a lot at a time: the log of pushes gets the rows, then the table of the view, then the stream loses them.
-Each step changes nothing where it is done already, so a run that was killed at any moment is finished by the next one.
+Each lot is first appended to the log of pushes, then added to the table of the view, then removed from the stream. Each
+step can be repeated safely, so the next run completes a killed run.
 
-The last row that was brought stays in the stream. If it is gone, Redis was emptied, has evicted the stream or has come
-back with an older state: what waited there is lost, and a run says so.
+The last collected row stays in the stream. If it is missing, Redis was emptied, has evicted the stream or was restored
+to an older state. The rows that waited there are lost, and the run reports it.
 """
 
 import struct
@@ -30,20 +30,21 @@ from isthmus.features.values.entitykey import decode_values, key_prefix
 from isthmus.features.values.rows import RowCodec
 
 LOT = 1 << 17
-"""Rows of a commit at most: what is in memory at once."""
+"""Maximum rows per commit, which are in memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class CollectedPushes:
     """The counts of a run for a table.
 
     Attributes:
-        rows: pushed rows that were read from Redis.
-        logged: of these, those that no run had brought before.
-        added: rows that the table has more than before.
-        lost_after: if Redis has lost the stream, from when on pushed rows may be lost, microseconds since 1970 UTC.
-        aside: entries that could not be read, and were set aside in Redis.
-        why: what is wrong with the last of these.
+        rows: number of pushed rows that were read from Redis.
+        logged: number of those rows that no earlier run had read.
+        added: growth of the table, in rows.
+        lost_after: if Redis has lost the stream, the time after which pushed rows may be lost, in microseconds since
+            1970 UTC.
+        aside: number of unreadable entries that were set aside in Redis.
+        why: what is wrong with the last of them.
     """
 
     rows: int = 0
@@ -56,58 +57,58 @@ class Collected:
 
 def collect(
     client: Client, project: str, offline: OfflineStore, table: str, definitions: Sequence[ViewContract], lot: int = LOT
-) -> Collected:
-    """Brings all rows that were pushed for a table by now into the history; `definitions` are all that they may be of.
+) -> CollectedPushes:
+    """Move all rows pushed for a table so far into the history. `definitions` are all contracts they may have.
 
-    An entry that cannot be read, or is of no known definition, is set aside: it keeps no other row waiting.
+    An entry that is unreadable, or has an unknown contract, is set aside, so that it does not block other rows.
 
     Raises:
-        DataError: a table cannot be read or written. Nothing is lost.
-        redis.RedisError: Redis does not answer, or refuses. Likewise.
+        DataError: a table cannot be read or written. No rows are lost.
+        redis.RedisError: Redis does not answer, or rejects a command. No rows are lost.
     """
     rows = logged = added = set_aside = 0
     seen, why = -1, ""
     log = PushLog(offline.root, table, offline.storage_options)
     last = before = log.last()
     while not (intact := last < 0 or pushes.holds(client, project, table, last)) and (later := log.last()) != last:
-        last = before = later  # Another machine's run has brought more, and removed what was last.
-    # What comes meanwhile is for the next run: builds wait for this one. Of a lost stream the last row must be known.
+        last = before = later  # Another run has collected more, and trimmed the stream.
+    # Leave newer rows to the next run, since builds wait for this one. A lost stream is read to its end, to restore it.
     end = pushes.newest(client, project, table) if intact else None
     entries = pushes.waiting(client, project, table, lot, until=end)
     if intact and entries and entries[0].place == last == pushes.collected(client, project, table):
-        del entries[0]  # The run that brought it has come to its end.
+        del entries[0]  # The run that collected it has completed.
     while entries:
         parts, wrong = _parts(project, entries, definitions)
         if wrong:
             pushes.set_aside(client, project, table, [entries[n] for n in sorted(wrong)])
             set_aside, why = set_aside + len(wrong), wrong[max(wrong)]
         if parts:
-            taken = np.concatenate([places for _, places in parts])
+            positions = np.concatenate([part_positions for _, part_positions in parts])
             whole = pa.concat_tables([part for part, _ in parts], promote_options="default")
-            whole, taken = whole.take(pa.array(np.argsort(taken))), np.sort(taken)
-            logged += log.append(whole, np.array([entries[n].place for n in taken], np.int64), intact=intact)
+            whole, positions = whole.take(pa.array(np.argsort(positions))), np.sort(positions)
+            logged += log.append(whole, np.array([entries[n].place for n in positions], np.int64), intact=intact)
             added += _extend(offline, log, definitions, whole)
-            rows += len(taken)
+            rows += len(positions)
         seen = entries[-1].place
         pushes.trim(client, project, table, seen)
         entries = pushes.waiting(client, project, table, lot, seen, end)
     if not intact and (last := log.last()) > seen:
         pushes.restore(client, project, table, last, seen)
-    return Collected(rows, logged, added, None if intact else pushes.moment(before), set_aside, why)
+    return CollectedPushes(rows, logged, added, None if intact else pushes.moment(before), set_aside, why)
 
 
 def _extend(offline: OfflineStore, log: PushLog, definitions: Sequence[ViewContract], rows: pa.Table) -> int:
-    """Adds rows to the table, in the form of the definition that it was built for."""
+    """Add rows to the table, in the form of the contract it was built under. Return the number of added rows."""
     commit = offline.commit(definitions[0])
     for view in definitions:
         if commit is not None and commit.contract == view.hash:
             return offline.extend(view, log.formed(view, rows))
-    # There is no table yet, or it is of a definition that is gone: the next build reads the log.
+    # Without a table, or with a table of a retired contract, the next build reads the log.
     return 0
 
 
 def stored(project: str, view: ViewContract, entries: Sequence[Entry]) -> pa.Table:
-    """Rows of the stream in the form of the log, in their order.
+    """Decode rows of the stream to the form of the log, in order.
 
     Raises:
         DataError: a row is damaged.
@@ -115,14 +116,14 @@ def stored(project: str, view: ViewContract, entries: Sequence[Entry]) -> pa.Tab
     codec, packed = RowCodec(view), [entry.row for entry in entries]
     block = codec.decode(packed)
     if not codec.intact(packed, block).all():
-        raise DataError(f"pushed rows of {view.table}", "a row is not what was pushed", remedy=_REMEDY)
+        raise DataError(f"pushed rows of {view.table}", "a row differs from the pushed row", remedy=_REMEDY)
     if not ((block.event >= _FIRST) & (block.event <= _LAST) & (block.known >= _FIRST) & (block.known <= _LAST)).all():
-        raise DataError(f"pushed rows of {view.table}", "a row has a time without a date", remedy=_REMEDY)
+        raise DataError(f"pushed rows of {view.table}", "a row has a time outside the years 1 to 9999", remedy=_REMEDY)
     prefix = key_prefix(project, view.keys)
     try:
         keys = list(zip(*(decode_values(entry.name.removeprefix(prefix)) for entry in entries), strict=True))
     except (ValueError, struct.error, IndexError) as error:
-        raise DataError(f"pushed rows of {view.table}", "a key is not what was pushed", remedy=_REMEDY) from error
+        raise DataError(f"pushed rows of {view.table}", "a key differs from the pushed key", remedy=_REMEDY) from error
     ordered = sorted(column.name for column in view.keys)
     columns = {
         **{c.name: to_arrow(from_python(keys[ordered.index(c.name)], c.dtype), c.dtype) for c in view.keys},
@@ -138,7 +139,7 @@ def stored(project: str, view: ViewContract, entries: Sequence[Entry]) -> pa.Tab
     return pa.table([columns[field.name].cast(field.type) for field in schema], schema)
 
 
-_REMEDY = "see which program writes to that stream: nothing was removed from it"
+_REMEDY = "find out which program writes to that stream; nothing was removed from it"
 _FIRST, _LAST = (clock.micros(datetime(*day, tzinfo=UTC)) for day in ((1, 1, 1), (9999, 12, 31)))
 
 _Parts = list[tuple[pa.Table, Ints]]
@@ -147,7 +148,7 @@ _Parts = list[tuple[pa.Table, Ints]]
 def _parts(
     project: str, entries: Sequence[Entry], definitions: Iterable[ViewContract]
 ) -> tuple[_Parts, dict[int, str]]:
-    """Return the rows of each definition with their positions, and why each other position cannot be read."""
+    """Return the rows of each contract with their positions, and the reason why each other position is unreadable."""
     known, parts, wrong = {view.prefix: view for view in definitions}, _Parts(), dict[int, str]()
     groups: dict[bytes, list[int]] = {}
     for n, entry in enumerate(entries):
@@ -156,13 +157,13 @@ def _parts(
     while left:
         prefix, own = left.pop()
         if prefix not in known:
-            wrong |= dict.fromkeys(own, f"is of contract {prefix.hex()}, which is gone" if prefix else "is not a row")
+            wrong |= dict.fromkeys(own, f"has the unknown contract {prefix.hex()}" if prefix else "is not a row")
             continue
         try:
             parts.append((stored(project, known[prefix], [entries[n] for n in own]), np.array(own)))
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, no other row waits for this one
+        except Exception as error:  # noqa: BLE001 - one bad row must not block others
             half = len(own) // 2
             left += [(prefix, own[:half]), (prefix, own[half:])] if half else []
             wrong |= {} if half else {own[0]: error.found if isinstance(error, DataError) else first_line(error)}

@@ -1,7 +1,4 @@
-"""The difference between the latest rows of a view at two moments, by key, time and content hash.
-
-No value is read.
-"""
+"""The difference between the latest rows of a view at two times, by key, time and content hash. Reads no values."""
 
 from dataclasses import dataclass
 
@@ -14,13 +11,13 @@ from isthmus.features.values.stamp import Stamp
 
 @dataclass(frozen=True)
 class RowsDiff:
-    """The writes that bring Redis from the rows of a moment to those of a later one.
+    """The writes that bring Redis from one state of a view to a later one.
 
     Attributes:
-        sent: places of the rows to write among the later ones.
-        changed: number of its keys that are new or have different content.
-        removed: join keys that the later rows lack.
-        stamp: the times of the unchanged rows, if they need a stamp.
+        sent: indices of the later rows to write.
+        changed: number of keys that are new or have different content.
+        removed: join keys that the later state lacks.
+        stamp: common times of the unchanged rows, if they need a stamp.
     """
 
     sent: Places
@@ -32,17 +29,17 @@ class RowsDiff:
     def between(
         cls, before: LatestRows, after: LatestRows, *, stamp: Stamp | None, horizon: int, suspect: pa.Table
     ) -> "RowsDiff | None":
-        """The difference, or None if the stamp would change the times of a row to write.
+        """Compute the difference, or None if the stamp would change the times of a row to write.
 
-        If all unchanged rows have the same new times, they become a new stamp, and only rows with changed content are
-        written. Otherwise rows with new times are written, too.
+        If all unchanged rows have the same new times, these become the new stamp, and only rows with changed content
+        are written. Otherwise rows with new times are written, too.
 
         Args:
             before: the rows in Redis.
             after: the rows to publish.
             stamp: the current stamp.
-            horizon: the latest known time of the rows that Redis has from the table.
-            suspect: join keys that were pushed: their rows are sent in any case, and Redis decides.
+            horizon: latest known time of the rows in Redis that come from the table.
+            suspect: join keys of pushed rows. Their rows are always sent, and Redis decides.
         """
         matched = matches(before.keys, after.keys)
         same = before.same(matched, after, times=False)

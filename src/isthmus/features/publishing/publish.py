@@ -1,8 +1,7 @@
-"""Publishes a view from the offline table to Redis, a single run at a time.
+"""Publishes a view from the offline table to Redis, one run at a time.
 
-A run compares the latest rows that the last run published with those of now and sends the difference. If Redis may
-lack rows of the last run, because it was emptied, has evicted keys or the run was killed, every row is compared with
-Redis.
+A run compares the latest rows now with the rows that the last run published, and sends the difference. If Redis may
+lack published rows, because it was emptied, has evicted keys or the run was killed, every row is compared with Redis.
 """
 
 import threading
@@ -40,24 +39,25 @@ PART = 1 << 16
 """Rows that are converted from Arrow at a time."""
 
 Send = Callable[[LatestRows, Places, int | None], WriteCounts]
-"""Writes the rows at these places of latest rows up to a horizon, see `OnlineStore.write`."""
+"""Writes the rows at these indices up to a horizon, see `OnlineStore.write`."""
 
 WAIT_SECONDS = 600.0
-"""How long a run waits for another run of the same view."""
+"""Maximum wait for another run of the same view."""
 
 _PROBES = 1000
-"""Sample of keys that must be in Redis before all others are assumed to be there."""
+"""Number of sampled keys that must be in Redis before a run assumes that Redis has all keys."""
 
 
-class Materialized(msgspec.Struct, frozen=True):
+class Publication(msgspec.Struct, frozen=True):
     """The counts of a run for a view.
 
     Attributes:
-        compared: keys of the view.
-        changed: keys whose content differed from Redis.
-        written: keys whose row was replaced, if only by newer times.
-        expired: keys whose row is older than the ttl.
-        removed: keys in Redis that the view lacks.
+        compared: number of keys of the view.
+        changed: number of keys whose content differed from Redis.
+        written: number of keys whose row was replaced, if only by newer times.
+        expired: number of keys whose row is older than the ttl.
+        removed: number of keys in Redis that the view lacked.
+        seconds: duration of the run.
     """
 
     compared: int
@@ -68,11 +68,10 @@ class Materialized(msgspec.Struct, frozen=True):
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """The machine-readable form."""
         return msgspec.structs.asdict(self)
 
 
-def publish(  # noqa: PLR0913 - a step, and each argument is a choice of its caller
+def publish(  # noqa: PLR0913 - each argument is a choice of the caller
     store: OnlineStore,
     url: str,
     offline: OfflineStore,
@@ -82,21 +81,21 @@ def publish(  # noqa: PLR0913 - a step, and each argument is a choice of its cal
     full: bool = False,
     send: "Send | None" = None,
     waiting: Callable[[], None] = lambda: None,
-) -> Materialized:
-    """Publishes the latest rows of a history to Redis, after any other run for the view.
+) -> Publication:
+    """Publish the latest rows of a history to Redis, after any other run for the view.
 
     Args:
         store: the rows in Redis.
-        url: of Redis.
+        url: address of Redis.
         offline: the store of the history.
-        history: of the view.
-        now: the present in microseconds since 1970 UTC.
-        full: compare every row with Redis, replace whatever differs and remove what the view lacks, even if newer.
+        history: the history of the view.
+        now: returns the present in microseconds since 1970 UTC.
+        full: compare every row with Redis, replace every different row and remove unknown keys, even if newer.
         send: writes rows instead of this process.
         waiting: called once if another run is in progress.
 
     Raises:
-        DependencyError: Redis does not answer, refuses, or has lost confirmed rows.
+        DependencyError: Redis does not answer, rejects a command, or has lost confirmed rows.
         DataError: the table is damaged.
     """
     started = time.perf_counter()
@@ -116,7 +115,7 @@ def publish(  # noqa: PLR0913 - a step, and each argument is a choice of its cal
 class _Lease:
     """The lock of the only run for a view, renewed while this process lives.
 
-    `over` says that a check failed: another run may have begun.
+    `over` is True after a failed check: another run may have started.
     """
 
     def __init__(self, lock: Lock, url: str) -> None:
@@ -128,19 +127,18 @@ class _Lease:
         self._thread.start()
 
     def require(self) -> None:
-        """Raises a DependencyError if another run may have begun because this process was suspended for too long."""
+        """Raise a DependencyError if another run may have started because this process was suspended for too long."""
         if self._lost or time.monotonic() - self._renewed > LEASE_SECONDS:
             self.refuse()
 
     def refuse(self) -> NoReturn:
         self.over = True
         raise DependencyError(
-            f"Redis at {without_credentials(self.url)}", "may have been taken over by another materialization",
-            expected=f"a sign of life every {LEASE_SECONDS:g} seconds", remedy="run `isthmus materialize` again",
+            f"Redis at {without_credentials(self.url)}", "another materialization may have taken over",
+            expected=f"a renewed lock every {LEASE_SECONDS:g} seconds", remedy="run `isthmus materialize` again",
         )  # fmt: skip
 
     def end(self) -> None:
-        """Releases the lock."""
         self._ended.set()
         self._thread.join()
         with suppress(redis.RedisError):
@@ -161,14 +159,14 @@ class _Lease:
 
 @contextmanager
 def _leased(store: OnlineStore, view: ViewContract, url: str, waiting: Callable[[], None]) -> Iterator[_Lease]:
-    """Waits for any other run for the view, then holds the lease in the block."""
     lock = store.lock(view)
     if not lock.acquire(blocking=False):
         waiting()
         if not lock.acquire(blocking_timeout=WAIT_SECONDS):
             raise DependencyError(
-                f"Redis at {without_credentials(url)}", f"another run has been writing {view.name} for a long time",
-                remedy="let it end, or end it",
+                f"Redis at {without_credentials(url)}",
+                f"another run has been writing {view.name} for {WAIT_SECONDS:g} seconds",
+                remedy="wait for it to end, or stop it",
             )  # fmt: skip
     lease = _Lease(lock, url)
     try:
@@ -179,7 +177,7 @@ def _leased(store: OnlineStore, view: ViewContract, url: str, waiting: Callable[
 
 @dataclass
 class _Run:
-    """A run for a view; `servers` are the Redis processes that had the rows when it began."""
+    """A run for a view. `servers` are the Redis processes that had the rows when it started."""
 
     store: OnlineStore
     offline: OfflineStore
@@ -195,13 +193,13 @@ class _Run:
         self.record = self.store.record_text(self.view)
         self.before = published.decode(self.record)
 
-    def write(self, *, full: bool) -> Materialized:
+    def write(self, *, full: bool) -> Publication:
         view, before = self.view, self.before
         with self.offline.reading(view.table):
             state = LatestRows.of(self.history, self.at)
         built = self.history.commit.written
         if before is not None and before.built > built and not full:
-            # Redis has rows of a table that was built later, so ours decide nothing.
+            # Redis has rows of a table that was built later, so these rows overrule nothing.
             return self._counts(state, self._send(state, np.arange(len(state.content)), None), 0)
         horizon = max(state.horizon, before.horizon) if before is not None else state.horizon
         fingerprint = self.history.fingerprint
@@ -246,7 +244,7 @@ class _Run:
         return self._counts(state, counts, removed)
 
     def _all(self, state: LatestRows, record: Published, until: int) -> tuple[WriteCounts, int]:
-        """Compares every row with Redis; returns the counts and the number of removed rows of other keys."""
+        """Compare every row with Redis. Return the counts, and the number of removed rows of unknown keys."""
         places = np.arange(len(state.content))
         if record.stamp is None:
             counts = self._send(state, places, until)
@@ -258,17 +256,16 @@ class _Run:
             second = self._send(state, places[late], until)
             counts = WriteCounts(len(places), first.changed + second.changed, first.written + second.written)
         self.lease.require()
-        return counts, self.store.remove_others(self.view, key_values(self.view, state.keys), until)
+        return counts, self.store.remove_except(self.view, key_values(self.view, state.keys), until)
 
     def _publish(self, record: Published) -> None:
-        """Replaces the table's record in Redis, unless another run has replaced it."""
         text = msgspec.json.encode(record)
         if not self.store.replace(self.view, self.record, text):
             self.lease.refuse()
         self.record = text
 
     def _base(self, before: Published, state: LatestRows) -> LatestRows | None:
-        """The latest rows that Redis has, or None if a comparison with Redis itself is safer."""
+        """Return the rows that Redis has, or None if a comparison with Redis itself is safer."""
         view = self.view
         if before.pending or before.contract != view.hash or not self.store.still_holds(before.servers):
             return None
@@ -287,7 +284,7 @@ class _Run:
         return None if missing or self.store.lacks_sample(view) else base
 
     def _send(self, state: LatestRows, places: Places, until: int | None) -> WriteCounts:
-        """Writes rows in parts, since their Python values take several times the memory of Arrow."""
+        """Write rows in parts, since their Python values take several times the memory of Arrow."""
         if self.send is not None:
             return self.send(state, places, until) if len(places) else WriteCounts(0, 0, 0)
         changed = written = 0
@@ -298,32 +295,27 @@ class _Run:
                 changed, written = changed + counts.changed, written + counts.written
         return WriteCounts(len(places), changed, written)
 
-    def _counts(self, state: LatestRows, counts: WriteCounts, removed: int) -> Materialized:
+    def _counts(self, state: LatestRows, counts: WriteCounts, removed: int) -> Publication:
         ttl = self.view.ttl
         expired = 0 if ttl is None else int(np.count_nonzero(self.at - state.event > ttl))
-        return Materialized(len(state.content), counts.changed, counts.written, expired, removed, 0.0)
+        return Publication(len(state.content), counts.changed, counts.written, expired, removed, 0.0)
 
 
 def require_same(url: str, before: dict[str, int], after: dict[str, int]) -> None:
-    """Rejects a Redis that was restarted during a run: it may have lost confirmed rows.
-
-    Raises:
-        DependencyError: it was restarted, or has different primaries.
-    """
+    """Raise a DependencyError if Redis was restarted, or has other primaries: it may have lost confirmed rows."""
     if not before.keys() <= after.keys():
         raise DependencyError(
-            f"Redis at {without_credentials(url)}", "was started again, or has changed its primaries, in the middle",
+            f"Redis at {without_credentials(url)}", "was restarted, or has changed its primaries, during the run",
             remedy="run `isthmus materialize` again, which writes only what is missing",
         )  # fmt: skip
 
 
 def write_rows(store: OnlineStore, view: ViewContract, rows: pa.Table, until: int | None) -> WriteCounts:
-    """Writes rows in the form of the offline table up to a horizon, see `OnlineStore.write`."""
+    """Write rows in the form of the offline table up to a horizon, see `OnlineStore.write`."""
     values = {column.name: arrow.from_arrow(rows[column.name], column.dtype) for column in view.fields}
     event, known = arrow.micros(rows["event_timestamp"]), arrow.micros(rows["known_at"])
     return store.write(view, key_values(view, rows), event, known, values, horizon=until)
 
 
 def key_values(view: ViewContract, rows: pa.Table) -> dict[str, list[KeyValue]]:
-    """The join keys of rows as Python values."""
     return {column.name: arrow.from_arrow(rows[column.name], column.dtype).tolist(column.dtype) for column in view.keys}

@@ -1,4 +1,4 @@
-"""Reading back: whether Redis has, for every key of a view, the row of the table that was published last."""
+"""Verification that Redis holds, for every key of a view, the row of the table that was published last."""
 
 import numpy as np
 
@@ -14,18 +14,17 @@ from isthmus.features.values.rows import RowCodec
 
 
 def is_published(store: OnlineStore, view: ViewContract) -> bool:
-    """Whether a run has written all rows of a view under its contract."""
     record = store.published(view)
     return record is not None and record.contract == view.hash and not record.pending
 
 
 def read_back(store: OnlineStore, offline: OfflineStore, view: ViewContract) -> None:
-    """Compares every published row of a view with its table: times, and content by its hash.
+    """Compare every published row of a view with its table: times, and content by its hash.
 
     Rows that were pushed since may be newer.
 
     Raises:
-        DataError: rows are missing, damaged, or others than those of the table.
+        DataError: rows are missing or damaged, or differ from the table.
     """
     record = store.published(view)
     assert record is not None  # noqa: S101 - `is_published`
@@ -43,6 +42,6 @@ def read_back(store: OnlineStore, offline: OfflineStore, view: ViewContract) -> 
         wrong += int(np.count_nonzero(~right))
     if wrong:
         raise DataError(
-            f"online rows of view {view.name}", f"{wrong:,} of {len(state.content):,} are not those of the table",
+            f"online rows of view {view.name}", f"{wrong:,} of {len(state.content):,} differ from the table",
             remedy="run `isthmus materialize --full`",
         )  # fmt: skip

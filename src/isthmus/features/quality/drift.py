@@ -1,29 +1,29 @@
-"""Drift of a feature's values from those of a reference, computed from the statistics of both.
+"""Drift of a feature's values from a reference, computed from the statistics of both.
 
 * Population stability index, sum over bins of (p - q) ln(p / q) for the shares p of the reference and q of the new rows
   (Siddiqi 2006, "Credit Risk Scorecards"; it is the symmetrized Kullback-Leibler divergence). Numbers fall into bins
-  between the deciles of the reference, and a value that makes up a decile by itself has its own bin; categories into
-  the reference's most frequent ones and all others. Null has a bin, and so have NaN and the infinities together. A
-  share below half a row of the smaller side, or below half a point (`statistics.POINTS`), counts as that half, so that
-  an empty bin gives no infinity.
+  between the deciles of the reference; a value that makes up a decile by itself has its own bin. Categories fall into
+  the reference's most frequent ones, plus one bin for the remainder. Null has a bin, and NaN and infinities share one.
+  A share below half a row of the smaller side, or below half a point (`statistics.POINTS`), counts as that half, so
+  that an empty bin gives no infinity.
 * Kolmogorov-Smirnov statistic, the largest gap between the two distribution functions (`scipy.stats.ks_2samp`).
 * Wasserstein distance of first order, the area between them (`scipy.stats.wasserstein_distance`), in standard
   deviations of the reference.
 
-The last two use the points of the statistics, so they are off by at most 1/256, and do not apply to categories.
+The last two use the points of the statistics, so they are off by at most 1/256. They do not apply to categories.
 
-A feature has drifted if a measure exceeds all three of these. Fewer than a hundred new rows, with fewer than ten in a
-decile, are measured but not judged.
+A feature has drifted if a measure exceeds all three limits below. Fewer than a hundred new rows, with fewer than ten
+in a decile, are measured but not judged.
 
-* A threshold. The three thresholds agree: a normal distribution that moves by half a standard deviation has an index of
-  0.25, a gap of 0.197 and a distance of 0.5.
-* Chance: what as many rows of the same distribution exceed once in a thousand times. For the index that is the 0.999
-  quantile of chi-square with (bins - 1) degrees of freedom, times 1/n + 1/m (Yurdakul and Naranjo 2020, "Statistical
-  properties of the population stability index", Journal of Risk Model Validation 14:4); for the gap,
+* The threshold. The three thresholds agree: a normal distribution that moves by half a standard deviation has an index
+  of 0.25, a gap of 0.197 and a distance of 0.5.
+* Chance: the value that as many rows of the same distribution exceed once in a thousand times. For the index, it is the
+  0.999 quantile of chi-square with (bins - 1) degrees of freedom, times 1/n + 1/m (Yurdakul and Naranjo 2020,
+  "Statistical properties of the population stability index", Journal of Risk Model Validation 14:4). For the gap, it is
   1.95 sqrt(1/n + 1/m) (Smirnov 1948).
-* Usual variation. Chance assumes independent rows, but rows of the same night or rolling window are not: four hours
-  never look like a year. So windows of the reference itself, each as long as the new rows' window, are compared with
-  all of it too; the largest of their measures is usual.
+* Usual variation. Chance assumes independent rows, but rows of the same night or rolling window are not independent:
+  four hours never look like a year. So windows of the reference, each as long as the new rows' window, are compared
+  with the whole reference, too. The largest of their measures is the usual variation.
 """
 
 import math
@@ -40,22 +40,20 @@ from isthmus.features.quality.statistics import POINTS, SAMPLE, FeatureStatistic
 from isthmus.features.values.arrow import micros
 
 WINDOWS = 50
-"""Upper limit for the number of windows of the reference."""
+"""Maximum number of windows of the reference."""
 
 LEAST = 100
-"""Fewer new rows are not judged."""
+"""Fewer new rows than this are not judged."""
 
 BINS = 10
 CATEGORIES = 20
 _WINDOW_SAMPLE = 4_096
 _RARE = 3.0902
-"""The normal quantile of 0.999."""
+"""0.999 quantile of the normal distribution."""
 _Numbers = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 class Thresholds(msgspec.Struct, frozen=True):
-    """A feature that exceeds them may have drifted; see the module."""
-
     psi: float = 0.25
     ks: float = 0.2
     wasserstein: float = 0.5
@@ -67,9 +65,9 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         psi: population stability index.
         ks: Kolmogorov-Smirnov statistic; None for categories, or if a side has no numbers.
-        wasserstein: in standard deviations of the reference; None like `ks`, and if the reference is constant.
+        wasserstein: distance in standard deviations of the reference; None like `ks`, or if the reference is constant.
         exceeded: names of the measures that exceed threshold, chance and usual variation.
-        unseen: the most frequent categories that only the new rows have; empty if the reference has too many to name.
+        unseen: most frequent categories missing from the reference; empty if the reference has too many to name.
     """
 
     rows: int
@@ -86,7 +84,7 @@ def drift(
     thresholds: Thresholds | None = None,
     windows: Sequence[FeatureStatistics] = (),
 ) -> Drift:
-    """Compares new rows with a reference of the same type, and with windows of it, each as long as the new rows span.
+    """Compare new rows with a reference of the same type, and with its windows, each as long as the new rows span.
 
     Raises:
         DependencyError: SciPy is not installed.
@@ -120,9 +118,9 @@ def drift(
 def windows(
     columns: Sequence[Column], data: ds.Dataset | pa.Table, until: int, length: int
 ) -> dict[str, list[FeatureStatistics]]:
-    """Statistics of each column in windows of a history, evenly spread back from `until`; times are in microseconds.
+    """Return statistics of each column in at most WINDOWS windows, evenly spread back from `until` (in microseconds).
 
-    There are at most WINDOWS windows with rows, and none if the history is shorter than two windows.
+    Return no windows if the history is shorter than two windows. Windows without rows are skipped.
     """
     first = until
     for batch in read(data, ["event_timestamp"], until=until):
@@ -163,7 +161,7 @@ def _numeric(reference: FeatureStatistics, new: FeatureStatistics) -> dict[str, 
 
 
 def psi(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[float, float]:
-    """The population stability index of two sides with rows, and what chance exceeds once in a thousand times."""
+    """Return the population stability index, and the index that chance exceeds once in a thousand times."""
     if reference.categorical:
         names = list(reference.top)[:CATEGORIES]
         shares = [_category_shares(side, names) for side in (reference, new)]
@@ -177,14 +175,14 @@ def psi(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[float, fl
 
 
 def _edges(points: Sequence[float]) -> _Numbers:
-    """The upper ends of all bins but the last, ascending: the deciles, and the number just below a repeated decile."""
+    """Return the upper ends of all bins but the last: the deciles, and the number just below a repeated decile."""
     deciles = [points[min(n * len(points) // BINS, len(points) - 1)] for n in range(1, BINS)] if points else []
     twice = {value for value in deciles if deciles.count(value) > 1}
     return np.array(sorted({*deciles, *(math.nextafter(value, -math.inf) for value in twice)}), np.float64)
 
 
 def _number_shares(side: FeatureStatistics, edges: _Numbers) -> _Numbers:
-    """Shares of all rows: null, not finite, and each bin (edge, edge]."""
+    """Return shares of all rows: null, not finite, and each bin (edge, edge]."""
     counts = np.bincount(np.searchsorted(edges, np.array(side.points), side="left"), minlength=len(edges) + 1)
     finite = side.rows - side.nulls - side.not_finite
     inside = counts * (finite / side.rows / max(len(side.points), 1))
@@ -192,7 +190,7 @@ def _number_shares(side: FeatureStatistics, edges: _Numbers) -> _Numbers:
 
 
 def _category_shares(side: FeatureStatistics, names: Sequence[str]) -> _Numbers:
-    """Shares of all rows: null, each named category, all others."""
+    """Return shares of all rows: null, each named category, and the remainder."""
     named = [side.top.get(name, 0.0) for name in names]
     nulls = side.nulls / side.rows
     return np.array([nulls, *named, max(0.0, 1.0 - nulls - sum(named))])
@@ -205,12 +203,11 @@ def _unseen(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[str, 
 
 
 def _inverse_rows(n: int, m: int) -> float:
-    """1/n + 1/m for the rows in the samples."""
     return 1 / max(min(n, SAMPLE), 1) + 1 / max(min(m, SAMPLE), 1)
 
 
 def _chi_square(freedom: int) -> float:
-    """The 0.999 quantile of chi-square, by Wilson and Hilferty (1931); 0 without freedom."""
+    """Return the 0.999 quantile of chi-square, by Wilson and Hilferty (1931); 0 without freedom."""
     if freedom < 1:
         return 0.0
     part = 2 / (9 * freedom)

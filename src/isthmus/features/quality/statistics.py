@@ -1,13 +1,13 @@
 """Statistics of a feature's values, in a single pass and bounded memory. The same rows in order give the same numbers.
 
-Counts, extremes, means and deviations are those of all rows. The shape (points, top values) is that of a sample of at
-most `SAMPLE` rows, drawn without replacement: a share in it is off by more than 0.0077 once in a thousand times
-(Massart 1990, "The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality"), and exact if the rows are fewer.
-The number of distinct values is exact up to `DISTINCT`, and beyond an estimate from the smallest hashes with a standard
+Counts, extremes, means and deviations cover all rows. The shape (points, top values) comes from a sample of at most
+`SAMPLE` rows, drawn without replacement: a share in it is off by more than 0.0077 once in a thousand times (Massart
+1990, "The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality"), and exact if there are fewer rows. The number
+of distinct values is exact up to `DISTINCT`. Beyond that, it is estimated from the smallest hashes with a standard
 error of 1.6 % (Beyer et al. 2007, "On synopses for distinct-value estimation under multiset operations", SIGMOD).
 
-Numbers are Int32, Int64, Float32, Float64 and UnixTimestamp (in microseconds); Bool, String and Bytes are categories;
-arrays are measured by their length.
+Int32, Int64, Float32, Float64 and UnixTimestamp (in microseconds) are numbers. Bool, String and Bytes are categories.
+Arrays are measured by their length.
 """
 
 import hashlib
@@ -32,13 +32,13 @@ FORMAT = 1
 SAMPLE = 65_536
 DISTINCT = 4_096
 POINTS = 256
-"""Values of equal weight that stand for a distribution: its shares are off by at most half of 1/256."""
+"""Number of values of equal weight that represent a distribution: shares are off by at most half of 1/256."""
 
 TOP = 256
-"""Upper limit for the categories that are named."""
+"""Maximum number of named categories."""
 
 _TEXT = 80
-"""Characters of a category's name; a longer name is cut and ends with its digest."""
+"""Maximum characters of a category's name; a longer name is cut and ends with its digest."""
 
 _CATEGORIES = ("Bool", "String", "Bytes")
 _BATCH = 65_536
@@ -51,13 +51,13 @@ class FeatureStatistics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     Attributes:
         distinct: number of distinct values without null; all NaN count as a single value.
-        not_finite: values that are NaN or infinite. All that follows excludes them.
-        low: the smallest number or length.
-        high: the largest number or length.
-        mean: of the numbers or lengths; None without any, or beyond the range of floats.
+        not_finite: number of NaN and infinite values. The fields below exclude them.
+        low: smallest number or length.
+        high: largest number or length.
+        mean: mean of the numbers or lengths; None without values, or beyond the range of floats.
         deviation: standard deviation of the population; None like `mean`.
-        points: at most POINTS numbers or lengths in ascending order, each for an equal part of the distribution.
-        top: category to its share of all rows, most frequent first; at most TOP.
+        points: at most POINTS numbers or lengths, ascending, each for an equal part of the distribution.
+        top: share of all rows by category, most frequent first; at most TOP.
     """
 
     dtype: str
@@ -74,11 +74,9 @@ class FeatureStatistics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     @property
     def categorical(self) -> bool:
-        """Whether the values are categories and not numbers."""
         return self.dtype in _CATEGORIES
 
     def quantile(self, share: float) -> float | None:
-        """A quantile of the numbers; None without any."""
         return self.points[min(int(share * len(self.points)), len(self.points) - 1)] if self.points else None
 
 
@@ -87,10 +85,10 @@ class ViewStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         contract: hash of the view.
-        version: of the table.
+        version: version of the table.
         fingerprint: SHA-256 of the rows of that version.
-        first: the earliest event time, in microseconds; None without rows.
-        last: the latest event time.
+        first: earliest event time, in microseconds; None without rows.
+        last: latest event time, like `first`.
     """
 
     view: str
@@ -107,7 +105,7 @@ class ViewStatistics(msgspec.Struct, frozen=True, kw_only=True):
 def read(
     data: ds.Dataset | pa.Table, columns: Sequence[str], after: int | None = None, until: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Columns of the rows whose event time lies in (after, until], both in microseconds, batch by batch.
+    """Yield columns of the rows whose event time lies in (after, until], both in microseconds.
 
     The bounds of the batches depend only on the rows, not on the table's files.
     """
@@ -135,7 +133,7 @@ def view_statistics(
     after: int | None = None,
     until: int | None = None,
 ) -> ViewStatistics:
-    """Measures the rows of a version of a view's table with an event time in (after, until], both in microseconds."""
+    """Measure the rows of a view's table whose event time lies in (after, until], both in microseconds."""
     measurement = Measurement(view.fields)
     first, last = math.inf, -math.inf
     for batch in read(data, [*(column.name for column in view.fields), "event_timestamp"], after, until):
@@ -156,7 +154,6 @@ def view_statistics(
 
 
 def measure(columns: Sequence[Column], batches: Iterable[pa.RecordBatch]) -> tuple[int, dict[str, FeatureStatistics]]:
-    """The number of rows, and the statistics of these columns, in the types of the contract."""
     measurement = Measurement(columns)
     for batch in batches:
         measurement.add(batch)
@@ -164,7 +161,7 @@ def measure(columns: Sequence[Column], batches: Iterable[pa.RecordBatch]) -> tup
 
 
 class Measurement:
-    """Measures columns, batch by batch; the shapes of their distributions from at most `sample` rows."""
+    """Measures columns in batches. The shapes of their distributions come from at most `sample` rows."""
 
     def __init__(self, columns: Sequence[Column], sample: int = SAMPLE) -> None:
         self.rows = 0
@@ -173,7 +170,6 @@ class Measurement:
         self._sample = _Sample(pa.table(empty), sample)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Adds rows, with the columns in the types of the contract."""
         if len(batch):
             arrays = {name: _measurable(batch[name], column.dtype) for name, column in self._columns.items()}
             for name, column in self._columns.items():
@@ -182,13 +178,12 @@ class Measurement:
             self.rows += len(batch)
 
     def features(self) -> dict[str, FeatureStatistics]:
-        """The statistics of the rows so far."""
         sample = self._sample.rows()
         return {name: column.statistics(sample[name], self.rows) for name, column in self._columns.items()}
 
 
 def category(value: bool | str | bytes) -> str:
-    """The name of a category: Bytes as 0x and hexadecimal digits; a long name is cut and ends with its digest."""
+    """Return the name of a category: Bytes in hexadecimal with 0x; a long name is cut and ends with its digest."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -200,7 +195,6 @@ def category(value: bool | str | bytes) -> str:
 
 
 def _measurable(array: pa.Array, dtype: DataType) -> pa.Array:
-    """Numbers in place of times and arrays."""
     if dtype.element is not None:
         return pc.cast(pc.list_value_length(array), pa.int64())
     return pc.cast(array, pa.int64()) if dtype.name == "UnixTimestamp" else array
@@ -208,7 +202,7 @@ def _measurable(array: pa.Array, dtype: DataType) -> pa.Array:
 
 @dataclass
 class _Measured:
-    """The statistics of a column so far, without those of the sample. `squares` are the squared deviations."""
+    """Running statistics of a column, without the sample. `squares` is the sum of squared deviations."""
 
     dtype: DataType
     nulls: int = 0
@@ -256,7 +250,7 @@ class _Measured:
         if len(self._smallest) == DISTINCT:
             hashes = hashes[hashes < self._smallest[-1]]
         if len(hashes):
-            # Arrow's hash table first: sorting every batch would take longer than the rest of the measurement.
+            # Arrow's hash table first: sorting every batch would take longer than all other steps.
             fresh = pc.unique(pa.array(hashes)).to_numpy()
             self._smallest = np.unique(np.concatenate([self._smallest, fresh]))[:DISTINCT]
 
@@ -292,9 +286,9 @@ class _Measured:
 
 
 class _Sample:
-    """A uniform sample of at most `size` rows: those with the smallest random numbers.
+    """A uniform sample of at most `size` rows: the rows with the smallest random numbers.
 
-    Each row has its own number of a fixed stream, so the sample does not depend on the sizes of the batches.
+    The n-th row gets the n-th number of a fixed stream, so the sample does not depend on the sizes of the batches.
     """
 
     def __init__(self, empty: pa.Table, size: int) -> None:
@@ -327,7 +321,7 @@ class _Sample:
 
 
 def _points(values: np.ndarray[Any, Any]) -> tuple[float, ...]:
-    """The middle value of each of POINTS equal parts; all values if there are no more."""
+    """Return the middle value of each of POINTS equal parts, or all values if there are fewer."""
     finite = np.sort(values[np.isfinite(values)].astype(np.float64))
     count = min(len(finite), POINTS)
     places = ((np.arange(count) + 0.5) * len(finite) / max(count, 1)).astype(np.int64)
@@ -335,7 +329,7 @@ def _points(values: np.ndarray[Any, Any]) -> tuple[float, ...]:
 
 
 def _bits(numbers: np.ndarray[Any, Any]) -> _Hashes:
-    """64 bits for each number, the same for 0.0 and -0.0 and for every NaN."""
+    """Return 64 bits for each number, equal for 0.0 and -0.0, and for every NaN."""
     if numbers.dtype.kind != "f":
         return numbers.astype(np.int64).view(np.uint64)
     real = numbers.astype(np.float64) + 0.0

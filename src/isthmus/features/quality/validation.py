@@ -1,6 +1,6 @@
-"""Checks expectations against rows, with examples of the first rows that break them. Only `unique` needs a second pass.
+"""Checks expectations against rows, and returns the first rows that break them. Only `unique` needs a second pass.
 
-Rows of the future do not count for `fresh`: they must not hide that nothing has arrived for long.
+Rows in the future do not count for `fresh`: they must not hide that no data has arrived for a long time.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,12 +25,13 @@ from isthmus.features.values.arrow import ARROW, micros
 EXAMPLES = 3
 
 
-class Reference(msgspec.Struct, frozen=True, kw_only=True):
+class ReferenceStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The statistics of a view's rows in a training set.
 
     Attributes:
-        name: the distillation.
-        last: its latest event time, in microseconds: later rows are new.
+        name: name of the distillation.
+        training_set: id of the training set.
+        last: latest event time of the training set, in microseconds. Later rows are new.
         features: statistics of the view's rows up to then, by feature.
     """
 
@@ -44,9 +45,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """The result of an expectation.
 
     Attributes:
-        feature: empty if the expectation is about the rows.
-        found: what the rows are like.
-        examples: keys and event times of the first rows that break it.
+        feature: feature name; empty if the expectation is about the rows.
+        found: description of the rows.
+        examples: keys and event times of the first rows that break the expectation.
     """
 
     view: str
@@ -68,12 +69,12 @@ def check(
     data: ds.Dataset | pa.Table,
     *,
     now: int,
-    references: Sequence[Reference] = (),
+    references: Sequence[ReferenceStatistics] = (),
 ) -> list[Finding]:
-    """Checks the expectations of a view against its rows: keys, `event_timestamp` and features, in the view's types.
+    """Check the expectations of a view against its rows: keys, `event_timestamp` and features, in the view's types.
 
-    `now` is in microseconds, and the references are of all training sets in use that read the view. Returns a finding
-    for each expectation, in order, and for drift also for each reference.
+    `now` is in microseconds. Pass the references of all training sets in use that read the view. Return a finding for
+    each expectation, in order; for drift, one for each reference.
     """
     if not declared:
         return []
@@ -105,7 +106,7 @@ def check(
                 findings += _drift(view, expectation, limit, types[expectation.feature], data, references)
             case expectations.Present(share=share):
                 present = 1.0 - broken[n].rows / rows if rows else 1.0
-                text = f"{broken[n].rows:,} of {rows:,} rows have none"
+                text = f"{broken[n].rows:,} of {rows:,} rows have no value"
                 findings.append(_finding(view, expectation, present >= share, text, broken[n].examples))
             case _:
                 text = f"{broken[n].rows:,} of {rows:,} rows do not fit"
@@ -152,7 +153,7 @@ def _within(values: pa.Array, low: Any, high: Any, dtype: DataType) -> pa.Boolea
 
 
 def _bound(bound: float, dtype: DataType) -> pa.Scalar:
-    # In the feature's own precision: 0.1 of a Float32 is the nearest Float32.
+    # Use the feature's precision: 0.1 as Float32 is the nearest Float32.
     if isinstance(bound, float) and dtype.name == "Float32":
         return pa.scalar(bound, pa.float32())
     return pa.scalar(float(bound) if abs(bound) >= 1 << 63 else bound)
@@ -166,9 +167,9 @@ def _lengths(values: pa.Array, dtype: DataType) -> pa.Array:
 
 def _fresh(view: ViewContract, expectation: Expectation, within: int, newest: int | None, now: int) -> Finding:
     if newest is None:
-        return _finding(view, expectation, False, "no row until the project's present")
+        return _finding(view, expectation, False, "no row up to the project's present")
     age = (now - newest) * clock.MICROSECOND
-    text = f"the latest event is of {clock.moment(newest):%Y-%m-%d %H:%M:%S}Z, {age} before the project's present"
+    text = f"the latest event is at {clock.moment(newest):%Y-%m-%d %H:%M:%S}Z, {age} before the project's present"
     return _finding(view, expectation, now - newest <= within, text)
 
 
@@ -186,8 +187,8 @@ def _unique(
     doubled = counted.filter(pc.greater(counted["rows_sum"], 1))
     surplus = (pc.sum(doubled["rows_sum"]).as_py() or 0) - len(doubled)
     if not surplus:
-        return _finding(view, expectation, True, "no value stands in two rows")
-    text = f"{len(doubled)} values stand in {surplus + len(doubled)} rows"
+        return _finding(view, expectation, True, "no value occurs twice")
+    text = f"{len(doubled)} values occur in {surplus + len(doubled)} rows"
     return _finding(view, expectation, False, text, _first(data, feature, doubled["value"], keys))
 
 
@@ -207,7 +208,7 @@ def _drift(
     limit: float,
     dtype: DataType,
     data: ds.Dataset | pa.Table,
-    references: Sequence[Reference],
+    references: Sequence[ReferenceStatistics],
 ) -> Iterator[Finding]:
     columns = [column for column in view.fields if column.name == expectation.feature]
     compared = False
@@ -226,7 +227,7 @@ def _drift(
             parts = windows(columns, data, reference.last, new.last - reference.last)[expectation.feature]
             usual = max((psi(then, part)[0] for part in parts), default=0.0)
         if limit < index <= max(chance, usual):
-            text += ", no more than chance or what was usual"
+            text += ", within chance or the usual variation"
         yield _finding(view, expectation, index <= max(limit, chance, usual), text)
     if not compared:
         yield _finding(view, expectation, True, "no training set, or no row after it")

@@ -1,4 +1,4 @@
-"""A request transform in a runtime, and which of its inputs is to blame for a row that Spark would refuse."""
+"""Runs a request transform, and finds the input that caused an error in a row."""
 
 from collections.abc import Callable, Mapping
 from itertools import chain
@@ -8,31 +8,31 @@ import numpy as np
 
 from isthmus.features.contract import TransformContract
 from isthmus.features.errors import ContractMismatch, RequestError
-from isthmus.features.request.layout import MASKS, NOTES, Computed, Layout, Refused, output_name
+from isthmus.features.request.layout import MASKS, NOTES, Computed, InputRefusal, Layout, output_name
 from isthmus.features.request.onerow import OneRow
-from isthmus.features.request.onnxbytes import UnreadableError
+from isthmus.features.request.onnxbytes import UnreadableGraph
 from isthmus.features.types import Bool, String
 from isthmus.features.values.columns import Values, from_python
 
 _SHOWN = 40
-"""Characters of a text in a message."""
-_ASCII = "ASCII alone in what lower or upper takes"
+"""Maximum characters of a text in a message."""
+_ASCII = "only ASCII in the arguments of lower and upper"
 
 
 class RowGraph:
-    """A request transform, ready to compute on a single thread of the CPU. Threads may share it.
+    """A request transform, ready to compute on a single CPU thread. Threads may share it.
 
     Raises:
-        ContractMismatch: the runtime does not take the graph.
+        ContractMismatch: the runtime rejects the graph.
     """
 
     def __init__(self, transform: TransformContract) -> None:
-        import onnxruntime  # not needed by those who only feed a graph
+        import onnxruntime  # not needed to feed a graph
 
         self.transform = transform
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        # For a few rows, managing memory takes longer than asking for it.
+        # For a few rows, an arena takes longer than plain allocation.
         options.enable_cpu_mem_arena = options.enable_mem_reuse = False
 
         def session(graph: bytes) -> Any:
@@ -42,7 +42,7 @@ class RowGraph:
             self._session = session(transform.graph)
             self._layout = Layout.loads(self._session.get_modelmeta().custom_metadata_map[NOTES])
         except Exception as error:  # onnxruntime's exceptions have no base class of their own
-            raise ContractMismatch(f"request transform {transform.name}", f"onnxruntime refuses its graph ({error})",
+            raise ContractMismatch(f"request transform {transform.name}", f"onnxruntime rejects its graph ({error})",
                                    remedy="run `isthmus apply` with this release of Isthmus") from error  # fmt: skip
         outputs = self._layout.outputs
         self._outputs = [*map(output_name, outputs), MASKS]
@@ -53,13 +53,13 @@ class RowGraph:
         self._one_row: OneRow | None = None
         try:
             interpreter = OneRow(transform.graph, self._layout, session)
-        except UnreadableError:
+        except UnreadableGraph:
             return
         if interpreter.pays:
             self._one_row = interpreter
 
     def run(self, columns: Mapping[str, Values]) -> Computed:
-        """Computes n rows from the values of every input of the transform, by its name in a training set."""
+        """Compute n rows from the values of every input of the transform, by its name in a training set."""
         if self._one_row is not None and (computed := self._one_row.run(columns)) is not None:
             return computed
         *tensors, masks = self._session.run(self._outputs, self._layout.feeds(columns))
@@ -80,30 +80,30 @@ class RowGraph:
     def require(
         self, columns: Mapping[str, Values], graphs: "Callable[[str], RowGraph]", place: Callable[[str], str]
     ) -> Mapping[str, Values]:
-        """Computes n rows, all of which must be computable.
+        """Compute n rows; raise an error if a row cannot be computed.
 
         Args:
-            columns: as for `run`.
-            graphs: the graph of a request source that a rule of the transform names.
-            place: the place of a request field in the request, for the message.
+            columns: values by input name, as for `run`.
+            graphs: returns the graph of a request source, for its rules.
+            place: returns the place of a request field in the request, for the message.
 
         Raises:
-            RequestError: Spark would refuse a row; the message names the first, with the request field that breaks its
-                rule or with all inputs.
+            RequestError: Spark would refuse a row. The message names the first such row, with the request field that
+                breaks its rule or with all inputs.
         """
         computed = self.run(columns)
         if (first := self.first_refused(columns, computed, graphs)) is None:
             return computed.values
         if first.rule:
             raise RequestError(place(first.field), f"{first.shown} in row {first.row}", expected=first.expected)
-        found = f"cannot be computed in row {first.row}, where {first.shown}"
         where = f"request transform {self.transform.name}, field {first.field}"
-        raise RequestError(where, found, expected=first.expected)
+        reason = f"cannot be computed in row {first.row}, where {first.shown}"
+        raise RequestError(where, reason, expected=first.expected)
 
     def first_refused(
         self, columns: Mapping[str, Values], computed: Computed, graphs: "Callable[[str], RowGraph]"
-    ) -> Refused | None:
-        """The first row that Spark would refuse, if any, after `run`; the arguments are those of `require`."""
+    ) -> InputRefusal | None:
+        """Return the first row that Spark would refuse, or None. Takes the result of `run`."""
         for name, mask in computed.refused.items():
             row = int(np.flatnonzero(mask)[0])
             inputs = {column: values.take(slice(row, row + 1)) for column, values in columns.items()}
@@ -111,22 +111,23 @@ class RowGraph:
                 return broken
             foreign = self._foreign(inputs, name)
             shown = ", ".join(f"{column} {_shown(inputs[column])}" for column in foreign or inputs)
-            return Refused(name, row, shown, _ASCII if foreign else "values for which it is defined")
+            return InputRefusal(name, row, shown, _ASCII if foreign else "values for which it is defined")
         return None
 
-    def _broken(self, inputs: Mapping[str, Values], row: int, graphs: "Callable[[str], RowGraph]") -> Refused | None:
-        """The request field of a row that breaks its rule, if there is one."""
+    def _broken(
+        self, inputs: Mapping[str, Values], row: int, graphs: "Callable[[str], RowGraph]"
+    ) -> InputRefusal | None:
         for source in dict.fromkeys(rule.source for rule in self.transform.rules.values()):
             graph = graphs(source)
             absent = {column.name: from_python([None], column.dtype) for column in graph.transform.request}
             refused = graph.run({name: inputs.get(name, null) for name, null in absent.items()}).refused
             for name, rule in self.transform.rules.items():
                 if rule.source == source and name in refused:
-                    return Refused(name, row, _shown(inputs[name]), rule.expected, rule=True)
+                    return InputRefusal(name, row, _shown(inputs[name]), rule.expected, rule=True)
         return None
 
     def _foreign(self, inputs: Mapping[str, Values], field: str) -> list[str]:
-        """The texts for which a field is refused only because they are not ASCII."""
+        """Return the inputs for which a field is refused only because they are not ASCII."""
         texts = {name: values.data[0] for name, values in inputs.items() if isinstance(values.data[0], str)}
         plain = {name: from_python(["".join(letter if letter.isascii() else "?" for letter in text)], String)
                  for name, text in texts.items() if not text.isascii()}  # fmt: skip
@@ -136,7 +137,6 @@ class RowGraph:
 
 
 def _shown(values: Values) -> str:
-    """The value of a single row, cut to the length that a message bears."""
     if not values.valid[0]:
         return "is null"
     value = values.data[0]
@@ -144,6 +144,6 @@ def _shown(values: Values) -> str:
         text = ", ".join(map(str, value[:_SHOWN]))
         return f"is [{text}]" if len(text) <= _SHOWN else f"is an array of {len(value)} elements"
     if not isinstance(value, str):
-        # Not formatted: a 32-bit number would be written as the 64-bit one that it is.
+        # No format: it would print a 32-bit number with 64-bit digits.
         return "is " + str(bool(value) if values.data.dtype == np.uint8 else value)
     return f"is {value!r}" if len(value) <= _SHOWN else f"is {value[:_SHOWN]!r} and {len(value) - _SHOWN:,} more"

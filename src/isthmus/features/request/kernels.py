@@ -1,7 +1,8 @@
-"""ONNX Runtime's kernels for single values, in Python: the same bits, except that any NaN stands for a NaN.
+"""ONNX Runtime's kernels for single values, in Python. Results have the same bits, except that any NaN equals any NaN.
 
-Only what IEEE 754, two's complement and ONNX fix to the last bit is here, so it holds on every machine; powers
-and sines are not. Values are Python's bool, int, float and str; those of 32 bits are within that range or precision.
+Only operators that IEEE 754, two's complement and ONNX define to the last bit are here, so results hold on every
+machine. Powers and sines are not. Values are Python's bool, int, float and str, in the range and precision of their
+type.
 """
 
 import math
@@ -14,16 +15,15 @@ from typing import Any
 import numpy as np
 
 Function = Callable[[Any, Any], Any]
-"""Of two values: calls of a single form are the fastest, and functions in C have it, too."""
+"""Takes two values: a single form of call is fastest, and C functions have it, too."""
 Applied = tuple[Function, Any]
-"""A function, and its second argument where an operator has a single one; None repeats the first."""
+"""A function, and its second argument for a unary operator; None repeats the first argument."""
 
 _LOW = {"int32": -(1 << 31), "int64": -(1 << 63)}
 _pack, _unpack = struct.Struct("f").pack, struct.Struct("f").unpack
 
 
 def single(value: float) -> float:
-    """The float32 nearest to a number."""
     try:
         nearest: float = _unpack(_pack(value))[0]
     except OverflowError:
@@ -32,12 +32,11 @@ def single(value: float) -> float:
 
 
 def _singles(function: Function) -> Function:
-    """In float32. For +, -, *, / and the root, rounding twice is rounding once: 2 * 24 + 2 bits do, a double has 53."""
+    """Compute in float32. Rounding a double is exact for +, -, *, / and sqrt: 53 bits are at least 2 * 24 + 2."""
     return lambda a, b: single(function(a, b))
 
 
 def _wrapped(element: str, function: Function) -> Function:
-    """In two's complement."""
     low = _LOW[element]
     high, span = -low, -2 * low
 
@@ -56,7 +55,6 @@ def _divided(a: float, b: float) -> float:
 
 
 def _quotient(a: int, b: int) -> int:
-    """Rounded towards zero."""
     return a // b if (a < 0) == (b < 0) else -(-a // b)
 
 
@@ -81,7 +79,6 @@ def _ceil(a: float, _: Any) -> float:
 
 
 def _round(a: float, _: Any) -> float:
-    """Half to even."""
     return math.copysign(round(a), a) if a - a == 0.0 else a
 
 
@@ -104,7 +101,7 @@ _DOUBLES = _COMPARISONS | {
     "IsInf": lambda a, _: math.isinf(a), "Abs": math.copysign, "Neg": operator.mul,
 }  # fmt: skip
 _SECOND = {"Abs": 1.0, "Neg": -1.0}
-"""The factor of a floating-point number, or the number whose sign it gets."""
+"""Factor of a floating-point number, or the number that gives it a sign."""
 _INTEGERS = _COMPARISONS | {
     "Mod": operator.mod, "Max": _greater, "Min": _smaller, "BitwiseAnd": operator.and_, "BitwiseOr": operator.or_,
     "BitwiseXor": operator.xor, "BitwiseNot": lambda a, _: ~a,
@@ -125,7 +122,7 @@ _BY_ELEMENT: dict[str, dict[str, Function]] = {
 
 
 def function(name: str, element: str, attributes: Mapping[str, Any]) -> Applied | None:
-    """An operator whose first argument has an element type; None if unknown. A cast's attribute "to" is one, too."""
+    """Return an operator on an element type, or None if unknown."""
     match name, element:
         case "Cast", _:
             return _cast(element, attributes["to"])
@@ -136,7 +133,7 @@ def function(name: str, element: str, attributes: Mapping[str, Any]) -> Applied 
         case "RegexFullMatch", "string":
             return _pattern(attributes["pattern"].decode())
     fractional = element in ("double", "float")
-    # The remainder of floating-point numbers is that of fmod, the remainder of integers has the divisor's sign.
+    # Floating-point numbers have fmod's remainder; the remainder of integers has the divisor's sign.
     if name == "Mod" and bool(attributes.get("fmod")) != fractional:
         return None
     known = _BY_ELEMENT[element].get(name)
@@ -147,7 +144,7 @@ def _cast(element: str, to: str) -> Applied | None:
     low = _LOW.get(to, 0)
 
     def truncated(a: float, _: Any) -> int:
-        # What does not fit becomes what x86 processors make of it. Graphs ignore it, since other processors differ.
+        # Out of range, return the result of x86 processors. Graphs ignore it, since other processors differ.
         return int(a) if low - 1 < a < -low else low
 
     match element, to:
@@ -169,7 +166,7 @@ def _cast(element: str, to: str) -> Applied | None:
 
 
 def _rounded(a: int, _: Any) -> float:
-    """As float32, through a double only where that is exact."""
+    """Convert to float32, through a double only if that is exact."""
     return single(float(a)) if abs(a) < 1 << 53 else float(np.int64(a).astype(np.float32))
 
 
@@ -182,7 +179,7 @@ def _encoder(element: str, attributes: Mapping[str, Any]) -> Applied | None:
 
 
 def _normalizer(attributes: Mapping[str, Any]) -> Applied | None:
-    """In the locale C, only ASCII letters have a case."""
+    """Return a change of case. In the locale C, only ASCII letters have a case."""
     change = {b"LOWER": bytes.lower, b"UPPER": bytes.upper}.get(attributes.get("case_change_action", b""))
     if change is None or attributes.get("locale") != b"C" or "stopwords" in attributes:
         return None
@@ -194,9 +191,9 @@ _FIXED_SIZE = re.compile(r"(?:\\[^\w\s]|[^\\+*?()|\[\]{}^$])*")
 
 
 def _pattern(pattern: str) -> Applied | None:
-    """A pattern in which only `.` and `.*` are special, or the pattern for ASCII, if Python is as fast as RE2.
+    """Return a matcher for a pattern if Python is as fast as RE2: the ASCII pattern, or only `.` and `.*` are special.
 
-    Python's `re` tries a whole text from every place in it, except where nothing but the end follows `.*`.
+    Python's `re` tries the whole text from every position, unless nothing but the end follows `.*`.
     """
     if pattern == r"[\x00-\x7f]*":
         return (lambda a, _: a.isascii()), None

@@ -1,12 +1,12 @@
-"""The tensors of a request transform's graph: which column is which row of which tensor.
+"""The tensors of a request transform's graph: the tensor and row of each column.
 
-A call of a runtime costs as much per tensor as several nodes, so columns of one element type travel as the rows of one
+Each tensor adds as much to a call of the runtime as several nodes, so columns of one element type are the rows of one
 tensor. A graph takes `given_<element>` of shape (columns, n) for each of bool, int32, int64, float, double and string
 in use, with any value where a column is null, and the booleans `given_valid` of shape (all columns, n). An array column
-is a tensor of its own, `given_array_<column>` of shape (size, n), and shares `given_valid`. The graph returns
+is a separate tensor, `given_array_<column>` of shape (size, n), and shares `given_valid`. The graph returns
 `found_<element>` in the same form, with any value where a field is null or refused, and `found_masks` of shape
-(2 fields, n): where each field is valid unless it is refused, then where Spark would refuse to compute it. The layout
-is in the metadata of the model.
+(2 fields, n): first the validity of each field, ignoring refusals, then True where Spark would refuse to compute it.
+The layout is in the metadata of the model.
 """
 
 import json
@@ -23,7 +23,7 @@ from isthmus.features.types import DataType
 from isthmus.features.values.columns import Mask, Values, other_size
 
 VALID, MASKS, NOTES = "valid", "found_masks", "rows"
-"""The element of the input masks, the name of the output masks, and the metadata key of the layout."""
+"""Element of the input masks, name of the output masks, and metadata key of the layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Computed:
     """The fields of a request transform for n rows.
 
     Attributes:
-        values: field name to its values; null where refused.
-        refused: field name to the mask of rows in which Spark would refuse to compute it; only fields with such rows.
+        values: values by field name; null where refused.
+        refused: by field name, a mask of rows that Spark would refuse to compute; only fields with such rows.
     """
 
     values: Mapping[str, Values]
@@ -40,15 +40,15 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class InputRefusal:
     """A row in which Spark would refuse to compute a field.
 
     Attributes:
-        field: the field, or the request field that breaks its rule.
-        row: the row's number.
-        shown: the values to blame, in words: of that request field, or of the transform's inputs.
-        expected: what could be computed.
-        rule: whether a request field breaks its rule.
+        field: name of the field, or of the request field that breaks its rule.
+        row: number of the row.
+        shown: text with the values that caused it.
+        expected: values that could be computed.
+        rule: True if a request field breaks its rule.
     """
 
     field: str
@@ -62,15 +62,14 @@ class Layout(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True,
     rename={"inputs": "given", "outputs": "found"},
 ):  # fmt: skip
-    """Which column of a graph is in which row of which tensor.
+    """The tensor and row of each column of a graph.
 
     Attributes:
-        inputs: element type to the input columns that have it.
+        inputs: input columns by element type.
         masks: all input columns.
-        outputs: element type to the output fields that have it.
+        outputs: output fields by element type.
         fields: all output fields.
-        arrays: array column to its element type and size; left out where empty, so graphs without arrays keep their
-            bytes.
+        arrays: element type and size by array column; omitted if empty, so graphs without arrays keep their bytes.
     """
 
     inputs: Mapping[str, Sequence[str]]
@@ -81,26 +80,24 @@ class Layout(
 
     @classmethod
     def of(cls, columns: Mapping[str, DataType]) -> "Layout":
-        """The input side of the layout of a graph that takes these columns."""
+        """Return the layout of the inputs of a graph that takes these columns."""
         rows: dict[str, list[str]] = {}
         for name, dtype in columns.items():
             rows.setdefault(dtype.tensor, []).append(name)
         return cls(rows, list(columns), {}, [])
 
     def dumps(self) -> str:
-        """As JSON."""
         return json.dumps(msgspec.to_builtins(self), sort_keys=True)
 
     @classmethod
     def loads(cls, text: str) -> "Layout":
-        """The inverse of `dumps`."""
         return msgspec.json.decode(text, type=cls)
 
     def feeds(self, columns: Mapping[str, Values]) -> dict[str, np.ndarray[Any, Any]]:
-        """The input tensors for columns of n values.
+        """Return the input tensors for columns of n values.
 
         Raises:
-            DataError: an array has another size than the graph takes.
+            DataError: an array does not have the size of the graph's input.
         """
         masks = _rows([columns[name].valid for name in self.masks])
         feeds = {input_name(VALID): masks}
@@ -116,17 +113,14 @@ class Layout(
 
 
 def input_name(element: str) -> str:
-    """The input tensor of all columns of an element type."""
     return f"given_{element}"
 
 
 def array_input_name(column: str) -> str:
-    """The input tensor of an array column."""
     return input_name(f"array_{column}")
 
 
 def output_name(element: str) -> str:
-    """The output tensor of all fields of an element type."""
     return f"found_{element}"
 
 
@@ -135,7 +129,7 @@ def _rows(parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
 
 
 def _elements(name: str, values: Values, element: str, size: int) -> np.ndarray[Any, Any]:
-    """Arrays of one size as a tensor of shape (size, n); zeros or empty texts where null."""
+    """Return arrays of one size as a tensor of shape (size, n); zeros or empty texts where null."""
     if wrong := other_size(values.data, size):
         raise DataError(f"column {name}", f"an array of {wrong[1]} elements in row {wrong[0]}", expected=f"{size}")
     rows = np.full((len(values.data), size), "" if element == "string" else 0, NUMPY[element])

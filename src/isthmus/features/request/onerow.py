@@ -1,7 +1,7 @@
-"""One row through a graph without the runtime, which takes longer to go from node to node than to compute them.
+"""Computes one row of a graph without the runtime, whose overhead per node exceeds the computation.
 
-No second definition: the contract's graph is followed node by node, and the results have the runtime's bits, except
-that any NaN stands for a NaN. See `program` for how.
+It follows the contract's graph node by node, so the transform has a single definition. The results have the runtime's
+bits, except that any NaN equals any NaN. See `program`.
 """
 
 from collections.abc import Mapping
@@ -11,42 +11,43 @@ from typing import Any
 import numpy as np
 
 from isthmus.features.request.layout import MASKS, VALID, Computed, Layout, input_name, output_name
-from isthmus.features.request.onnxbytes import NUMPY, UnreadableError, read
-from isthmus.features.request.program import Operation, Part, Session, Steps, follow
+from isthmus.features.request.onnxbytes import NUMPY, UnreadableGraph, read
+from isthmus.features.request.program import Operation, ProgramBuilder, Session, SlotArray, follow
 from isthmus.features.values.columns import Values
 
 _NODES_A_CALL, _NODES_A_RUN = 30, 25
-"""Nodes that the runtime computes in the time of a call for one of them (15 microseconds; a node is half of one), and
-in that of an empty run (13 microseconds)."""
+"""Nodes that the runtime computes in the time of a call for one of them (15 microseconds; a node takes 0.5), and in
+the time of an empty run (13 microseconds).
+"""
 _TRUE, _FALSE = np.array([True]), np.array([False])
-"""Masks of a row, to be copied. The fields of one answer share theirs."""
+"""Masks of a row, for copying. The fields of one answer share theirs."""
 
 
 class OneRow:
     """A graph, ready to compute one row at a time. Threads may share it.
 
-    The session runs the nodes that are left to the runtime; `pays` says whether all this is faster than the runtime.
+    The session runs the nodes that need the runtime. `pays` is True if this is faster than the runtime alone.
 
     Raises:
-        UnreadableError: the graph takes arrays, or has an operator that is not known here.
+        UnreadableGraph: the graph takes arrays, or has an unknown operator.
     """
 
     def __init__(self, graph: bytes, layout: Layout, session: Session) -> None:
         if layout.arrays:
-            raise UnreadableError("arrays")
-        steps = Steps(session)
+            raise UnreadableGraph("arrays")
+        steps = ProgramBuilder(session)
         parts = {input_name(element): steps.open(element, len(names)) for element, names in layout.inputs.items()}
         parts[input_name(VALID)] = steps.open("bool", len(layout.masks))
         nodes, constants = read(graph)
         parts = steps.add(nodes, constants, parts)
         self.pays = steps.calls * _NODES_A_CALL <= len(nodes) + _NODES_A_RUN
-        valid, raises = (Part("bool", masks) for masks in np.split(parts[MASKS].slots, [len(layout.fields)]))
+        valid, raises = (SlotArray("bool", masks) for masks in np.split(parts[MASKS].slots, [len(layout.fields)]))
         present = steps.mapped(Operation("Greater", "bool"), gt, valid, raises)
         results = {element: parts[output_name(element)] for element in layout.outputs}
         goals = [slot for part in (present, raises, *results.values()) for slot in part.listed()]
         self._program, self._slots, places = steps.program(goals)
 
-        def placed(part: Part) -> list[int]:
+        def placed(part: SlotArray) -> list[int]:
             return [places[slot] for slot in part.listed()]
 
         masks = dict(zip(layout.masks, placed(parts[input_name(VALID)]), strict=True))
@@ -71,10 +72,10 @@ class OneRow:
                         if self._slots[slot] is not False]  # fmt: skip
 
     def run(self, columns: Mapping[str, Values]) -> Computed | None:
-        """Computes a row; None for another number of rows, or where a column does not have its own NumPy type.
+        """Compute a row. Return None unless there is one row, and each column has its own NumPy type.
 
         Args:
-            columns: as for `RowGraph.run`.
+            columns: values by input name, as for `RowGraph.run`.
         """
         slots = self._slots.copy()
         for name, dtype, slot, mask in self._inputs:

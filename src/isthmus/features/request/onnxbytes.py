@@ -1,6 +1,6 @@
-"""ONNX graphs as bytes: reading one, and writing graphs of one node. A serving host has a runtime and no ONNX library.
+"""Reads ONNX graphs and writes graphs of one node, as bytes: a serving host has a runtime but no ONNX library.
 
-Only the fields of onnx.proto that graphs of row functions use are read; all others are skipped.
+Only the fields of onnx.proto that graphs of row functions use are read; all other fields are skipped.
 """
 
 import struct
@@ -12,27 +12,27 @@ from typing import Any
 import numpy as np
 
 ELEMENTS = {1: "float", 6: "int32", 7: "int64", 8: "string", 9: "bool", 11: "double"}
-"""TensorProto.DataType by its numbers."""
+"""Element types by their number in TensorProto.DataType."""
 NUMPY: dict[str, Any] = {
     "float": np.float32, "int32": np.int32, "int64": np.int64, "string": object, "bool": np.bool_, "double": np.float64,
 }  # fmt: skip
 _NUMBERS = {element: number for number, element in ELEMENTS.items()}
 _IR_VERSION = 9
 _OPSETS = {b"": 20, b"ai.onnx.ml": 2}
-"""The known versions of ONNX's operators, by domain."""
+"""Supported operator versions by domain."""
 
 
-class UnreadableError(Exception):
-    """The bytes hold something unknown here. Not a user's error: the caller falls back to the runtime."""
+class UnreadableGraph(Exception):
+    """The graph has an unsupported feature. Not a user's error: the caller falls back to the runtime."""
 
 
 @dataclass(frozen=True)
-class Node:
+class OnnxNode:
     """A node of a graph.
 
     Attributes:
         attributes: numbers, texts as bytes, or lists of these, by name.
-        encoded: the attributes as they are in the file.
+        encoded: the attributes as bytes of the file.
     """
 
     operator: str
@@ -43,29 +43,29 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class OnnxTensor:
     """A constant of an element type. Texts have dtype object."""
 
     element: str
     data: np.ndarray[Any, Any]
 
 
-def read(model: bytes) -> tuple[list[Node], dict[str, Tensor]]:
-    """The nodes of a model's graph in their order, and its constants by name.
+def read(model: bytes) -> tuple[list[OnnxNode], dict[str, OnnxTensor]]:
+    """Return the nodes of a model's graph in order, and its constants by name.
 
     Raises:
-        UnreadableError: the operators are of an unknown version, or a constant has an unknown form.
+        UnreadableGraph: the operators have an unsupported version, or a constant has an unknown form.
     """
     fields = _fields(model)
     for opset in map(_fields, fields[8]):
         if opset[2] != [_OPSETS.get(b"".join(opset[1]))]:
-            raise UnreadableError(f"operators of version {opset[2][-1]}")
+            raise UnreadableGraph(f"operators of version {opset[2][-1]}")
     graph = _fields(b"".join(fields[7]))
     return [*map(_node, graph[1])], dict(map(_tensor, graph[5]))
 
 
-def single(node: Node, inputs: Sequence[tuple[str, tuple[int, ...]]], output: str, shape: tuple[int, ...]) -> bytes:
-    """A model of a single node of ONNX's own, with inputs "0", "1", ... and output "y", of element types and shapes."""
+def single(node: OnnxNode, inputs: Sequence[tuple[str, tuple[int, ...]]], output: str, shape: tuple[int, ...]) -> bytes:
+    """Encode a model of a single standard node, with inputs "0", "1", ... and output "y"."""
     body = b"".join(_encoded(1, str(place)) for place in range(len(inputs)))
     body += _encoded(2, "y") + _encoded(4, node.operator)
     body += b"".join(_encoded(5, attribute) for attribute in node.encoded)
@@ -76,7 +76,7 @@ def single(node: Node, inputs: Sequence[tuple[str, tuple[int, ...]]], output: st
 
 
 def _fields(message: bytes) -> defaultdict[int, list[Any]]:
-    """The values of a protocol buffer by field number: integers, floats, and bytes for everything else."""
+    """Return the values of a protocol buffer by field number: integers, floats, or bytes for other kinds."""
     fields: defaultdict[int, list[Any]] = defaultdict(list)
     place = 0
     while place < len(message):
@@ -93,7 +93,7 @@ def _fields(message: bytes) -> defaultdict[int, list[Any]]:
             fields[key >> 3] += struct.unpack_from("<f", message, place)
             place += 4
         else:
-            raise UnreadableError(f"a field of wire type {kind}")
+            raise UnreadableGraph(f"a field of wire type {kind}")
     return fields
 
 
@@ -107,21 +107,21 @@ def _varint(message: bytes, place: int) -> tuple[int, int]:
             return value, place
 
 
-def _node(message: bytes) -> Node:
+def _node(message: bytes) -> OnnxNode:
     fields = _fields(message)
     inputs, outputs = (tuple(name.decode() for name in fields[number]) for number in (1, 2))
     attributes = dict(map(_attribute, fields[5]))
-    return Node(b"".join(fields[4]).decode(), inputs, outputs, attributes, tuple(fields[5]))
+    return OnnxNode(b"".join(fields[4]).decode(), inputs, outputs, attributes, tuple(fields[5]))
 
 
 def _attribute(message: bytes) -> tuple[str, Any]:
-    """The name and the value; None for kinds that no row function has."""
+    """Return the name and the value; None for kinds that no row function has."""
     fields = _fields(message)
     scalar, items = fields[2] + fields[3] + fields[4], fields[8] + fields[9]
     return b"".join(fields[1]).decode(), scalar[-1] if scalar else items or None
 
 
-def _tensor(message: bytes) -> tuple[str, Tensor]:
+def _tensor(message: bytes) -> tuple[str, OnnxTensor]:
     fields = _fields(message)
     name, element = b"".join(fields[8]).decode(), ELEMENTS.get(fields[2][-1], "") if fields[2] else ""
     if element == "string":
@@ -129,8 +129,8 @@ def _tensor(message: bytes) -> tuple[str, Tensor]:
     elif element and fields[9]:
         data = np.frombuffer(fields[9][-1], np.dtype(NUMPY[element]).newbyteorder("<"))
     else:
-        raise UnreadableError(f"constant {name}")
-    return name, Tensor(element, data.reshape(fields[1]))
+        raise UnreadableGraph(f"constant {name}")
+    return name, OnnxTensor(element, data.reshape(fields[1]))
 
 
 def _encoded(number: int, value: int | str | bytes) -> bytes:

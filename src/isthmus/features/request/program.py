@@ -1,11 +1,12 @@
-"""A graph as steps between single values: what remains of it for a single row.
+"""A graph as steps between single values, for fast computation of a single row.
 
-When a graph is loaded, its tensors become arrays of slots, one per element. So NumPy then does whatever only moves
-elements, and constants are computed. A row fills the input slots, and the steps fill the rest.
+When a graph is loaded, its tensors become arrays of slots, one slot per element. NumPy then performs every operation
+that only moves elements, and constants are computed. A row fills the input slots, and the steps fill the remaining
+ones.
 
-Functions that no standard fixes to the last bit, such as logarithms, are computed by the runtime, in a graph of that
-node alone with tensors of the same shapes; so are patterns for which Python takes longer. What only one side of a
-choice needs, only that side computes.
+The runtime computes functions that no standard defines to the last bit, such as logarithms, in a graph of that node
+alone with tensors of the same shapes. It also computes patterns for which Python is slower. Steps needed by only one
+side of a choice run only for that side.
 """
 
 from collections import defaultdict
@@ -20,29 +21,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from isthmus.features.request.kernels import Function, function
-from isthmus.features.request.onnxbytes import ELEMENTS, NUMPY, Node, Tensor, UnreadableError, single
+from isthmus.features.request.onnxbytes import ELEMENTS, NUMPY, OnnxNode, OnnxTensor, UnreadableGraph, single
 
 INEXACT = frozenset({"Exp", "Log", "Pow", "Sin", "Cos"})
-"""What no standard fixes to the last bit."""
+"""Functions that no standard defines to the last bit."""
 _PREDICATES = frozenset(
     {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN", "IsInf", "RegexFullMatch"}
 )
 _SAME = frozenset({("float", "double"), ("int32", "int64")})
 """Casts between types that Python represents the same way."""
 _DEEPEST, _SHORT = 20, 2
-"""How deep choices nest at most, and how many steps run without checking whether they are needed."""
+"""Maximum depth of nested choices, and number of steps that run without checking that they are needed."""
 
 Slots = list[Any]
 Program = Sequence[tuple[Any, ...]]
-"""Steps in their order, see `Steps.program`."""
+"""Steps in order, see `ProgramBuilder.program`."""
 Session = Callable[[bytes], Any]
 """Creates a session of a model."""
 _Path = tuple[tuple[int, int], ...]
-"""Sides of nested choices: the slot of each choice, and which of its inputs."""
+"""Sides of nested choices: the slot of each choice, and the number of its input."""
 
 
 def follow(program: Program, slots: Slots) -> None:
-    """Runs steps."""
     for apply, out, first, second in program:
         if apply is not None:
             slots[out] = apply(slots[first], slots[second])
@@ -59,24 +59,24 @@ def follow(program: Program, slots: Slots) -> None:
 
 
 @dataclass(frozen=True)
-class Part:
+class SlotArray:
     """A tensor: its element type, and a slot for each of its elements."""
 
     element: str
     slots: np.ndarray[Any, np.dtype[np.intp]]
 
     def listed(self) -> list[int]:
-        """The slots in order."""
         slots: list[int] = self.slots.reshape(-1).tolist()
         return slots
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An operator by ONNX's name, on operands of an element type; of a choice the type of both sides.
+    """An ONNX operator on operands of an element type; for a choice, the type of both sides.
 
     Attributes:
-        attributes: of its node; "to" of a cast is an element type, and "table" the elements that a Gather reads.
+        attributes: attributes of the node. For a cast, "to" is an element type; for a Gather, "table" holds the
+            elements.
     """
 
     name: str
@@ -85,7 +85,6 @@ class Operation:
 
     @property
     def output(self) -> str:
-        """The element type of the result."""
         if self.name in _PREDICATES:
             return "bool"
         output: str = {"Cast": self.attributes.get("to", ""), "LabelEncoder": "int64"}.get(self.name, self.element)
@@ -93,7 +92,7 @@ class Operation:
 
 
 class Listed(NamedTuple):
-    """A step: what is done to the values of which slots, and the slot of the result."""
+    """A step: its operation, the slots of its operands, and the slot of the result."""
 
     operation: Operation
     operands: tuple[int, ...]
@@ -102,15 +101,15 @@ class Listed(NamedTuple):
 
 @dataclass(frozen=True)
 class _Step:
-    """How a slot is filled.
+    """A step that fills the slot `out`.
 
     Attributes:
-        operation: what the step does, and `operands` with which slots.
-        inputs: the slots that it needs; of a choice the condition, the slot where that holds, and the slot where not.
-        apply: a function of two values; None for a choice.
-        kernel: instead of `apply`, a function of the values of all inputs to the values of several slots.
-        results: the slot of that function's result, which those slots share.
-        place: which value of the result it is.
+        operation: the operation, on the slots `operands`.
+        inputs: slots that it reads; for a choice, the condition and the slots for true and for false.
+        apply: function of two values; None for a choice.
+        kernel: replaces `apply`; takes the values of all inputs and returns the values of several slots.
+        results: slot of the kernel's result, which those slots share.
+        place: index of the value in that result.
     """
 
     out: int
@@ -123,13 +122,12 @@ class _Step:
     place: int = 0
 
 
-class Steps:
-    """The steps of a graph, node by node."""
+class ProgramBuilder:
+    """Builds the steps of a graph, node by node."""
 
     def __init__(self, session: Session) -> None:
         self._session = cache(session)
         self._slots: Slots = []
-        """Constants, and None where rows differ."""
         self._steps: list[_Step] = []
         self._inputs: set[int] = set()
         self._open: set[int] = set()
@@ -137,72 +135,71 @@ class Steps:
 
     @property
     def calls(self) -> int:
-        """Calls of the runtime for a row that needs all steps."""
+        """Number of calls of the runtime for a row that needs all steps."""
         return len({step.results for step in self._steps if step.kernel is not None})
 
-    def open(self, element: str, rows: int, columns: int = 1) -> Part:
-        """An input tensor of shape (rows, columns)."""
+    def open(self, element: str, rows: int, columns: int = 1) -> SlotArray:
+        """Add an input tensor of shape (rows, columns)."""
         slots = np.arange(rows * columns) + len(self._slots)
         self._slots += [None] * slots.size
         self._open.update(slots.tolist())
         self._inputs.update(slots.tolist())
-        return Part(element, slots.reshape(rows, columns))
+        return SlotArray(element, slots.reshape(rows, columns))
 
-    def constant(self, tensor: Tensor) -> Part:
-        """A tensor that is the same for every row."""
+    def constant(self, tensor: OnnxTensor) -> SlotArray:
+        """Add a tensor that is the same for every row."""
         slots = np.arange(tensor.data.size) + len(self._slots)
         self._slots += tensor.data.reshape(-1).tolist()
-        return Part(tensor.element, slots.reshape(tensor.data.shape))
+        return SlotArray(tensor.element, slots.reshape(tensor.data.shape))
 
-    def _fixed(self, part: Part) -> bool:
+    def _fixed(self, part: SlotArray) -> bool:
         return self._open.isdisjoint(part.listed())
 
-    def _value(self, part: Part) -> Any:
-        """The values of a constant tensor, as lists."""
+    def _value(self, part: SlotArray) -> Any:
+        """Return the values of a constant tensor, as lists."""
         if not self._fixed(part):
-            raise UnreadableError("a shape or a table that depends on a row")
+            raise UnreadableGraph("a shape or a table that depends on a row")
         return np.array([self._slots[slot] for slot in part.listed()]).reshape(part.slots.shape).tolist()
 
     def add(
-        self, nodes: Sequence[Node], constants: Mapping[str, Tensor], inputs: Mapping[str, Part]
-    ) -> dict[str, Part]:
-        """The tensors of a graph by name.
+        self, nodes: Sequence[OnnxNode], constants: Mapping[str, OnnxTensor], inputs: Mapping[str, SlotArray]
+    ) -> dict[str, SlotArray]:
+        """Add nodes and return all tensors by name.
 
         Raises:
-            UnreadableError: a node's operator is unknown, or not known in this form; or a node lacks an input.
+            UnreadableGraph: the operator of a node is unknown or has an unknown form, or a node lacks an input.
         """
         parts = {**inputs, **{name: self.constant(tensor) for name, tensor in constants.items()}}
         for node in nodes:
             if not node.inputs or not parts.keys() >= {*node.inputs}:
-                raise UnreadableError(f"the inputs of {node.operator}")
+                raise UnreadableGraph(f"the inputs of {node.operator}")
             parts |= zip(node.outputs, self._node(node, [parts[name] for name in node.inputs]), strict=True)
         return parts
 
-    def _node(self, node: Node, inputs: Sequence[Part]) -> list[Part]:
-        """The outputs of a node."""
+    def _node(self, node: OnnxNode, inputs: Sequence[SlotArray]) -> list[SlotArray]:
         first, slots, attributes = inputs[0], inputs[0].slots, node.attributes
         match node.operator:
             case "Identity":
                 return [first]
             case "Split" if len(inputs) == 1:
                 rows = np.split(slots, len(node.outputs), attributes.get("axis", 0))
-                return [Part(first.element, part) for part in rows]
+                return [SlotArray(first.element, part) for part in rows]
             case "Concat":
-                return [Part(first.element, np.concatenate([part.slots for part in inputs], attributes["axis"]))]
+                return [SlotArray(first.element, np.concatenate([part.slots for part in inputs], attributes["axis"]))]
             case "Transpose":
-                return [Part(first.element, slots.transpose(attributes.get("perm")))]
+                return [SlotArray(first.element, slots.transpose(attributes.get("perm")))]
             case "Squeeze" if len(inputs) == 2:
-                return [Part(first.element, np.squeeze(slots, tuple(self._value(inputs[1]))))]
+                return [SlotArray(first.element, np.squeeze(slots, tuple(self._value(inputs[1]))))]
             case "Unsqueeze":
-                return [Part(first.element, np.expand_dims(slots, tuple(self._value(inputs[1]))))]
+                return [SlotArray(first.element, np.expand_dims(slots, tuple(self._value(inputs[1]))))]
             case "Shape":
-                return [self.constant(Tensor("int64", np.array(slots.shape)))]
+                return [self.constant(OnnxTensor("int64", np.array(slots.shape)))]
             case "Expand":
                 shape = np.broadcast_shapes(slots.shape, tuple(self._value(inputs[1])))
-                return [Part(first.element, np.broadcast_to(slots, shape))]
+                return [SlotArray(first.element, np.broadcast_to(slots, shape))]
             case "Slice" if len(inputs) == 3:
                 start, end = map(self._value, inputs[1:])
-                return [Part(first.element, slots[tuple(map(slice, start, end))])]
+                return [SlotArray(first.element, slots[tuple(map(slice, start, end))])]
             case "Gather":
                 return [self._gathered(first, inputs[1], attributes.get("axis", 0))]
             case "Where":
@@ -211,23 +208,23 @@ class Steps:
                 return [self._by_runtime(node, Operation(name, first.element, attributes), inputs)]
         return [self._elementwise(node, inputs)]
 
-    def _gathered(self, table: Part, places: Part, axis: int) -> Part:
+    def _gathered(self, table: SlotArray, places: SlotArray, axis: int) -> SlotArray:
         if self._fixed(places):
-            return Part(table.element, np.take(table.slots, self._value(places), axis))
+            return SlotArray(table.element, np.take(table.slots, self._value(places), axis))
         if table.slots.ndim != 1:
-            raise UnreadableError("a table of tables")
-        # As in Python, negative numbers count from the end.
+            raise UnreadableGraph("a table of tables")
+        # Negative numbers count from the end, as in Python.
         values = self._value(table)
         operation = Operation("Gather", table.element, {"table": values})
         return self._mapped(operation, getitem, self._single(table.element, values), places, operands=slice(1, 2))
 
-    def _single(self, element: str, value: Any) -> Part:
+    def _single(self, element: str, value: Any) -> SlotArray:
         self._slots.append(value)
-        return Part(element, np.array(len(self._slots) - 1))
+        return SlotArray(element, np.array(len(self._slots) - 1))
 
-    def _where(self, condition: Part, yes: Part, no: Part) -> Part:
+    def _where(self, condition: SlotArray, yes: SlotArray, no: SlotArray) -> SlotArray:
         if yes.element in ("double", "float"):
-            # The runtime turns a -0.0 of its first choice into 0.0; of its second, if only the first has many elements.
+            # The runtime turns -0.0 of the first choice into 0.0; for the second, if only the first has many elements.
             zero = self._single(yes.element, 0.0)
             if condition.slots.size == no.slots.size == 1 < yes.slots.size:
                 no = self.mapped(Operation("Add", yes.element), add, no, zero)
@@ -236,7 +233,7 @@ class Steps:
         operation = Operation("Where", yes.element)
         slots = np.broadcast_arrays(condition.slots, yes.slots, no.slots)
         out = [self._choice(operation, triple) for triple in zip(*(part.flat for part in slots), strict=True)]
-        return Part(yes.element, np.array(out, np.intp).reshape(slots[0].shape))
+        return SlotArray(yes.element, np.array(out, np.intp).reshape(slots[0].shape))
 
     def _choice(self, operation: Operation, slots: tuple[int, ...]) -> int:
         condition, yes, no = map(int, slots)
@@ -245,36 +242,35 @@ class Steps:
             return self._added(_Step(len(self._slots), operation, inputs, inputs))
         return yes if self._slots[condition] else no
 
-    def _elementwise(self, node: Node, inputs: Sequence[Part]) -> Part:
+    def _elementwise(self, node: OnnxNode, inputs: Sequence[SlotArray]) -> SlotArray:
         name, element, attributes = node.operator, inputs[0].element, node.attributes
         if name == "Cast":
             output = ELEMENTS.get(attributes["to"], "")
             if output == element or (element, output) in _SAME:
-                return Part(output, inputs[0].slots)
+                return SlotArray(output, inputs[0].slots)
             attributes = {"to": output}
         operation = Operation(name, element, attributes)
         known = function(name, element, attributes)
         if known is None and name == "RegexFullMatch":
             return self._by_runtime(node, operation, inputs)
         if known is None or len(inputs) > 2:
-            raise UnreadableError(f"{name} of {element}")
+            raise UnreadableGraph(f"{name} of {element}")
         apply, second = known
         constant = [] if second is None else [self._single(operation.output, second)]
         return self._mapped(operation, apply, *inputs, *constant, operands=slice(len(inputs)))
 
-    def mapped(self, operation: Operation, apply: Function, left: Part, right: Part) -> Part:
-        """An operation on the elements of two tensors, which a function computes."""
+    def mapped(self, operation: Operation, apply: Function, left: SlotArray, right: SlotArray) -> SlotArray:
+        """Apply a function to the elements of two tensors."""
         return self._mapped(operation, apply, left, right, operands=slice(2))
 
-    def _mapped(self, operation: Operation, apply: Function, *inputs: Part, operands: slice) -> Part:
-        """A function of the elements of a tensor, or of two; `operands` are those that are no part of the operation."""
+    def _mapped(self, operation: Operation, apply: Function, *inputs: SlotArray, operands: slice) -> SlotArray:
+        """Apply a function to the elements of one or two tensors; `operands` selects the operands of the operation."""
         left, right = np.broadcast_arrays(inputs[0].slots, inputs[-1].slots)
         pairs = zip(left.reshape(-1).tolist(), right.reshape(-1).tolist(), strict=True)
         out = [self._added(_Step(len(self._slots), operation, pair[operands], pair, apply)) for pair in pairs]
-        return Part(operation.output, np.array(out, np.intp).reshape(left.shape))
+        return SlotArray(operation.output, np.array(out, np.intp).reshape(left.shape))
 
     def _added(self, step: _Step) -> int:
-        """The slot of a step, which runs at once if its result is constant."""
         self._slots.append(None)
         if not self._open.isdisjoint(step.inputs):
             self._open.add(step.out)
@@ -287,8 +283,8 @@ class Steps:
             self._slots[step.out] = step.kernel(values)[step.place]
         return step.out
 
-    def _by_runtime(self, node: Node, operation: Operation, inputs: Sequence[Part]) -> Part:
-        """A node that the runtime computes, all elements at once when the first is needed."""
+    def _by_runtime(self, node: OnnxNode, operation: Operation, inputs: Sequence[SlotArray]) -> SlotArray:
+        """Let the runtime compute a node: all elements at once, when the first is needed."""
         element, shape = operation.output, np.broadcast_shapes(*(part.slots.shape for part in inputs))
         tensors = [(part.element, part.slots.shape) for part in inputs]
         run = self._session(single(node, tensors, element, shape)).run
@@ -306,10 +302,10 @@ class Steps:
         operands = [*zip(*(np.broadcast_to(part.slots, shape).reshape(-1).tolist() for part in inputs), strict=True)]
         out = [self._added(_Step(len(self._slots), operation, operands[place], slots, None, kernel, results, place))
                for place in range(prod(shape))]  # fmt: skip
-        return Part(element, np.array(out, np.intp).reshape(shape))
+        return SlotArray(element, np.array(out, np.intp).reshape(shape))
 
     def listed(self, goals: Sequence[int]) -> list[Listed]:
-        """The steps that fill the slots `goals`, in their order, with neither side of a choice left out."""
+        """Return the steps that fill the slots `goals`, in order, including both sides of every choice."""
         needed, steps = {*goals}, []
         for step in reversed(self._steps):
             if step.out in needed:
@@ -318,16 +314,16 @@ class Steps:
         return steps[::-1]
 
     def fixed_value(self, slot: int) -> Any:
-        """The value of a slot that is the same for every row; None for others."""
+        """Return the value of a slot that is the same for every row, or None for other slots."""
         return self._slots[slot]
 
     def program(self, goals: Sequence[int]) -> tuple[Program, Slots, dict[int, int]]:
-        """The steps that fill the slots `goals`, the slots before them, and the new numbers of the slots in use.
+        """Return the steps that fill the slots `goals`, the initial slots, and the new numbers of the used slots.
 
-        A step is a tuple of four: (function of two values, slot of the result, slot of each value); or
-        (None, slot of the result, None, (input slots, kernel, slot of the kernel's result, place in that)); or
-        (None, slot of the result, slot of a choice's condition, (for false, for true)), where either is the steps that
-        only this side needs and the slot of its value.
+        A step is a tuple of four: (function of two values, slot of the result, slot of each value); or (None, slot of
+        the result, None, (input slots, kernel, slot of the kernel's result, index in that result)); or (None, slot of
+        the result, slot of a choice's condition, (for false, for true)), where each side has its own steps and the slot
+        of its value.
         """
         steps = self._with_polynomials()
         paths: dict[int, _Path] = dict.fromkeys(goals, ())
@@ -359,7 +355,7 @@ class Steps:
         return blocks[()], [self._slots[slot] for slot in places], places
 
     def _with_polynomials(self) -> list[_Step]:
-        """The steps, with each chain of Horner's rule as a single step. Those that it replaces are needed no more."""
+        """Return the steps with each chain of Horner's rule as a single step. The replaced steps become unused."""
         products: dict[int, tuple[int, ...]] = {}
         chains: dict[int, tuple[int, int, tuple[float, ...]]] = {}
         steps = []

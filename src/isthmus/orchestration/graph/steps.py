@@ -27,7 +27,7 @@ from isthmus.orchestration.graph.events import (
 
 if TYPE_CHECKING:
     from isthmus.features.offline.history import ViewHistory
-    from isthmus.features.offline.store import Written
+    from isthmus.features.offline.store import TableWrite
     from isthmus.orchestration.graph.translator import Kind
     from isthmus.orchestration.project import Project
 
@@ -90,7 +90,7 @@ def _complete(project: "Project", request: StepRequest, progress: Progress) -> I
 
 
 def _tables(
-    project: "Project", request: StepRequest, built: "Mapping[str, Written]", began: float
+    project: "Project", request: StepRequest, built: "Mapping[str, TableWrite]", began: float
 ) -> Iterator[NodeMaterialization]:
     for node in request.nodes:
         history = _history(project, node)

@@ -24,7 +24,7 @@ from isthmus.features.quality.statistics import (
     read,
     view_statistics,
 )
-from isthmus.features.quality.validation import Reference
+from isthmus.features.quality.validation import ReferenceStatistics
 from isthmus.orchestration.artifacts import DATA, STATISTICS, TrainingSet
 from isthmus.orchestration.project import Project
 
@@ -81,7 +81,7 @@ def _read(folder: Path) -> TrainingStatistics:
     return msgspec.json.decode((folder / STATISTICS).read_bytes(), type=TrainingStatistics)
 
 
-def references(project: Project, view: ViewContract) -> list[Reference]:
+def references(project: Project, view: ViewContract) -> list[ReferenceStatistics]:
     """The rows of a view in the last training set of each distillation that was joined from it under this contract.
 
     Raises:
@@ -99,6 +99,8 @@ def references(project: Project, view: ViewContract) -> list[Reference]:
         rows = measured.views.get(view.name)
         if rows is not None and rows.contract == view.hash:
             references.append(
-                Reference(name=name, training_set=measured.training_set, last=measured.last, features=rows.features)
+                ReferenceStatistics(
+                    name=name, training_set=measured.training_set, last=measured.last, features=rows.features
+                )
             )
     return references

@@ -12,7 +12,7 @@ from isthmus.features.offline.history import ViewHistory
 from isthmus.features.progress import Progress, silent
 from isthmus.features.quality.drift import LEAST, Drift, Thresholds, drift, windows
 from isthmus.features.quality.statistics import FORMAT, ViewStatistics, view_statistics
-from isthmus.features.quality.validation import Finding, Reference
+from isthmus.features.quality.validation import Finding, ReferenceStatistics
 from isthmus.orchestration.frames import view_names
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import gate
@@ -124,7 +124,7 @@ def require_quality(report: QualityReport) -> None:
                            "doing, make a new training set")  # fmt: skip
 
 
-def _drift(history: ViewHistory, reference: Reference, after: int | None, until: int | None) -> ViewDrift:
+def _drift(history: ViewHistory, reference: ReferenceStatistics, after: int | None, until: int | None) -> ViewDrift:
     begin = reference.last if after is None else after
     new = view_statistics(history.view, history.data, history.version, "", after=begin, until=until)
     before = reference.features

@@ -9,7 +9,7 @@ from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import IsthmusError, first_line
 from isthmus.features.online import pushes
 from isthmus.features.progress import Progress, silent
-from isthmus.features.publishing.collect import Collected
+from isthmus.features.publishing.collect import CollectedPushes
 from isthmus.features.publishing.collect import collect as collect_table
 from isthmus.features.redis.connection import answering, connect
 from isthmus.orchestration.project import Project
@@ -19,7 +19,7 @@ from isthmus.serving.log import place
 def collect(
     project: Project, views: Collection[str] | None = None, *, wait: bool = True, again: bool = False,
     progress: Progress = silent,
-) -> dict[str, Collected]:  # fmt: skip
+) -> dict[str, CollectedPushes]:  # fmt: skip
     """Move all pushed rows to the offline tables, including rows pushed under earlier contracts.
 
     Return the counts by offline table. With `wait`, wait for builds of the same tables, otherwise skip these tables.
@@ -30,7 +30,7 @@ def collect(
         DependencyError: Redis is not reachable or rejects a command.
     """
     tables = _tables(project, views)
-    offline, collected = project.offline_store(), dict[str, Collected]()
+    offline, collected = project.offline_store(), dict[str, CollectedPushes]()
     failure: Exception | None = None
     with project.redis() as url, connect(url) as client:
         for table in tables if again else ():
@@ -97,7 +97,7 @@ def sentence(error: Exception) -> str:
     return f"{type(error).__name__} at {place(error)}: {first_line(error)}"
 
 
-def _problems(project: Project, table: str, counts: Collected) -> Iterator[str]:
+def _problems(project: Project, table: str, counts: CollectedPushes) -> Iterator[str]:
     if counts.lost_after is not None:
         since = clock.moment(counts.lost_after).isoformat(timespec="seconds")
         yield f"Redis has lost pushed rows of {table}: rows pushed after {since} may be missing from the table"

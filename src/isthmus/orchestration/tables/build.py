@@ -16,9 +16,9 @@ from isthmus.features.days import DAY, FIRST, LAST, Days, day_name, day_of
 from isthmus.features.definition.spec import FeatureView
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.files import write_atomically
-from isthmus.features.offline.commits import Commit, Origin
-from isthmus.features.offline.spool import Spool
-from isthmus.features.offline.store import Prepared, Written
+from isthmus.features.offline.commits import Commit, RowSources
+from isthmus.features.offline.spool import DaySpool
+from isthmus.features.offline.store import Prepared, TableWrite
 from isthmus.features.progress import Progress, silent
 from isthmus.features.quality.validation import Finding
 from isthmus.features.types import SCALARS, String
@@ -35,7 +35,9 @@ STEP = 30  # default number of days per commit
 CHECKED = 2
 
 
-def build(project: Project, views: Sequence[str] | None = None, *, progress: Progress = silent) -> dict[str, Written]:
+def build(
+    project: Project, views: Sequence[str] | None = None, *, progress: Progress = silent
+) -> dict[str, TableWrite]:
     """Compute views (default: all) and write their complete offline tables. Unchanged input writes nothing.
 
     Raises:
@@ -136,7 +138,7 @@ def build_range(
     within: Days | None = None,
     step: int = STEP,
     progress: Progress = silent,
-) -> dict[str, Written]:
+) -> dict[str, TableWrite]:
     """Compute views for a range of days and replace exactly those days in their offline tables.
 
     Days that were built from the same definition and sources are skipped, so a killed run continues where it stopped.
@@ -186,10 +188,10 @@ class _Run:
             project.definitions.contract.views[view.name],
         )
         schemas = {name: dict(frames[name].dtypes) for name in sorted(source.name for source in view.sources)}
-        self.origin = Origin(schemas, _content(view, contents))
+        self.origin = RowSources(schemas, _content(view, contents))
         _require_types(view, self._before(), schemas)
 
-    def build(self, within: Days, step: int, progress: Progress) -> Written:
+    def build(self, within: Days, step: int, progress: Progress) -> TableWrite:
         """Compute and write the days of a range that are not built yet."""
         before = self.store.extendable(self.compiled)
         _refuse_retyped(self.view, before, self.origin)
@@ -227,8 +229,8 @@ class _Run:
                     progress(f"{self.view.name}, {part}: {written.rows} rows in total", days / total)
         rows_before = before.rows if before else 0
         if written is None:
-            return Written(rows_before, 0, self.store.history(self.compiled).version, changed=False)
-        return Written(written.rows, written.rows - rows_before, written.version, changed, pushed, replaced)
+            return TableWrite(rows_before, 0, self.store.history(self.compiled).version, changed=False)
+        return TableWrite(written.rows, written.rows - rows_before, written.version, changed, pushed, replaced)
 
     def compute(self, days: Days | None = None) -> Iterator[pa.Table]:
         """Yield the rows of all days or a range. Errors about missing columns are raised with the source's name."""
@@ -290,7 +292,7 @@ def _require_types(view: FeatureView, before: Commit | None, schemas: Mapping[st
             )  # fmt: skip
 
 
-def _refuse_retyped(view: FeatureView, before: Commit | None, origin: Origin) -> None:
+def _refuse_retyped(view: FeatureView, before: Commit | None, origin: RowSources) -> None:
     """Raise if a source column has another type than when the table was built: its rows could mean something else."""
     for source, types in origin.schemas.items():
         types_before = before.origin.schemas.get(source, {}) if before else {}
@@ -336,8 +338,8 @@ def _content(view: FeatureView, contents: Mapping[str, str | None]) -> str:
 
 
 @contextmanager
-def _spooled(tables: Iterable[pa.Table]) -> Iterator[Spool]:
-    with Spool() as rows:
+def _spooled(tables: Iterable[pa.Table]) -> Iterator[DaySpool]:
+    with DaySpool() as rows:
         for table in tables:
             rows.add(table)
         yield rows

@@ -10,7 +10,7 @@ from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.days import DAY, Days, day_name
 from isthmus.features.definition.spec import FeatureView
 from isthmus.features.errors import DataError
-from isthmus.features.offline.spool import Spool
+from isthmus.features.offline.spool import DaySpool
 from isthmus.features.types import DataType
 from isthmus.features.values.arrow import from_arrow
 from isthmus.features.values.columns import Mask
@@ -34,7 +34,7 @@ def narrowed(view: FeatureView, frames: Frames, days: Days, reach: int) -> Frame
     return {**frames, **own}
 
 
-def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, rows: Spool) -> None:
+def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, rows: DaySpool) -> None:
     """Compute the first day with rows again with twice the lookback, at least one day more, and compare.
 
     The first day of a step has the fewest earlier rows. Windows that fill up only on later days, or that reach further

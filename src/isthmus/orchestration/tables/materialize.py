@@ -14,7 +14,7 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online import loss
 from isthmus.features.online.store import OnlineStore, WriteCounts
 from isthmus.features.progress import Progress, silent
-from isthmus.features.publishing.publish import Materialized, Send, publish, require_same
+from isthmus.features.publishing.publish import Publication, Send, publish, require_same
 from isthmus.features.redis.connection import answering, connect
 from isthmus.orchestration.apply.retirement import forget
 from isthmus.orchestration.apply.switch import switch
@@ -28,7 +28,7 @@ from isthmus.transforms.views import onlinewrite, tablefiles
 
 def materialize(
     project: Project, views: Sequence[str] | None = None, *, full: bool = False, progress: Progress = silent
-) -> dict[str, Materialized]:
+) -> dict[str, Publication]:
     """Write the changed rows of views (default: all) to Redis, and remove keys that no longer exist.
 
     Collects pushed rows first. Afterward switches servers to the next contract if all of its rows are online, and

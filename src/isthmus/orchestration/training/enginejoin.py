@@ -61,7 +61,7 @@ class EngineJoin:
             answers = executorjoin.answers(folder, [history.view.name for history in self._histories], count, _PART)
             with pa.ipc.open_stream(folder / _ROWS) as rows:
                 for batch in rows:
-                    yield self._join.answered(batch, next(answers) if self._histories else pa.table({}))
+                    yield self._join.with_answers(batch, next(answers) if self._histories else pa.table({}))
 
     def _write(self, spine: Iterable[pa.RecordBatch], folder: Path) -> int:
         """Writes the rows of the spine, and beside them the questions to the executors; returns their number."""

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from isthmus.features.request.onnxbytes import UnreadableError, read
-from isthmus.features.request.program import INEXACT, Operation, Part, Session, Steps
+from isthmus.features.request.onnxbytes import UnreadableGraph, read
+from isthmus.features.request.program import INEXACT, Operation, ProgramBuilder, Session, SlotArray
 from isthmus.package.featurizer.form import CASTS, LARGEST, OPERATORS, VERSION, RawInput, text_of
 
 _ASCII = r"[\x00-\x7f]*"
@@ -29,11 +29,11 @@ def traced(
     """The head of a graph: its tensors `outputs`, name to element type, and its mask `refused`, if it has one.
 
     Raises:
-        UnreadableError: an operator that not every language computes to the same bits.
+        UnreadableGraph: an operator that not every language computes to the same bits.
     """
-    steps = Steps(session)
+    steps = ProgramBuilder(session)
     form = _Form(steps)
-    parts: dict[str, Part] = {}
+    parts: dict[str, SlotArray] = {}
     for source in sources:
         shape = (1, len(source.slots)) if source.rows else (len(source.slots), 1)
         parts[source.tensor] = steps.open(source.element, *shape)
@@ -53,7 +53,7 @@ _Place = tuple[str, Any]
 class _Form:
     """A form that grows step by step."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: ProgramBuilder) -> None:
         self.inputs: dict[int, RawInput] = {}
         self._steps = steps
         self._places: dict[tuple[int, str], _Place] = {}
@@ -121,18 +121,18 @@ class _Form:
         }
         data = msgspec.json.encode(form) + b"\n"
         if len(data) > LARGEST:
-            raise UnreadableError(f"vocabularies of {len(data):,} bytes")
+            raise UnreadableGraph(f"vocabularies of {len(data):,} bytes")
         return data
 
 
 def _operands(operation: Operation) -> tuple[str, ...]:
-    """The element types of the operands. Raises an UnreadableError if languages differ on the operator."""
+    """The element types of the operands. Raises an UnreadableGraph if languages differ on the operator."""
     name, element = operation.name, operation.element
     if name in INEXACT:
-        raise UnreadableError(f"{name}, of which no standard says the last bit")
+        raise UnreadableGraph(f"{name}, of which no standard says the last bit")
     arity, elements = OPERATORS.get(name, (0, ()))
     if element not in elements or (name == "Cast" and operation.output not in CASTS[element]):
-        raise UnreadableError(f"{name} of {element}")
+        raise UnreadableGraph(f"{name} of {element}")
     if name == "Where":
         return "bool", element, element
     return ("int64",) if name == "Gather" else (element,) * arity
@@ -161,7 +161,7 @@ def parts_of(pattern: str) -> list[list[str]]:
     """The parts of a text between which anything may be, each as the pieces between which there is any character.
 
     Raises:
-        UnreadableError: the pattern has other special characters.
+        UnreadableGraph: the pattern has other special characters.
     """
     parts, place = [[""]], len("(?s)")
     while place < len(pattern):
@@ -176,5 +176,5 @@ def parts_of(pattern: str) -> list[list[str]]:
             parts[-1][-1] += escaped or letter
         place = piece.end()
     if not pattern.startswith("(?s)") or place != len(pattern):
-        raise UnreadableError(f"RegexFullMatch of {pattern!r}")
+        raise UnreadableGraph(f"RegexFullMatch of {pattern!r}")
     return parts

@@ -68,8 +68,8 @@ class Store:
     """
 
     def __init__(
-        self, url: str, limits: Limits, check_share: float = 0.0, written: Callable[[], loss.Materialized] = dict, *,
-        refuse: bool = True,
+        self, url: str, limits: Limits, check_share: float = 0.0,
+        written: Callable[[], loss.LastMaterializations] = dict, *, refuse: bool = True,
     ) -> None:  # fmt: skip
         self._written, self._refuse, self.losses = written, refuse, loss.Losses()
         self.refused: Mapping[str, str] = {}

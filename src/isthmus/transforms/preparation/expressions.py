@@ -1,4 +1,4 @@
-"""The PySpark expressions of the steps before a network: of a column and of parameters from the training part."""
+"""The PySpark expressions of the steps before a network, on a column and learned parameters."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,18 +8,17 @@ from pyspark.sql import Column, DataFrame, functions
 from isthmus.transforms.preparation.steps import Clip, Impute, Log1p, Standardize, Step
 
 _TINY = 1.1754943508222875e-38
-"""The smallest normal float32."""
+"""Smallest normal float32."""
 
 
 def number(rows: DataFrame, name: str) -> Column:
-    """A number, a time in microseconds or a boolean as the float that a network sees; null where it is null or NaN."""
+    """Return a number, a time in microseconds or a boolean as the network's float; null where null or NaN."""
     value = rows[name]
     as_float = (functions.unix_micros(value) if dict(rows.dtypes)[name] == "timestamp" else value).cast("float")
     return functions.when(~functions.isnan(as_float), as_float)
 
 
 def chain(value: Column, steps: Sequence[Step], parameters: Sequence[Sequence[Column]]) -> Column:
-    """The expression of all steps of a number, with the parameters of each."""
     for step, columns in zip(steps, parameters, strict=True):
         value = _step(step, value, *columns)
     return value
@@ -46,7 +45,7 @@ def _within(value: Column, low: Column, high: Column) -> Column:
 
 
 def aggregates(step: Step, value: Column) -> list[Column]:
-    """The aggregates of the finite values from which the parameters of a step are computed."""
+    """Return the aggregates of the finite values from which a step's parameters are computed."""
     wide = value.cast("double")
     finite = functions.when(functions.abs(wide) < math.inf, wide)
     match step:
@@ -62,7 +61,7 @@ def aggregates(step: Step, value: Column) -> list[Column]:
 
 
 def parameters(step: Step, results: Sequence[float | None]) -> tuple[float, ...]:
-    """The parameters of a step from its aggregates, which are None for a column without values."""
+    """Compute the parameters of a step from its aggregates, which are None for a column without values."""
     match step:
         case Clip():
             low, high = results
@@ -71,13 +70,12 @@ def parameters(step: Step, results: Sequence[float | None]) -> tuple[float, ...]
             return (results[0] or 0.0 if results else float(step.value),)
         case Standardize():
             mean, deviation = results
-            # The inverse of a constant column's is 1. A smaller deviation would be 0 in float32.
+            # Use 1 for a constant column. A smaller deviation would be 0 in float32.
             return (mean or 0.0, 1 / deviation if deviation and deviation > _TINY else 1.0)
     return ()
 
 
 def place(value: Column, places: Mapping[str, int]) -> Column:
-    """The place of a word; 0 without a place and for null."""
     nowhere = functions.lit(0).cast("bigint")
     if not places:
         return nowhere

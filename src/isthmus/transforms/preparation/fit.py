@@ -1,4 +1,4 @@
-"""What the steps before a network learn from the training part of a training set, computed by an engine."""
+"""Fits the steps before a network to the training part of a training set, with an engine."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 LEARNED = "preparation.json"
-"""The file of a package that describes what was learned, which the graph contains."""
+"""File of a package that describes the learned parameters in the graph."""
 INDICATOR_SHARE = 0.01
-"""A number that is missing in a smaller share of the training rows gets no missing indicator."""
+"""Numbers missing in a smaller share of the training rows get no missing indicator."""
 
 
 class FittedNumber(msgspec.Struct, frozen=True):
-    """A number with its steps.
+    """A number with its fitted steps.
 
     Attributes:
-        steps: in order, as plain data.
-        parameters: the learned parameters of each step.
-        indicator: whether the network gets 1 where the number is missing.
+        steps: steps in order, as plain data.
+        parameters: learned parameters of each step.
+        indicator: the network also gets 1 where the number is missing.
     """
 
     name: str
@@ -34,7 +34,6 @@ class FittedNumber(msgspec.Struct, frozen=True):
 
     @property
     def chain(self) -> list[Step]:
-        """The steps as declarations."""
         return [restored(step) for step in self.steps]
 
     def __str__(self) -> str:
@@ -46,11 +45,11 @@ class FittedNumber(msgspec.Struct, frozen=True):
 
 
 class FittedText(msgspec.Struct, frozen=True):
-    """A text with its encoding.
+    """A text with its fitted encoding.
 
     Attributes:
         how: the encoding, as plain data.
-        places: word to its place, from 1 on.
+        places: place of each word, from 1.
     """
 
     name: str
@@ -59,13 +58,11 @@ class FittedText(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> Text:
-        """The encoding as a declaration."""
         text: Text = restored(self.how)
         return text
 
     @property
     def count(self) -> int:
-        """The number of places, including 0."""
         text = self.text
         return text.buckets + 1 if isinstance(text, Hashed) else len(self.places) + 1
 
@@ -77,8 +74,8 @@ class Preparation(msgspec.Struct, frozen=True):
     """The fitted steps and encodings of a network's inputs.
 
     Attributes:
-        numbers: in the order of `Tensors.numeric`.
-        texts: in the order of `Tensors.categories`.
+        numbers: numbers in the order of `Tensors.numeric`.
+        texts: texts in the order of `Tensors.categories`.
     """
 
     numbers: tuple[FittedNumber, ...]
@@ -86,14 +83,14 @@ class Preparation(msgspec.Struct, frozen=True):
 
     @property
     def width(self) -> int:
-        """The numbers that the network sees, without vectors of words."""
+        """Number of the network's numeric inputs, without vectors of words."""
         spelled = sum(text.count for text in self.texts if isinstance(text.text, OneHot))
         ordered = sum(isinstance(text.text, Ordinal) for text in self.texts)
         return len(self.numbers) + sum(number.indicator for number in self.numbers) + spelled + ordered
 
     @property
     def embedded(self) -> dict[int, tuple[int, int]]:
-        """The texts with learned vectors: position to the number of places and the width of a vector."""
+        """Number of places and vector size of each text with learned vectors, by position."""
         return {
             position: (fitted.count, min(text.width, (fitted.count + 1) // 2))
             for position, fitted in enumerate(self.texts)
@@ -102,7 +99,7 @@ class Preparation(msgspec.Struct, frozen=True):
 
 
 def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping[str, Text]) -> Preparation:
-    """Learns the steps of numbers and the encodings of texts, both by column, from the rows of the training part."""
+    """Fit the steps of numbers and the encodings of texts, both by column, to the rows of the training part."""
     from pyspark.sql import functions
 
     from isthmus.transforms.preparation import expressions
@@ -110,7 +107,7 @@ def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping
     values = {name: expressions.number(rows, name) for name in numbers}
     parameters: dict[str, list[tuple[float, ...]]] = {name: [] for name in numbers}
     shares = _collected(rows, {name: [functions.avg(v.isNull().cast("double"))] for name, v in values.items()})
-    # Each step learns from the results of the steps before it: as many passes as a column has steps that learn.
+    # Each step learns from the results of earlier steps, so there is one pass per position in a chain.
     for turn in range(max(map(len, numbers.values()), default=0)):
         aggregates = {}
         for name, steps in numbers.items():
@@ -134,7 +131,7 @@ def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping
 
 
 def training_part(rows: "DataFrame", before: int) -> "DataFrame":
-    """The rows before a time, in microseconds, whose labels were known by then."""
+    """Return the rows before a time, in microseconds, whose labels were known by then."""
     from pyspark.sql import functions
 
     moment = functions.timestamp_micros(functions.lit(before))
@@ -142,10 +139,10 @@ def training_part(rows: "DataFrame", before: int) -> "DataFrame":
 
 
 def chain_graph(steps: Sequence[Step], counts: Sequence[int]) -> "onnx.ModelProto":
-    """The graph of all steps of a number `x`, with the output `y`: 0 where it is null after them.
+    """Return the graph of all steps of a number `x`, with the output `y`, which is 0 where the result is null.
 
-    `counts` are the numbers of parameters of each step. They are inputs after `x`, none of them null, NaN or -0.0, so
-    that columns with the same steps can share the graph.
+    `counts` are the numbers of parameters of each step. Parameters are inputs after `x`, never null, NaN or -0.0, so
+    columns with the same steps can share the graph.
     """
     from pyspark.sql import functions
 
@@ -163,7 +160,7 @@ def chain_graph(steps: Sequence[Step], counts: Sequence[int]) -> "onnx.ModelProt
 
 
 def place_graph(places: Mapping[str, int]) -> "onnx.ModelProto":
-    """The graph of the place of a word `x`, which is "" for null, with the output `place`."""
+    """Return the graph of the place of a word `x`, which is "" for null, with the output `place`."""
     from pyspark.sql import functions
 
     from isthmus.transforms.preparation import expressions

@@ -1,7 +1,7 @@
-"""Declarations of what a model does to a number or a text before its network. Importing this loads no pyspark.
+"""Declarations of the steps before a model's network, for numbers and texts. Importing this does not load pyspark.
 
-`expressions` has the PySpark expression of each step and `fit` learns its parameters; compiled, the expressions are the
-head of the student's graph. Numbers are Spark floats here, as in the graph; null and NaN both mean missing.
+`expressions` has the PySpark expression of each step, and `fit` learns its parameters. The compiled expressions are the
+head of the student's graph. Numbers are Spark floats here, as in the graph. Null and NaN both mean missing.
 """
 
 from collections.abc import Mapping
@@ -9,16 +9,16 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 VOCABULARY = 254
-"""The default for the most words of a text column."""
+"""Default maximum number of words of a text column."""
 WIDTH = 12
-"""The default for the numbers in the vector of a word."""
+"""Default size of a word's vector."""
 
 
 class Setting:
-    """Base of all steps of numbers and encodings of texts."""
+    """Base of the steps for numbers and the encodings for texts."""
 
     def misfit(self) -> str:
-        """What is expected of the values, if they are wrong; otherwise empty."""
+        """Return the expected values if a setting is wrong, or an empty text."""
         match self:
             case Clip(low=low, high=high) if not (_number(low) and _number(high) and 0 <= low <= high <= 1):
                 return "shares, 0 <= low <= high <= 1"
@@ -37,16 +37,16 @@ class Setting:
             case Ordinal(words):
                 listed = isinstance(words, tuple | list) and all(isinstance(word, str) and word for word in words)
                 if not (listed and 1 <= len(set(words)) == len(words)):
-                    return "at least one word, each once, none of them empty"
+                    return "at least one word, without duplicates or empty texts"
         return ""
 
 
 @dataclass(frozen=True)
 class Step(Setting):
-    """Base of the steps of a number. All but `Impute` leave a null as it is.
+    """Base of the steps for a number. All but `Impute` leave a null unchanged.
 
     Attributes:
-        labels: the parameters of its expression, in words.
+        labels: names of the parameters, for reports.
     """
 
     labels: ClassVar[tuple[str, ...]] = ()
@@ -54,7 +54,7 @@ class Step(Setting):
 
 @dataclass(frozen=True)
 class Log1p(Step):
-    """log(1 + x); null where x is not above -1."""
+    """log(1 + x); null where x <= -1."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Impute(Step):
     """Replaces a missing number.
 
     Attributes:
-        value: the number, or "mean" or "median" of the training part.
+        value: a number, or "mean" or "median" to use the mean or median of the training part.
     """
 
     labels = ("with",)
@@ -88,7 +88,7 @@ class Standardize(Step):
     """(x - mean) / standard deviation of the training part, limited so that an outlier does not dominate.
 
     Attributes:
-        limit: the largest absolute result.
+        limit: largest absolute result.
     """
 
     labels = ("by mean", "and 1 / standard deviation")
@@ -99,10 +99,10 @@ class Standardize(Step):
 class Words(Setting):
     """Base of the encodings of a text by its place among the most frequent words of the training part.
 
-    Null, the empty text and all words without a place have place 0.
+    Null, the empty text and unknown words have place 0.
 
     Attributes:
-        size: most words that have a place.
+        size: maximum number of words with a place.
     """
 
     size: int = VOCABULARY
@@ -113,7 +113,7 @@ class Embed(Words):
     """A learned vector for each word.
 
     Attributes:
-        width: numbers in a vector; half as many as there are places, if that is less.
+        width: size of a vector; at most half the number of places.
     """
 
     width: int = WIDTH
@@ -121,15 +121,15 @@ class Embed(Words):
 
 @dataclass(frozen=True)
 class OneHot(Words):
-    """A number for each word and for the rest: 1 for the text's word, else 0."""
+    """A number for each word and one for unknown words: 1 for the text's word, else 0."""
 
 
 @dataclass(frozen=True)
 class Ordinal(Setting):
-    """A number between 0 and 1: the place of a word in an order, over their number; 0 without a place.
+    """A number between 0 and 1: the place of a word in the order, divided by the number of words; 0 if unknown.
 
     Attributes:
-        words: in ascending order.
+        words: words in ascending order.
     """
 
     words: tuple[str, ...]
@@ -137,11 +137,11 @@ class Ordinal(Setting):
 
 @dataclass(frozen=True)
 class Hashed(Words):
-    """A learned vector for each bucket, into which words of the training part fall by Spark's hash.
+    """A learned vector for each bucket. Spark's hash assigns words of the training part to buckets.
 
     Attributes:
-        buckets: their number.
-        width: like `Embed`.
+        buckets: number of buckets.
+        width: size of a vector, as in `Embed`.
     """
 
     size: int = 100_000
@@ -155,17 +155,15 @@ _KINDS: dict[str, type[Step | Text]] = {
     kind.__name__: kind for kind in (Log1p, Clip, Impute, Standardize, Embed, OneHot, Ordinal, Hashed)
 }
 _GREATEST = 3.4028234663852886e38
-"""The greatest finite float32."""
+"""Greatest finite float32."""
 
 
 def described(step: Step | Text) -> dict[str, Any]:
-    """A step or encoding as plain data."""
     settings = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(step).items()}
     return {"step": type(step).__name__, **settings}
 
 
 def restored(data: Mapping[str, Any]) -> Any:
-    """The inverse of `described`."""
     settings = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
     kind: Any = _KINDS[str(settings.pop("step"))]
     return kind(**settings)

@@ -1,7 +1,7 @@
 """Checks that the graphs of request transforms accept every row of a training set.
 
-A graph refuses values that an engine accepts, such as non-ASCII letters. The API and every package use graphs, and a
-model must not learn from rows that they refuse.
+A graph refuses some values that an engine accepts, such as non-ASCII letters. The API and every package use graphs, so
+a model must not learn from rows that they refuse.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from isthmus.features.errors import DataError
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.arrow import from_arrow
 
-REMEDY = "correct it, or leave such rows out of the spine"
+REMEDY = "correct it, or drop such rows from the spine"
 
 
 class Graphs:
-    """The graphs of a contract, each opened when it is first needed."""
+    """The graphs of a contract, opened on first use."""
 
     def __init__(self, contract: Contract) -> None:
         self._contract = contract
@@ -29,12 +29,12 @@ class Graphs:
     def require(
         self, place: str, name: str, batch: pa.RecordBatch, rows: Mapping[str, pa.Array], refusal: str = ""
     ) -> None:
-        """Raises a DataError for the first row of a batch that the graph of a transform refuses.
+        """Raise a DataError for the first row of a batch that the graph of a transform refuses.
 
-        `rows` are its inputs, in the types of the transform, and `refusal` is the engine's error, if it refused a row.
+        `rows` are the inputs in the types of the transform. `refusal` is the engine's error, if it refused a row.
         """
-        graph, taken = self._graph(name), self._contract.transform_inputs(self._contract.transforms[name])
-        columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in taken}
+        graph, inputs = self._graph(name), self._contract.transform_inputs(self._contract.transforms[name])
+        columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in inputs}
         refused = graph.first_refused(columns, graph.run(columns), self._graph)
         if refused is None:
             return

@@ -1,4 +1,4 @@
-"""Request transforms, compiled to a graph, and computed by an engine.
+"""Compiles request transforms to a graph, and computes them with an engine.
 
 A request source with expectations or defaults counts as a request transform, see `fields`.
 """
@@ -32,7 +32,7 @@ _BRANCH = "CANNOT_CONVERT_COLUMN_INTO_BOOL"
 
 
 def compiled(transform: AtRequest, columns: Sequence[Column]) -> tuple[bytes, list[Problem]]:
-    """The graph of a request transform that takes these columns, or its problems."""
+    """Return the graph of a request transform that takes these columns, or its problems."""
     from isthmus.transforms.rowwise.compiler import compile_columns
     from isthmus.transforms.rowwise.core.expressions import NotCompilableError, traced
 
@@ -45,7 +45,7 @@ def compiled(transform: AtRequest, columns: Sequence[Column]) -> tuple[bytes, li
     except Exception as error:  # noqa: BLE001 - user code may raise anything
         at = failing_line(error, _function(transform))
         if "NO_ACTIVE_OR_DEFAULT_SESSION" in str(error):
-            expected = "built-in functions of pyspark.sql.functions: no Python function, and no DataFrame"
+            expected = "built-in functions of pyspark.sql.functions; Python functions and DataFrames are not supported"
             return b"", [Problem(place, f"its function asks for a Spark session{at}", expected)]
         expected = "F.when(condition, value).otherwise(other)" if _BRANCH in str(error) else ""
         failure = f"its function failed{at} with {type(error).__name__}: {first_line(error)}"
@@ -75,7 +75,7 @@ def _unusable(where: str, column: Column) -> Problem | None:
     if column.dtype.element is not None and column.size is None:
         feature = column.name.rpartition(SEPARATOR)[2]
         return Problem(f"{where}, input {column.name}", "its arrays may be of any size",
-                       f"one size, since a graph takes no other: {sized(feature, column.dtype)}")  # fmt: skip
+                       f"a fixed size, which graphs need: {sized(feature, column.dtype)}")  # fmt: skip
     return None
 
 
@@ -137,7 +137,7 @@ def _place(transform: AtRequest) -> str:
 
 
 def schema_with(schema: pa.Schema, transforms: Iterable[TransformContract]) -> pa.Schema:
-    """The columns of a training set, with those of request transforms.
+    """Add the columns of request transforms to the columns of a training set.
 
     Raises:
         DataError: the schema lacks an input of a transform, or two columns would share a name.
@@ -146,12 +146,14 @@ def schema_with(schema: pa.Schema, transforms: Iterable[TransformContract]) -> p
         where = f"request transform {transform.name}"
         available = optional([transform]).union(schema.names)
         if missing := [name for name in transform.inputs if name not in available]:
-            raise DataError(where, f"the rows have no column {', '.join(missing)}", expected="what its function takes",
-                            remedy="give the rows such a column: of a spine, by @spine(request=...)")  # fmt: skip
+            raise DataError(
+                where, f"the rows have no column {', '.join(missing)}", expected="every input of its function",
+                remedy="add the column to the rows; for a spine, declare it with @spine(request=...)",
+            )  # fmt: skip
         for field in transform.fields:
             name = transform.full_name(field.name)
             if name in schema.names:
-                raise DataError(where, f"the rows have a column {name} already", remedy="rename the spine's column")
+                raise DataError(where, f"the rows already have a column {name}", remedy="rename the spine's column")
             schema = schema.append(pa.field(name, ARROW[field.dtype.name]))
     return schema
 
@@ -162,7 +164,7 @@ def computed(
     joined: Iterable[pa.RecordBatch],
     graphs: Graphs | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a training set in their order, with the fields of request transforms, computed by an engine.
+    """Yield the rows of a training set in order, with the fields of request transforms, computed by an engine.
 
     Raises:
         DataError: the engine or one of the `graphs` refused a row, or a column does not have the type of an input.
@@ -204,9 +206,9 @@ def _computed(
 
 
 def _input(place: str, batch: pa.RecordBatch, name: str, contract: TransformContract) -> pa.Array:
-    """A column in the type that the transform takes: a user's own spine may have another type, or lack the column.
+    """Return a column in the type that the transform takes. A user's spine may have another type, or lack the column.
 
-    It refuses what the API refuses in a request: a text for a number, a time without a zone.
+    It rejects the same values as the API: a text for a number, a time without a zone.
     """
     field = next((field for field in contract.request if field.name == name), None)
     if field is None:
@@ -227,8 +229,8 @@ def _input(place: str, batch: pa.RecordBatch, name: str, contract: TransformCont
     if pa.types.is_list(arrow):
         if nulls := null_elements(values):
             raise DataError(where, f"its arrays hold {nulls} nulls", expected=expected)
-        if others := other_sizes(values, field.size or 0):
-            raise DataError(where, f"an array of {len(values[others[0]])} elements in row {others[0]}",
+        if misfits := other_sizes(values, field.size or 0):
+            raise DataError(where, f"an array of {len(values[misfits[0]])} elements in row {misfits[0]}",
                             expected=f"{field.size}, as declared")  # fmt: skip
         if not pa.types.is_null(column.type):
             narrow, wide = pc.list_flatten(values), pc.list_flatten(column)

@@ -1,4 +1,4 @@
-"""The checked fields of a request source: the value, its default, or a refusal, as PySpark columns for all engines."""
+"""The checked fields of a request source as PySpark columns: the value, its default, or a refusal."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def fields(source: RequestSource) -> "dict[str, Column]":
-    """The checked columns of a request source, by name."""
     from pyspark.sql import functions
 
     columns = {}
@@ -39,7 +38,7 @@ def fields(source: RequestSource) -> "dict[str, Column]":
 
 
 def _broken(column: "Column", rule: Expectation, dtype: str) -> "Iterator[Column]":
-    """Conditions, any of which is true where the rule is broken; null or false elsewhere."""
+    """Yield conditions, one of which is true where the rule is broken; null or false elsewhere."""
     from pyspark.sql import functions
 
     match rule:

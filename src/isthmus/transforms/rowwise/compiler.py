@@ -1,4 +1,4 @@
-"""From PySpark columns to one ONNX graph."""
+"""Compiles PySpark columns to one ONNX graph."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from onnx import helper
 
 from isthmus.features.request.layout import MASKS, NOTES, VALID, Layout, array_input_name, input_name, output_name
 from isthmus.transforms.rowwise.core.casts import cast
-from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError, node_of
+from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError, node_of
 from isthmus.transforms.rowwise.core.graph import Graph, Value
 from isthmus.transforms.rowwise.core.rules import RULES
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, FLOAT, INT, LONG, STRING, VOID, SqlType, element_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A graph, and the types of its inputs and outputs by column, in the form of `features.request.layout`."""
+    """A graph, and its input and output types by column, in the form of `features.request.layout`."""
 
     model: onnx.ModelProto
     inputs: Mapping[str, SqlType]
@@ -39,9 +39,10 @@ class Compiled:
 def compile_columns(
     columns: "Mapping[str, Column]", inputs: Mapping[str, SqlType], plain: Collection[str] = ()
 ) -> Compiled:
-    """Compiles expressions of one row by output name; a NotCompilableError says what no graph can hold.
+    """Compile row expressions by output name. `plain` are inputs that are never null, NaN or -0.0.
 
-    `plain` are the inputs that are never null, NaN or -0.0: their masks are not looked at.
+    Raises:
+        NotCompilableError: a graph cannot hold an expression.
     """
     nodes = {name: node_of(column, f"field {name}") for name, column in columns.items()}
     compiler = _Compiler(inputs, plain)
@@ -70,8 +71,8 @@ class _Compiler:
         self._arrays: dict[str, Value] = {}
         self._bound: dict[str, Value] = {}
 
-    def value(self, node: Node) -> Value:
-        """The value of an expression; equal expressions are computed once."""
+    def value(self, node: ExpressionNode) -> Value:
+        """Return the value of an expression. Equal expressions are computed once."""
         if self._bound:
             return self._computed(node)
         number = self._number(node)
@@ -79,19 +80,19 @@ class _Compiler:
             self._known[number] = self._computed(node)
         return self._known[number]
 
-    def _number(self, node: Node) -> int:
-        """A number that equal expressions share, wherever they occur in the source.
+    def _number(self, node: ExpressionNode) -> int:
+        """Return a number that equal expressions share, wherever they occur in the source.
 
-        Numbers keep this linear: a hash of a whole expression would be computed again for each expression around it.
+        Numbers keep this linear: the hash of an expression would be recomputed for each enclosing expression.
         """
         if id(node) not in self._numbers:
-            # To Python, 0.0 and -0.0 are equal.
+            # Python considers 0.0 and -0.0 equal.
             value = repr(node.value) if node.name == "literal" else node.value
             key = (node.name, value, node.kind, *map(self._number, node.arguments))
             self._numbers[id(node)] = self._distinct.setdefault(key, len(self._distinct))
         return self._numbers[id(node)]
 
-    def _computed(self, node: Node) -> Value:
+    def _computed(self, node: ExpressionNode) -> Value:
         graph = self._graph
         match node.name:
             case "literal":
@@ -101,7 +102,7 @@ class _Compiler:
                 name = str(node.value)
                 if name not in self._inputs:
                     known = ", ".join(sorted(self._inputs))
-                    raise NotCompilableError(node, "is none of the inputs", f"one of {known}")
+                    raise NotCompilableError(node, "is not an input", f"one of {known}")
                 value = self._columns[name]
                 return self._array(name, value) if value.kind.element else value
             case "variable":
@@ -122,7 +123,7 @@ class _Compiler:
             self._arrays[name] = arrays.from_input(self._graph, value)
         return self._arrays[name]
 
-    def _higher(self, node: Node) -> Value:
+    def _higher(self, node: ExpressionNode) -> Value:
         graph = self._graph
         plain = [self.value(part) for part in node.arguments if part.name != "lambda"]
         bodies = [self._body(node, part) for part in node.arguments if part.name == "lambda"]
@@ -136,7 +137,7 @@ class _Compiler:
                 return arrays.quantified(graph, of, bodies[0], every=node.name == "forall")
         return arrays.aggregate(graph, node, of, plain[1], *bodies)
 
-    def _body(self, node: Node, function: Node) -> arrays.Body:
+    def _body(self, node: ExpressionNode, function: ExpressionNode) -> arrays.Body:
         def body(*arguments: Value) -> Value:
             if len(arguments) != len(function.value):
                 takes = f"its function takes {len(function.value)} arguments"
@@ -150,11 +151,11 @@ class _Compiler:
 
         return body
 
-    def finish(self, nodes: Mapping[str, Node], values: Mapping[str, Value]) -> Compiled:
+    def finish(self, nodes: Mapping[str, ExpressionNode], values: Mapping[str, Value]) -> Compiled:
         graph = self._graph
         for name, value in values.items():
             if value.kind.element is not None or value.kind == VOID:
-                raise NotCompilableError(nodes[name], f"gives {value.kind}", "a value of one of Isthmus' plain types")
+                raise NotCompilableError(nodes[name], f"returns {value.kind}", "a value of a plain Isthmus type")
         kinds = {name: value.kind for name, value in values.items()}
         results = _by_element(kinds)
         inputs = [
@@ -198,7 +199,7 @@ _NEAREST = {
                "regexp", "regexp_like", "regexp_extract", "regexp_replace", "levenshtein", "soundex", "ilike")),
     "numbers of texts": ("Hashed among the steps of a student's preparation, or pmod of a whole number",
                          ("hash", "xxhash64", "crc32", "md5", "sha1", "sha2")),
-    "now": ("a request field with the moment of the question",
+    "now": ("a request field with the current time",
             ("current_date", "current_timestamp", "now", "localtimestamp", "curdate")),
     "zones": ("a request field with the local time, or hours added to unix_seconds",
               ("from_utc_timestamp", "to_utc_timestamp", "convert_timezone")),
@@ -213,7 +214,7 @@ _NEAREST = {
                     "collect_list", "collect_set", "percentile_approx")),
     "chance": ("a request field", ("rand", "randn", "uuid", "uniform")),
 }  # fmt: skip
-"""The nearest replacement for functions that graphs lack, where the name does not suggest it."""
+"""Alternatives for functions that graphs lack and whose names do not suggest one."""
 
 
 def _nearest(name: str) -> str:

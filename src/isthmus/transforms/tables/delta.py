@@ -1,4 +1,4 @@
-"""Delta tables, by deltalake: a version of a table never changes."""
+"""Reads Delta tables with deltalake. A version of a table never changes."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from isthmus.features.definition.spec import Source
 from isthmus.features.errors import DataError, extra
-from isthmus.transforms.tables.table import REPAIR, Table, Within, condition, reading
+from isthmus.transforms.tables.table import REPAIR, SourceTable, Within, condition, reading
 
 _TIME = "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
 """A plain literal would have nanoseconds, which end in 2262."""
@@ -19,7 +19,7 @@ class _DeltaTable:
 
         self.place, self._source = place, source.name
         self._table = DeltaTable(place, storage_options=dict(options) or None)
-        # A table that was removed and written again begins at version 0, with another id.
+        # A table that was removed and rewritten restarts at version 0, with another id.
         self.version: str | None = f"{self._table.metadata().id} {self._table.version()}"
         self.schema = pa.schema(self._table.schema().to_arrow())
 
@@ -32,11 +32,11 @@ class _DeltaTable:
 
 
 @contextmanager
-def opened(source: Source, place: str, options: Mapping[str, str]) -> Iterator[Table]:
-    """The newest version of a Delta table at a path or URL.
+def open_table(source: Source, place: str, options: Mapping[str, str]) -> Iterator[SourceTable]:
+    """Open the newest version of a Delta table at a path or URL.
 
     Raises:
-        DataError: there is none, or it is damaged.
+        DataError: the table is missing or damaged.
         DependencyError: deltalake is not installed.
     """
     with extra("offline"):
@@ -46,7 +46,7 @@ def opened(source: Source, place: str, options: Mapping[str, str]) -> Iterator[T
             table = _DeltaTable(source, place, options)
     except DataError as error:
         if isinstance(error.__cause__, TableNotFoundError):
-            problem = f"there is no Delta table at {place}"
-            raise DataError(error.where, problem, remedy="correct delta= of the source, or bring it there") from error
+            problem = f"no Delta table at {place}"
+            raise DataError(error.where, problem, remedy="correct delta= of the source, or create the table") from error
         raise DataError(error.where, error.found, remedy=REPAIR) from error
     yield table

@@ -1,7 +1,7 @@
-"""Iceberg tables, by pyiceberg: a snapshot of a table never changes.
+"""Reads Iceberg tables with pyiceberg. A snapshot of a table never changes.
 
-The catalog, with its address and its secrets, is configured as pyiceberg wants it: by variables of the environment,
-such as PYICEBERG_CATALOG__WAREHOUSE__URI, or by its own file.
+The catalog's address and secrets are configured for pyiceberg: by environment variables such as
+PYICEBERG_CATALOG__WAREHOUSE__URI, or by its own file.
 """
 
 from collections.abc import Iterator
@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from isthmus.features.definition.spec import Source
 from isthmus.features.errors import DataError, DependencyError, extra, first_line
-from isthmus.transforms.tables.table import Table, Within, moments, reading
+from isthmus.transforms.tables.table import SourceTable, Within, moments, reading
 
 _REFUSED = "AWS Error"
-"""In what Arrow says of an S3 storage that refuses or does not answer."""
+"""Part of Arrow's message when an S3 storage refuses a request or does not answer."""
 
 
 class _IcebergTable:
@@ -25,7 +25,7 @@ class _IcebergTable:
         self.place, self._source, self._table = source.iceberg, source, table
         snapshot = table.current_snapshot()
         self._snapshot = None if snapshot is None else snapshot.snapshot_id
-        # A table that was dropped and made again has another id, and may have a snapshot of the same.
+        # A table that was dropped and recreated has another id, but may have a snapshot with the same id.
         self.version: str | None = f"{table.metadata.table_uuid} {self._snapshot}"
         self.schema = schema_to_pyarrow(self._scan().projection(), include_field_ids=False)
 
@@ -49,13 +49,13 @@ class _IcebergTable:
 
 
 @contextmanager
-def opened(source: Source) -> Iterator[Table]:
-    """The current snapshot of an Iceberg table.
+def open_table(source: Source) -> Iterator[SourceTable]:
+    """Open the current snapshot of an Iceberg table.
 
     Raises:
-        DataError: there is no such table, or it is damaged.
-        DependencyError: pyiceberg is not installed, or the catalog is not configured, or it or its storage does not
-            answer.
+        DataError: the table is missing or damaged.
+        DependencyError: pyiceberg is not installed, the catalog is not configured, or the catalog or its storage does
+            not answer.
     """
     with extra("iceberg"):
         from pyiceberg.catalog import load_catalog
@@ -65,11 +65,11 @@ def opened(source: Source) -> Iterator[Table]:
     try:
         loaded = load_catalog(name).load_table(identifier)
     except (NoSuchTableError, NoSuchNamespaceError) as error:
-        problem = f"there is no Iceberg table {identifier} in the catalog {name}"
-        raise DataError(where, problem, remedy="correct iceberg= of the source, or bring it there") from error
-    except Exception as error:  # a catalog raises what its own library does
+        problem = f"the catalog {name} has no Iceberg table {identifier}"
+        raise DataError(where, problem, remedy="correct iceberg= of the source, or create the table") from error
+    except Exception as error:  # a catalog raises the errors of its own library
         if isinstance(error, FileNotFoundError) or _REFUSED in str(error):
-            # The catalog has answered: these are the table's own files.
+            # The catalog has answered: the error is about the table's files.
             with _reading(source):
                 raise
         raise DependencyError(
@@ -92,17 +92,17 @@ def _reading(source: Source) -> Iterator[None]:
         variables = f"PYICEBERG_CATALOG__{source.iceberg.partition('.')[0].upper()}__S3__ENDPOINT"
         raise DependencyError(
             error.where, f"the storage of {source.iceberg} is not available ({first_line(error.__cause__ or error)})",
-            remedy=f"see that it runs, and {variables} and its like: address, region and key; then run it again",
+            remedy=f"check that it runs, and {variables} and similar variables (address, region, key); then try again",
         ) from error  # fmt: skip
 
 
 def _words(name: str, error: Exception) -> str:
-    """What an error says, unless that may be a part of an address with a password."""
+    """Describe an error, unless its message may contain part of an address with a password."""
     from pyiceberg.utils.config import Config
 
     kind, address = type(error).__name__, (Config().get_catalog_config(name) or {}).get("uri")
     if isinstance(error, ValueError) and "@" in str(address):
-        return f"{kind}: its address is none that pyiceberg reads; write %40 for @ and %25 for % in a password"
+        return f"{kind}: pyiceberg cannot read its address; write %40 for @ and %25 for % in a password"
     return f"{kind}: {first_line(error)}"
 
 

@@ -1,4 +1,4 @@
-"""Parquet in types and names that every engine reads alike: the rows of a table, and files that others wrote."""
+"""Parquet with types and names that every engine reads alike: rows of tables, and files of other writers."""
 
 import re
 from base64 import b64decode
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from isthmus.features.errors import DataError, first_line
 from isthmus.features.files import is_url
-from isthmus.transforms.tables.table import Table, Within, reading
+from isthmus.transforms.tables.table import SourceTable, Within, reading
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _PATTERN = re.compile(r"[*?\[\]{}\\]")
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _ROWS = 262_144
-"""Rows of a group, which is what is in memory."""
+"""Rows of a row group, which are in memory at once."""
 _SIGNED = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20)}
 _LARGE = {pa.large_string(): pa.string(), pa.string_view(): pa.string(), pa.large_binary(): pa.binary(),
           pa.binary_view(): pa.binary(), pa.null(): pa.string(), pa.float16(): pa.float32(),
@@ -33,10 +33,10 @@ _COARSER = ("write the file with pyarrow's or pandas' coerce_timestamps='us', al
 
 
 def read(spark: "SparkSession", *places: str, schema: str | None = None) -> "DataFrame":
-    """Return the rows of files or folders, named by local paths or URLs. A local path is never a pattern."""
+    """Read files or folders at local paths or URLs. A local path is never a pattern."""
     if any(_PATTERN.search(place) and not is_url(place) for place in places):
-        # Sail names the version of Spark that it stands for, but answers a query with its own. It reads patterns in
-        # plain paths, and escapes in URLs; Apache Spark reads patterns everywhere, and no escapes in URLs.
+        # Sail reports the version of Spark that it emulates, but answers a query with its own version. It reads
+        # patterns in plain paths, and escapes in URLs; Apache Spark reads patterns everywhere, but no escapes in URLs.
         apache = str(spark.sql("SELECT version()").collect()[0][0]).startswith(spark.version)
         places = tuple(
             place if is_url(place) else _PATTERN.sub(r"\\\g<0>", place) if apache else f"file://{quote(place)}"
@@ -45,8 +45,8 @@ def read(spark: "SparkSession", *places: str, schema: str | None = None) -> "Dat
     return (spark.read if schema is None else spark.read.schema(schema)).parquet(*places)
 
 
-def schema(source: str, table: Table) -> pa.Schema:
-    """The columns of a table as engines read them.
+def schema(source: str, table: SourceTable) -> pa.Schema:
+    """Return the columns of a table as engines read them.
 
     Raises:
         DataError: engines do not read the type of a column.
@@ -56,36 +56,35 @@ def schema(source: str, table: Table) -> pa.Schema:
     if unread:
         raise DataError(
             f"source {source}", f"{table.place} has columns that Spark does not read: {', '.join(unread)}",
-            expected="times in microseconds, numbers, texts, bytes, and lists of these",
-            remedy="leave them out, or cast them, where they are written, in the query or in a view of the table",
+            expected="times in microseconds, numbers, texts, bytes, or lists of these",
+            remedy="drop or cast them at their writer, in the query, or in a view of the table",
         )  # fmt: skip
     return pa.schema([pa.field(name, dtype, nullable) for name, dtype, nullable in fields])
 
 
-def write(source: str, table: Table, column: str | None, within: Within, file: Path) -> int:
-    """Writes the rows whose `column` lies within, and those without a time; returns how many.
+def write(source: str, table: SourceTable, column: str | None, within: Within, file: Path) -> int:
+    """Write the rows whose `column` lies within a range, and rows without a time. Return their number.
 
     Raises:
-        DataError: the table cannot be read, a value does not fit into its type, or the file cannot be written.
+        DataError: the table cannot be read, a value does not fit its type, or the file cannot be written.
     """
     columns = schema(source, table)
     batches = (_converted(source, table, batch, columns) for batch in table.batches(column, within))
     try:
         return _write(columns, batches, file)
     except (OSError, pa.ArrowException) as error:
-        problem = f"{table.place} cannot be brought to {file.parent} ({first_line(error)})"
-        raise DataError(f"source {source}", problem, remedy="mend that, then run it again") from error
+        problem = f"{table.place} cannot be copied to {file.parent} ({first_line(error)})"
+        raise DataError(f"source {source}", problem, remedy="fix the cause, then try again") from error
 
 
 def content(columns: pa.Schema, batches: Iterable[pa.RecordBatch]) -> bytes:
-    """Return a Parquet file with these rows."""
     file = pa.BufferOutputStream()
     _write(columns, batches, file)
     return bytes(file.getvalue())
 
 
 def _write(columns: pa.Schema, batches: Iterable[pa.RecordBatch], file: Path | pa.NativeFile) -> int:
-    # Late: with it comes pandas, which takes a third of a second.
+    # A late import: it loads pandas, which takes a third of a second.
     from pyarrow import parquet
 
     from isthmus.features.offline.scan import in_lots
@@ -99,7 +98,6 @@ def _write(columns: pa.Schema, batches: Iterable[pa.RecordBatch], file: Path | p
 
 
 def fragments_of(paths: str | Sequence[str], filesystem: Any = None) -> list[Any]:
-    """Return the files of a folder, or those at the paths, in order."""
     import pyarrow.dataset as ds
 
     # Arrow's nanoseconds would not hold all times of an INT96.
@@ -108,12 +106,12 @@ def fragments_of(paths: str | Sequence[str], filesystem: Any = None) -> list[Any
     return sorted(data.get_fragments(), key=lambda fragment: str(fragment.path))
 
 
-class Files:
-    """Parquet files as one table: its columns are those of all files, in types that hold the values of all.
+class ParquetFiles:
+    """Parquet files as one table, with all their columns, in types that hold the values of every file.
 
     Attributes:
-        place: where they are, for messages.
-        version: what identifies their rows.
+        place: location, for messages.
+        version: identifies the rows.
     """
 
     def __init__(self, source: str, place: str, version: str | None, fragments: Sequence[Any], root: str) -> None:
@@ -126,12 +124,10 @@ class Files:
 
     @property
     def paths(self) -> list[str]:
-        """The files, in order."""
         return [str(fragment.path) for fragment in self._fragments]
 
     @property
     def rows(self) -> int:
-        """The number of rows in all files."""
         return sum(footer.num_rows for footer in self._footers)
 
     @cached_property
@@ -147,26 +143,28 @@ class Files:
         """The columns.
 
         Raises:
-            DataError: no single type holds the values that a column has in different files.
+            DataError: no single type holds a column's values in different files.
         """
-        found: dict[str, dict[pa.DataType, str]] = {}
+        examples: dict[str, dict[pa.DataType, str]] = {}
         empty: dict[str, pa.DataType] = {}
         for fragment, footer in zip(self._fragments, self._footers, strict=True):
             for name, kind in _kinds(fragment, footer).items():
                 plain = _type(kind) or kind
-                types = found.setdefault(name, {})
+                types = examples.setdefault(name, {})
                 if not pa.types.is_null(kind):
                     empty[name] = plain
                     if not _without_values(footer, name):
                         types.setdefault(plain, fragment.path)
             for name in self._partition(fragment):
-                found.setdefault(name, {}).setdefault(pa.string(), fragment.path)
+                examples.setdefault(name, {}).setdefault(pa.string(), fragment.path)
         return pa.schema(
-            [(name, self._one(name, kinds) if kinds else empty.get(name, pa.string())) for name, kinds in found.items()]
+            [
+                (name, self._one(name, kinds) if kinds else empty.get(name, pa.string()))
+                for name, kinds in examples.items()
+            ]
         )
 
     def batches(self, column: str | None, within: Within) -> Iterator[pa.RecordBatch]:
-        """Yield the rows, with the types of each file."""
         for fragment in self._fragments:
             wanted = _condition(fragment.physical_schema, column, within) if column and within else None
             with reading(self._source, self.place):
@@ -176,19 +174,19 @@ class Files:
                     yield batch
 
     def _partition(self, fragment: Any) -> Mapping[str, str | None]:
-        """Return the columns named by a file's folders, as text, because engines guess types in different ways."""
+        """Return the columns named by a file's folders, as text, because engines guess their types differently."""
         folders = fragment.path.removeprefix(self._root).split("/")[:-1]
         pairs = [folder.partition("=") for folder in folders if "=" in folder]
         return {name: None if value == _NULL else unquote(value) for name, _, value in pairs}
 
     def _one(self, name: str, kinds: Mapping[pa.DataType, str]) -> pa.DataType:
-        # Whole numbers fit beside decimals and floating-point numbers, as far as the values do.
-        others = {next((n for n, test in enumerate(_NUMBERS) if test(kind)), kind) for kind in kinds} - {0}
-        if len(kinds) > 1 and others not in (set(), {1}, {2}):
+        # Whole numbers may be mixed with decimals or floating-point numbers, if the values fit.
+        groups = {next((n for n, test in enumerate(_NUMBERS) if test(kind)), kind) for kind in kinds} - {0}
+        if len(kinds) > 1 and groups not in (set(), {1}, {2}):
             (first, at), (second, other) = list(kinds.items())[:2]
             raise DataError(
                 f"source {self._source}, column {name}", f"has type {first} in {at} and {second} in {other}",
-                expected="one type in all files", remedy=f"write the second file again, with {name} cast to {first}",
+                expected="one type in all files", remedy=f"rewrite the second file with {name} cast to {first}",
             )  # fmt: skip
         return reduce(_wider, kinds)
 
@@ -201,26 +199,26 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 
 def _kinds(fragment: Any, footer: Any) -> dict[str, pa.DataType]:
-    """Return the types of a file's columns. An INT96 is a timestamp, as in Spark, which wrote it."""
+    """Return the types of a file's columns. INT96 is a timestamp, as in Spark, which wrote it."""
     moments = {column.path for column in map(footer.schema.column, range(footer.num_columns))
                if column.physical_type == "INT96"}  # fmt: skip
     kinds = {field.name: field.type for field in fragment.physical_schema}
     if hint := (footer.metadata or {}).get(b"ARROW:schema"):
-        # Sail takes such a column for what was written; pyarrow reads it as days.
+        # Sail uses the written type of such a column; pyarrow reads it as days.
         written = pa.ipc.read_schema(pa.py_buffer(b64decode(hint)))
         kinds |= {field.name: field.type for field in written if pa.types.is_date64(field.type)}
     return kinds | {name: pa.timestamp("ns", tz="UTC") for name in moments & kinds.keys()}
 
 
 def _is_read(kind: pa.DataType) -> bool:
-    """Return whether engines read a type themselves, as `_type` says, or not at all."""
+    """Return whether engines read a type directly, as `_type` does, or not at all."""
     if pa.types.is_timestamp(kind):
         return bool(kind.unit != "ns")
     return _type(kind) in (kind, None) or kind in _PLAIN or pa.types.is_fixed_size_binary(kind)
 
 
 def _without_values(footer: Any, name: str) -> bool:
-    """Return whether a file's statistics say that all values of a column are null."""
+    """Return whether all values of a column are null, according to the file's statistics."""
     for column in range(footer.num_columns):
         if footer.schema.column(column).path == name:
             groups = [footer.row_group(n) for n in range(footer.num_row_groups)]
@@ -242,7 +240,7 @@ def _condition(columns: pa.Schema, name: str, within: tuple[int, int]) -> Any:
     return time.is_null() | (time >= first) & (time < end)
 
 
-def _converted(source: str, table: Table, batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
+def _converted(source: str, table: SourceTable, batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
     parts = []
     for field in columns:
         n = batch.schema.get_field_index(field.name)
@@ -252,11 +250,11 @@ def _converted(source: str, table: Table, batch: pa.RecordBatch, columns: pa.Sch
         try:
             parts.append(_plain(batch.column(n)).cast(field.type))
         except pa.ArrowException as error:
-            found = f"{table.place} holds a value that does not fit ({first_line(error)})"
-            fine = isinstance(table, Files) and "timestamp[ns" in str(batch.schema.field(n).type)
-            remedy = _COARSER if fine else "cast it where it is written, or in the query"
+            problem = f"{table.place} has a value that does not fit ({first_line(error)})"
+            fine = isinstance(table, ParquetFiles) and "timestamp[ns" in str(batch.schema.field(n).type)
+            remedy = _COARSER if fine else "cast it at its writer, or in the query"
             where = f"source {source}, column {field.name}"
-            raise DataError(where, found, expected=str(field.type), remedy=remedy) from error
+            raise DataError(where, problem, expected=str(field.type), remedy=remedy) from error
     return pa.RecordBatch.from_arrays(parts, schema=columns)
 
 
@@ -265,7 +263,7 @@ def _plain(column: pa.Array) -> pa.Array:
 
 
 def _type(dtype: pa.DataType) -> pa.DataType | None:
-    """The type in which engines read this one; None if there is none."""
+    """Return the type in which engines read this type, or None if they cannot read it."""
     if isinstance(dtype, pa.BaseExtensionType):
         # PostgreSQL's numeric is its text, a UUID its bytes.
         return _type(dtype.storage_type)

@@ -1,4 +1,4 @@
-"""Files and packages that an engine's driver or executors do not have, though this machine has them."""
+"""Errors about files and packages that this machine has, but an engine's driver or executors lack."""
 
 import re
 from collections.abc import Iterator
@@ -15,17 +15,17 @@ _FILE = re.compile(
     r"|Failed to open local file '((?P<folder>.+)/.+?)'",
     re.MULTILINE,
 )
-"""A file that is to be written is not there yet, but its folder is."""
+"""Error messages about missing files. A file to be written may not exist yet, but its folder does."""
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 _SCHEME = re.compile(r"(No FileSystem for scheme \"(?P<scheme>\w+)\"|Class org\.apache\.hadoop\.fs\.s3a\S+ not found)")
 
 
 @contextmanager
 def reaching(where: str) -> Iterator[None]:
-    """Turn an engine's error about a file or a package that it lacks into what to do about it.
+    """Convert an engine's error about a missing file or package into an error with a remedy.
 
     Raises:
-        DependencyError: the engine does not reach a file of this machine or a URL, or its executors lack a module.
+        DependencyError: the engine cannot open a file of this machine or a URL, or its executors lack a module.
     """
     from pyspark.errors import PySparkException
 
@@ -33,22 +33,22 @@ def reaching(where: str) -> Iterator[None]:
         yield
     except PySparkException as error:
         if (unreached := _unreached(where, str(error))) is not None:
-            # The error's plan may show what was sent to the executors.
+            # The error's plan may reveal data that was sent to the executors.
             raise unreached from None
         raise
 
 
-def _unreached(where: str, said: str) -> DependencyError | None:
-    if storage := _SCHEME.search(said):
-        found = f"this Spark does not read such URLs ({storage[0]})"
+def _unreached(where: str, message: str) -> DependencyError | None:
+    if storage := _SCHEME.search(message):
+        problem = f"this Spark does not read such URLs ({storage[0]})"
         remedy = "start its server with hadoop-aws, of the version of its Hadoop, in spark.jars.packages"
         if scheme := storage["scheme"]:
             remedy += f", and set spark.hadoop.fs.{scheme}.impl to org.apache.hadoop.fs.s3a.S3AFileSystem"
-    elif (module := _MODULE.search(said)) and find_spec(module[1]) is not None:
-        found = f"the executors do not have the Python module {module[1]}, though this process does"
+    elif (module := _MODULE.search(message)) and find_spec(module[1]) is not None:
+        problem = f"the executors do not have the Python module {module[1]}, though this process does"
         remedy = "install it in the Python that they run, PYSPARK_PYTHON, or add its folder to their PYTHONPATH"
-    elif (file := _FILE.search(said)) and Path(file["folder"] or next(filter(None, file.groups()))).exists():
-        found = f"the engine cannot open {next(filter(None, file.groups()))}, though this process can"
+    elif (file := _FILE.search(message)) and Path(file["folder"] or next(filter(None, file.groups()))).exists():
+        problem = f"the engine cannot open {next(filter(None, file.groups()))}, though this process can"
         remedy = (
             "mount that folder, with the same path and the permission to use it, where Spark's driver and its "
             "executors run"
@@ -56,4 +56,4 @@ def _unreached(where: str, said: str) -> DependencyError | None:
     else:
         return None
     remedy += '; or set engine = "sail", which runs on this machine'
-    return DependencyError(where, found, remedy=remedy, passes=False)
+    return DependencyError(where, problem, remedy=remedy, passes=False)

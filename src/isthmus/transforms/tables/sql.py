@@ -1,4 +1,4 @@
-"""Queries of a database: PostgreSQL by ADBC, a DuckDB file by DuckDB. Both are read within one transaction."""
+"""Reads queries of a database in one transaction: PostgreSQL by ADBC, a DuckDB file by DuckDB."""
 
 import os
 import re
@@ -12,17 +12,17 @@ import pyarrow as pa
 
 from isthmus.features.definition.spec import Source
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, extra, first_line
-from isthmus.transforms.tables.table import Table, Within, condition, reading
+from isthmus.transforms.tables.table import SourceTable, Within, condition, reading
 
 _POSTGRESQL = ("postgresql", "postgres")
 _ADDRESS = "postgresql://USER:PASSWORD@HOST/DATABASE, or duckdb:FILE"
 _TIME = "TIMESTAMPTZ {}"
 _ROWS = 65_536
-"""Rows of a batch of DuckDB. PostgreSQL's driver decides itself, by bytes."""
+"""Rows of a DuckDB batch. PostgreSQL's driver decides itself, by bytes."""
 
 
 class _Query:
-    """A query within a transaction; `run` gives the batches of another that reads it."""
+    """A query within a transaction. `run` returns the batches of a query."""
 
     def __init__(
         self, source: Source, place: str, version: str | None, run: Any, errors: tuple[type[Exception], ...]
@@ -32,10 +32,10 @@ class _Query:
             with reading(f"{source.name}, version_sql", place, *errors):
                 rows = run(source.version_sql.strip().removesuffix(";")).read_all().to_pylist()
             answer = [value for row in rows for value in row.values()]
-            said = any(value is not None for value in answer)
-            self.version = repr([source.version_sql, *map(str, answer)]) if said else None
+            known = any(value is not None for value in answer)
+            self.version = repr([source.version_sql, *map(str, answer)]) if known else None
         with reading(source.name, place, *errors):
-            # A comment at its end must not swallow the parenthesis.
+            # A comment at the end of the query must not swallow the parenthesis.
             query = source.sql.strip().removesuffix(";")
             self._query = f"SELECT * FROM (\n{query}\n) AS source"  # noqa: S608 - the user's own query
             self.schema = run(f"{self._query} LIMIT 0").schema
@@ -47,12 +47,12 @@ class _Query:
 
 
 @contextmanager
-def opened(source: Source, root: Path) -> Iterator[Table]:
-    """The rows of a query at this moment, from the database whose address is in the variable `connection`.
+def open_table(source: Source, root: Path) -> Iterator[SourceTable]:
+    """Run the query of a source in the database whose address is in the environment variable `connection`.
 
     Raises:
-        ConfigurationError: the variable is not set, or holds no address.
-        DataError: the database refuses the query.
+        ConfigurationError: the variable is not set, or is not an address.
+        DataError: the database rejects the query.
         DependencyError: the database does not answer, or its driver is not installed.
     """
     address = _address(source)
@@ -66,12 +66,12 @@ def opened(source: Source, root: Path) -> Iterator[Table]:
 
 
 def version(source: Source, root: Path) -> str | None:
-    """What `version_sql` answers; without one, a fingerprint of the file of a database, and None for a server.
+    """Return the result of `version_sql`; without it, a fingerprint of a DuckDB file, or None for a server.
 
-    A server has nothing that changes with every row.
+    A server has no version that changes with every row.
     """
     if source.version_sql:
-        with opened(source, root) as table:
+        with open_table(source, root) as table:
             return table.version
     return _file_version(source, root)
 
@@ -87,23 +87,23 @@ def _file_version(source: Source, root: Path) -> str | None:
 
 def _address(source: Source) -> str:
     value = os.environ.get(source.connection, "")
-    found = ""
+    wrong = ""
     if not value:
-        found = "is not set"
+        wrong = "is not set"
     elif value.partition(":")[0] not in (*_POSTGRESQL, "duckdb"):
-        found = "begins with no known scheme"
+        wrong = "does not start with a known scheme"
     elif re.search("%(?![0-9A-Fa-f]{2})", value) or value.rpartition("://")[2].count("@") > 1:
-        # What a driver says of such an address quotes a part of the password.
-        found = "has an @ or a % in its user or password"
-    if found:
-        remedy = "write %40 for @ and %25 for %" if "@" in found else "set it where the command runs"
-        problem = Problem(f"source {source.name}, the variable {source.connection}", found, _ADDRESS)
+        # The driver's error for such an address quotes part of the password.
+        wrong = "has an @ or a % in its user or password"
+    if wrong:
+        remedy = "write %40 for @ and %25 for %" if "@" in wrong else "set it where the command runs"
+        problem = Problem(f"source {source.name}, the variable {source.connection}", wrong, _ADDRESS)
         raise ConfigurationError("environment", [problem], remedy=remedy)
     return value
 
 
 @contextmanager
-def _postgresql(source: Source, address: str) -> Iterator[Table]:
+def _postgresql(source: Source, address: str) -> Iterator[SourceTable]:
     with extra("sql"):
         from adbc_driver_manager import Error
         from adbc_driver_postgresql import dbapi
@@ -120,21 +120,21 @@ def _postgresql(source: Source, address: str) -> Iterator[Table]:
             return cursor.fetch_record_batch()
 
         with reading(source.name, place, Error):
-            # Every query sees the rows of the moment of the first one.
+            # All queries see the rows at the time of the first query.
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         yield _Query(source, place, None, run, (Error,))
 
 
 @contextmanager
-def _duckdb(source: Source, path: Path, seen: str | None) -> Iterator[Table]:
+def _duckdb(source: Source, path: Path, seen: str | None) -> Iterator[SourceTable]:
     with extra("offline"):
         import duckdb
     if "\\" in str(path):
-        raise DataError(f"source {source.name}", f"DuckDB takes the \\ in {path} for a /",
+        raise DataError(f"source {source.name}", f"DuckDB reads the \\ in {path} as a /",
                         remedy="rename the file or the folder that has it")  # fmt: skip
     if not path.is_file():
-        raise DataError(f"source {source.name}", f"there is no DuckDB file {path}",
-                        remedy=f"correct the variable {source.connection}, or bring the file there")  # fmt: skip
+        raise DataError(f"source {source.name}", f"DuckDB file {path} not found",
+                        remedy=f"correct the variable {source.connection}, or create the file")  # fmt: skip
     alone: Mapping[str, Any] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
     try:
         connection = duckdb.connect(str(path), read_only=True, config=dict(alone))
@@ -152,7 +152,7 @@ def _duckdb(source: Source, path: Path, seen: str | None) -> Iterator[Table]:
 
 
 def _password(address: str) -> str:
-    # A text that is in no message, where there is none.
+    # Without a password, return a text that no message contains.
     return unquote(urlsplit(address).password or "") or "\0"
 
 

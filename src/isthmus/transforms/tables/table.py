@@ -1,4 +1,4 @@
-"""What a table is to a build, whatever system it is in."""
+"""The interface between builds and the tables of other systems."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,17 +12,17 @@ from isthmus.features.errors import DataError, IsthmusError, first_line
 from isthmus.features.offline.storage import unavailable
 
 Within: TypeAlias = tuple[int, int] | None
-"""The wanted times in [first, end), in microseconds since 1970 UTC; None for all rows."""
+"""Times in [first, end), in microseconds since 1970 UTC; None for all rows."""
 
-REPAIR = "nothing was written: see that the table is there and whole, then run it again"
+REPAIR = "nothing was written: check that the table exists and is complete, then try again"
 
 
-class Table(Protocol):
-    """A table as it was when it was opened: what others write to it since changes none of its rows.
+class SourceTable(Protocol):
+    """A table at the time it was opened; later writes do not change its rows.
 
     Attributes:
-        place: where it is, for messages; without a secret.
-        version: what identifies its rows; None if nothing does.
+        place: location, for messages; contains no secret.
+        version: identifies the rows; None if unknown.
     """
 
     place: str
@@ -30,22 +30,21 @@ class Table(Protocol):
 
     @property
     def schema(self) -> pa.Schema:
-        """Return the columns, in the types of the table's own system."""
+        """The columns, in the types of the table's own system."""
         ...
 
     def batches(self, column: str | None, within: Within) -> Iterator[pa.RecordBatch]:
-        """The rows whose `column` lies within, and those without a time; without a column all rows."""
+        """Yield rows whose `column` lies within, and rows without a time; without a column, all rows."""
         ...
 
 
 def moments(within: tuple[int, int]) -> tuple[str, str]:
-    """Both ends, in the form that every kind of SQL reads."""
     first, end = (clock.moment(min(max(at, FIRST), LAST)).isoformat(timespec="microseconds") for at in within)
     return first, end
 
 
 def condition(column: str, within: tuple[int, int], literal: str) -> str:
-    """The rows of a range as SQL; `literal` makes a time of a text: "TIMESTAMPTZ {}"."""
+    """Return a range as an SQL condition; `literal` formats a time, such as "TIMESTAMPTZ {}"."""
     name = '"' + column.replace('"', '""') + '"'
     first, end = (literal.format(f"'{moment}'") for moment in moments(within))
     return f"{name} IS NULL OR ({name} >= {first} AND {name} < {end})"
@@ -53,7 +52,7 @@ def condition(column: str, within: tuple[int, int], literal: str) -> str:
 
 @contextmanager
 def reading(source: str, place: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turns the errors of a library into a DataError of the source."""
+    """Convert the errors of a library into a DataError of the source."""
     try:
         yield
     except IsthmusError:

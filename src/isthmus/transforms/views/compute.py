@@ -1,4 +1,4 @@
-"""Runs the functions of views and spines, and checks the results against the declarations before they are stored."""
+"""Runs the functions of views and spines, and checks their results against the declarations."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Frames: TypeAlias = "Mapping[str, DataFrame]"
-"""Source name to its DataFrame."""
+"""DataFrame by source name."""
 
-_CORRECT = "correct it, or the data of its sources; nothing was written"
+_CORRECT = "correct it, or its sources' data; nothing was written"
 _TIMES = ("event_timestamp", "known_at")
 _ROLES = dict(zip(_TIMES, ("timestamp", "known"), strict=True))
-"""The attribute of a source that names its column for each of the times."""
+"""For each time column, the attribute of a source that names it."""
 
 
 def stream_view(
     view: FeatureView, contract: ViewContract, frames: Frames, within: tuple[int, int] | None = None
 ) -> Iterator[pa.Table]:
-    """The rows of a view, batch by batch: keys, `event_timestamp`, `known_at` and features, in the contract's types.
+    """Yield the rows of a view in batches: keys, `event_timestamp`, `known_at` and features, in the contract's types.
 
-    `within` selects the rows with an event time in [first, end), in microseconds. Without it there must be rows.
+    `within` selects rows with an event time in [first, end), in microseconds. Without it, there must be rows.
 
     Raises:
         ConfigurationError: the result lacks declared columns or has other types; it names all of them.
-        DataError: the transform failed, returned no row, or has nulls in keys and times.
+        DataError: the transform failed, returned no rows, or has nulls in keys and times.
     """
     columns = [*contract.keys, *contract.fields]
     place, frame = _frame(f"view {view.name}", view, columns, frames)
     if within is not None:
         event = frame["event_timestamp"]
-        # Rows without an event time stay: they are an error in every range.
+        # Keep rows without an event time: they are an error in every range.
         frame = frame.where(event.isNull() | (event >= clock.moment(within[0])) & (event < clock.moment(within[1])))
     identity = [*(key.name for key in contract.keys), *_TIMES]
     nulls = _Nulls(f"view {view.name}", identity)
@@ -61,11 +61,11 @@ def stream_view(
 
 
 def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa.Table:
-    """The rows of a spine, in order of time: `columns` (keys, request fields, label), `event_timestamp`, `known_at`.
+    """Return the rows of a spine, ordered by time: `columns` (keys, request fields, label) and both times.
 
     Raises:
         ConfigurationError: the result lacks declared columns or has other types; it names all of them.
-        DataError: the function failed, returned no row, has null times, or labels known before `event_timestamp`.
+        DataError: the function failed, returned no rows, has null times, or labels known before `event_timestamp`.
     """
     where = f"spine {spine.name}"
     place, frame = _frame(where, spine, columns, frames)
@@ -77,7 +77,7 @@ def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa
     nulls.count(table)
     nulls.refuse()
     _require_later(where, table)
-    # Engines return rows of the same time in any order: all columns together fix it.
+    # Engines return rows of the same time in any order, so sort by all columns.
     order = ["event_timestamp", *(name for name in table.column_names if name != "event_timestamp")]
     parts = [part for name in order for part in _sortable(table[name])]
     names = [f"{n}" for n in range(len(parts))]
@@ -86,17 +86,17 @@ def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa
 
 
 class _WantsRowsError(BaseException):
-    """Ends a function that lets the engine compute: its `except Exception` must not go on without the rows."""
+    """Ends a function that lets the engine compute. Not an Exception, so that its `except` does not catch it."""
 
 
 def analyze(spark: Any, declaration: FeatureView | Spine, columns: Sequence[Column], frames: Frames) -> None:
-    """Checks a view or a spine as far as is possible before the engine computes a row.
+    """Check a view or spine as far as possible before the engine computes a row.
 
-    A function that has rows computed itself, to count them for example, is not judged.
+    A function that computes rows itself, for example to count them, is not checked.
 
     Raises:
         ConfigurationError: the result lacks declared columns or has other types; it names all of them.
-        DataError: the function failed, or the engine refused it.
+        DataError: the function failed, or the engine rejected it.
     """
     client = spark.client
     kind = "view" if isinstance(declaration, FeatureView) else "spine"
@@ -108,12 +108,12 @@ def analyze(spark: Any, declaration: FeatureView | Spine, columns: Sequence[Colu
         computing = True
         raise _WantsRowsError
 
-    # Every request to compute begins with it; what only asks for names and types does not.
+    # Every request to compute starts with this call; requests for names and types do not.
     client._execute_plan_request_with_metadata = refuse
     try:
         _frame(f"{kind} {declaration.name}", declaration, columns, frames)
     except (_WantsRowsError, ConfigurationError, DataError):
-        # A bare `except` or a `finally` in the function may have made another error of it.
+        # A bare `except` or a `finally` in the function may have replaced the error.
         if not computing:
             raise
     finally:
@@ -125,8 +125,8 @@ def _require_later(where: str, table: pa.Table) -> None:
     if len(early):
         event, known = (early[name][0].as_py().isoformat() for name in _TIMES)
         raise DataError(
-            where, f"{len(early)} labels that were known before the question, for example at {known}, before {event}",
-            expected="known_at at event_timestamp or later: what is known by then may be among the features",
+            where, f"{len(early)} labels were known before event_timestamp, for example at {known}, before {event}",
+            expected="known_at at event_timestamp or later: values known earlier may be among the features",
             remedy="correct event_timestamp or known_at",
         )  # fmt: skip
 
@@ -142,7 +142,6 @@ def _sortable(column: pa.ChunkedArray) -> list[pa.ChunkedArray]:
 def _frame(
     where: str, declaration: FeatureView | Spine, columns: Sequence[Column], frames: Frames
 ) -> tuple[str, "DataFrame"]:
-    """The checked result of the function, and the place to name in an error."""
     from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame
 
@@ -179,7 +178,7 @@ def _remedy(declaration: FeatureView | Spine, frames: Frames) -> str:
 
 
 def _texts(declaration: FeatureView | Spine, frames: Frames) -> str:
-    """Name the CSV columns that are text because their type is not declared; empty if there are none."""
+    """Name the CSV columns that are text because their type is not declared; empty without such columns."""
     undeclared = [
         f"{name} of {source.name}"
         for source in declaration.sources
@@ -192,7 +191,7 @@ def _texts(declaration: FeatureView | Spine, frames: Frames) -> str:
 
 
 def _explained(message: str, declaration: FeatureView | Spine, frames: Frames) -> tuple[str, str]:
-    """An error's message, and what was expected, if it is about a column that there is not."""
+    """Return an error's message, with suggestions if a column is missing, and the expected columns."""
     message = message.rstrip(".")
     if not re.search("cannot (be resolved|resolve attribute)|ATTRIBUTE_NOT_SUPPORTED", message):
         return message, ""
@@ -200,11 +199,10 @@ def _explained(message: str, declaration: FeatureView | Spine, frames: Frames) -
     unknown = re.search("`([^`]+)`", message)
     message += nearest(unknown[1], chain(*columns.values())) if unknown and "Did you mean" not in message else ""
     listed = "; ".join(f"{name} has {', '.join(names)}" for name, names in columns.items())
-    return message, f"columns that there are: {listed}"
+    return message, f"an existing column: {listed}"
 
 
 def _batches(place: str, frame: "DataFrame", remedy: str) -> Iterator[pa.Table]:
-    """The result of an engine in batches: `toArrow` would collect all of it in memory first."""
     from pyspark.errors import PySparkException
 
     plan: Any = frame
@@ -219,25 +217,25 @@ def _batches(place: str, frame: "DataFrame", remedy: str) -> Iterator[pa.Table]:
 
 
 def _no_row(place: str) -> DataError:
-    return DataError(place, "returned no row", expected="at least one", remedy="look at its sources and filters")
+    return DataError(place, "returned no rows", expected="at least one", remedy="check its sources and filters")
 
 
 def _typed(place: str, table: pa.Table, columns: Sequence[Column], identity: Sequence[str]) -> pa.Table:
-    """The rows in the types of the contract. Messages identify a row by the columns of `identity` that it has."""
+    """Cast rows to the contract's types. Messages identify a row by the available columns of `identity`."""
     for name in table.column_names:
         if nulls := null_elements(table[name]):
             raise DataError(
-                place, f"the arrays of column {name} hold {nulls} nulls", expected="no null in an array",
-                remedy="leave them out with array_compact, or make the array null",
+                place, f"the arrays of column {name} hold {nulls} nulls", expected="no nulls in an array",
+                remedy="remove them with array_compact, or make the array null",
             )  # fmt: skip
     for column in columns:
-        if column.size is not None and (others := other_sizes(table[column.name], column.size)):
-            first = others[0]
+        if column.size is not None and (misfits := other_sizes(table[column.name], column.size)):
+            first = misfits[0]
             row = ", ".join(f"{name}={table[name][first]}" for name in identity if name in table.column_names)
             size = f"column {column.name} has {len(table[column.name][first])} elements at {row}"
             raise DataError(
-                place, size + (f", and another size in {len(others) - 1:,} more rows" if len(others) > 1 else ""),
-                expected=f"{column.size} elements, as declared", remedy="make the array null, or leave the row out",
+                place, size + (f", and another size in {len(misfits) - 1:,} more rows" if len(misfits) > 1 else ""),
+                expected=f"{column.size} elements, as declared", remedy="make the array null, or drop the row",
             )  # fmt: skip
     types = {column.name: ARROW[column.dtype.name] for column in columns}
     types |= dict.fromkeys(_TIMES, ARROW["UnixTimestamp"])
@@ -290,15 +288,13 @@ def _check_schema(
 
 
 class _Nulls:
-    """The nulls of columns that must have none, over all batches."""
-
     def __init__(self, where: str, names: Sequence[str]) -> None:
         self.where, self.rows = where, 0
         self.nulls = dict.fromkeys(names, 0)
         self.first: dict[str, int] = {}
 
     def count(self, table: pa.Table) -> bool:
-        """Adds a batch; returns whether no batch had nulls so far."""
+        """Add a batch. Return whether no batch has had nulls so far."""
         for name in self.nulls:
             if table[name].null_count:
                 self.nulls[name] += table[name].null_count
@@ -311,4 +307,4 @@ class _Nulls:
             if count:
                 nulls = f"column {name} is null in {count} of {self.rows} rows, first in row {self.first[name]}"
                 remedy = "filter such rows in the transform"
-                raise DataError(self.where, nulls, expected="no null in keys and times", remedy=remedy)
+                raise DataError(self.where, nulls, expected="no nulls in keys and times", remedy=remedy)

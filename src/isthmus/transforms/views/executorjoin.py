@@ -1,9 +1,8 @@
-"""The point-in-time join by an engine's executors, without a shuffle: each task joins part of a spine to a view.
+"""The point-in-time join on an engine's executors, without a shuffle: each task joins part of a spine to a view.
 
-A task is a `features.pointintime.join.Join`: a million rows of the spine in memory, and a single pass over the history,
-a block at a time. No data is sorted completely or sent between executors, so a join costs reading the keys and times of
-each history once per million rows of the spine, by as many tasks at a time as there are cores. The executors need this
-package and access to the folder of the tables.
+A task is a `features.pointintime.join.Join`, with a million spine rows in memory and a single pass over the history in
+blocks. It sorts no full data set and sends no data between executors. A join costs one read of each history's keys and
+times per million spine rows, with one task per core. The executors need this package and access to the tables' folder.
 """
 
 import json
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class RefusedError(Exception):
-    """The engine's error."""
+    """The engine failed."""
 
 
 def join_files(  # noqa: PLR0913 - options of a join, by name
@@ -43,16 +42,16 @@ def join_files(  # noqa: PLR0913 - options of a join, by name
     status: bool,
     rows: int,
 ) -> None:
-    """Joins views to a spine by the executors.
+    """Join views to a spine on the executors.
 
     Args:
         spark: the session; its executors can read all files by their paths.
         spine: a Parquet file with the join keys and `event_timestamp`, in the types of the histories.
         histories: the views to join, each with the Parquet files of its table.
-        features: view name to the features to join.
-        folder: for the results, which `answers` reads.
-        status: whether to add a column with the status of each view.
-        rows: of the spine, per task.
+        features: names of the features to join, by view.
+        folder: output folder, which `answers` reads.
+        status: add a status column for each view.
+        rows: spine rows per task.
 
     Raises:
         RefusedError: the engine failed.
@@ -78,9 +77,9 @@ def join_files(  # noqa: PLR0913 - options of a join, by name
 
 
 def answers(folder: Path, views: Sequence[str], count: int, rows: int) -> Iterator[pa.Table]:
-    """The columns that `join_files` joined to a spine of `count` rows, in its order, `BATCH` rows at a time.
+    """Yield the columns that `join_files` joined to a spine of `count` rows, in order, `BATCH` rows at a time.
 
-    The rows per task must be a multiple of `BATCH`.
+    `rows` per task must be a multiple of `BATCH`.
     """
     for part in range(-(-count // rows)):
         files = [pq.ParquetFile(folder / _name(view, part)) for view in views]

@@ -1,4 +1,4 @@
-"""Writes the latest rows of a history to Redis by the engine's executors, never through the driver.
+"""Writes the latest rows of a history to Redis from the engine's executors, bypassing the driver.
 
 The executors write with `OnlineStore`, so they need this package and access to Redis. A task that the engine runs twice
 writes the same rows twice, which changes nothing.
@@ -28,7 +28,7 @@ _COUNTS = ("compared", "changed", "written")
 
 
 def latest(view: ViewContract, rows: "DataFrame", at: int) -> "DataFrame":
-    """The latest row of each key at `at` microseconds, also if expired, in any order, with all columns of the table."""
+    """Return each key's latest row at `at` microseconds, including expired rows, with all columns of the table."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
@@ -42,10 +42,10 @@ def latest(view: ViewContract, rows: "DataFrame", at: int) -> "DataFrame":
 def write_online(
     rows: "DataFrame", view: ViewContract, contract: Contract, url: str, horizon: int | None
 ) -> list[WriteCounts]:
-    """Writes the rows of a DataFrame to Redis by the executors.
+    """Write the rows of a DataFrame to Redis from the executors. Return the counts of each partition with rows.
 
-    The URL is sent inside the pickled function, which no plan, log or web page of an engine shows as text. `horizon` is
-    that of `OnlineStore.write`. Returns the counts of each partition with rows.
+    The URL is sent inside the pickled function, so no plan, log or web page of an engine shows it as text. `horizon` is
+    passed to `OnlineStore.write`.
 
     Raises:
         DependencyError: the engine failed, for example because an executor cannot reach Redis or lacks this package.
@@ -69,13 +69,12 @@ def write_online(
 
 
 def total(parts: Sequence[WriteCounts]) -> WriteCounts:
-    """The sum over all partitions."""
     return WriteCounts(*(sum(getattr(part, name) for part in parts) for name in _COUNTS))
 
 
 @dataclass(eq=False, repr=False)
 class _Write:
-    """The function that an executor runs on a partition. Its representation must not show the URL."""
+    """The function that an executor runs on a partition. Its repr must not show the URL."""
 
     contract: bytes
     view: str

@@ -14,19 +14,18 @@ if TYPE_CHECKING:
 
 
 def history(spark: "SparkSession", view: ViewContract, files: Sequence[str]) -> "DataFrame":
-    """The rows of a view's offline table, read by the engine from the result of `files`."""
+    """Let the engine read the rows of a view's offline table from the result of `files`."""
     columns = [*view.keys, *view.fields]
     types = {column.name: column.dtype.spark for column in columns}
     types |= {"event_timestamp": "timestamp", "known_at": "timestamp", "content_hash": "bigint"}
     schema = ", ".join(f"`{name}` {dtype}" for name, dtype in types.items())
     if not files:
         return spark.createDataFrame([], schema)
-    # With a schema, the engine opens no file before it runs, and a column that older files lack is null.
+    # With a schema, the engine opens no file before it runs, and columns missing from older files are null.
     return parquet.read(spark, *files, schema=schema)
 
 
 def files(path: str, version: int, storage_options: Mapping[str, str] | None = None) -> list[str]:
-    """The paths of the Parquet files of a Delta table at a version, from its log."""
     table = DeltaTable(path, version=version, storage_options=dict(storage_options or {}) or None)
     if "://" in path:
         return sorted(table.file_uris())

@@ -1,9 +1,9 @@
-"""Conversions between types: what Spark does implicitly, and what `cast` does in ANSI mode."""
+"""Conversions between types: Spark's implicit casts, and `cast` in ANSI mode."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Value
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DATE, DOUBLE, INT, LONG, STRING, TIMESTAMP, VOID, SqlType
 
@@ -12,7 +12,7 @@ DAY, SECOND = 86_400_000_000, 1_000_000
 
 
 def widened(graph: Graph, value: Value, kind: SqlType) -> Value:
-    """A value in a wider type, or in the floating-point type that comes nearest."""
+    """Convert a value to a wider type, or to the nearest number of a floating-point type."""
     if value.kind == kind:
         return value
     if value.kind == VOID:
@@ -28,18 +28,17 @@ def widened(graph: Graph, value: Value, kind: SqlType) -> Value:
 
 
 def floor_divided(graph: Graph, data: str, divisor: int) -> tuple[str, str]:
-    """int64 numbers divided by a positive constant, rounded down, and the remainder."""
+    """Return floor quotient and remainder of int64 numbers by a positive constant."""
     by = graph.constant(divisor, LONG)
     # The bits of a negative number are flipped before and after: subtracting the remainder could overflow.
-    # Not by Clip, Min, Max or Sign: of int64 beyond 32 bits, ONNX Runtime's are wrong on processors with AVX-512.
+    # Do not use Clip, Min, Max or Sign: for int64 beyond 32 bits, ONNX Runtime's are wrong on processors with AVX-512.
     minus, zero = graph.constant(-1, LONG), graph.constant(0, LONG)
     sign = graph.add("Where", graph.add("Less", data, zero), minus, zero)
     quotient = graph.add("BitwiseXor", graph.add("Div", graph.add("BitwiseXor", data, sign), by), sign)
     return quotient, graph.add("Mod", data, by)
 
 
-def cast(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    """A `cast`."""
+def cast(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     (value,) = values
     kind = node.kind
     assert kind is not None  # noqa: S101 - of a cast
@@ -65,7 +64,7 @@ def cast(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     if value.kind == TIMESTAMP and kind in (INT, LONG):
         seconds = graph.result(LONG, floor_divided(graph, value.data, SECOND)[0], [value])
         return _number(graph, seconds, kind)
-    raise NotCompilableError(node, f"runtimes do not agree on how {value.kind} becomes {kind}",
+    raise NotCompilableError(node, f"runtimes convert {value.kind} to {kind} in different ways",
                              "a cast among numbers, booleans and times, or of whole numbers to text")  # fmt: skip
 
 
@@ -81,7 +80,6 @@ def _number(graph: Graph, value: Value, kind: SqlType) -> Value:
 
 
 def _truncated(graph: Graph, value: Value, kind: SqlType) -> Value:
-    """A double rounded towards zero; refused where the type does not hold the result."""
     low, high = graph.constant(float(kind.low), DOUBLE), graph.constant(float(kind.high), DOUBLE)
     below = graph.add("LessOrEqual", graph.add("Floor", value.data), high)
     fits = graph.add("And", below, graph.add("GreaterOrEqual", graph.add("Ceil", value.data), low))
@@ -89,7 +87,7 @@ def _truncated(graph: Graph, value: Value, kind: SqlType) -> Value:
     # The result of casting a number that does not fit depends on the processor.
     data = graph.cast(graph.add("Where", fits, value.data, zero), kind)
     if kind == LONG:
-        # 2^63 is the double nearest to the greatest number: Java ends there.
+        # The double nearest to the greatest number is 2^63, which Java converts to that number.
         edge = graph.add("Equal", value.data, high)
         outside = graph.add("Or", edge, graph.negated(fits))
         inside = graph.cast(graph.add("Where", outside, zero, value.data), kind)

@@ -1,4 +1,4 @@
-"""A PySpark column as data: what Spark Connect would send to a server, read without one."""
+"""Reads a PySpark column as data: the message that Spark Connect would send to a server."""
 
 import os
 import sys
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from pyspark.sql.connect.proto import Origin
 
 MOST = 50_000
-"""Expressions of a field: two seconds to compile. A cosine of arrays of 1,000 elements has half as many."""
+"""Maximum expressions of a field, which take two seconds to compile. A cosine of 1,000 elements has half as many."""
 
 _SHOWN = 400
-"""Characters of an expression that a message shows."""
+"""Maximum characters of an expression in a message."""
 
 
 @dataclass(frozen=True)
-class Node:
+class ExpressionNode:
     """An expression.
 
     Attributes:
         name: Spark's name of the function, or "column", "literal", "cast", "lambda" or "variable".
-        arguments: what it is applied to.
-        value: of a column or a variable its name, of a literal its value as a tensor holds it, of a lambda function the
-            names of its variables, of a cast to what graphs lack that.
-        kind: of a literal or a cast, its type.
-        place: the line of the user's file, "" if unknown.
+        arguments: arguments of the function.
+        value: name of a column or variable; value of a literal, as a tensor holds it; variable names of a lambda
+            function; for a cast, the type name if graphs lack that type.
+        kind: type of a literal or cast.
+        place: line of the user's file, or "".
     """
 
     name: str
-    arguments: "tuple[Node, ...]" = ()
+    arguments: "tuple[ExpressionNode, ...]" = ()
     value: Any = None
     kind: SqlType | None = None
     place: str = ""
@@ -60,14 +60,13 @@ class Node:
 
 
 class NotCompilableError(Exception):
-    """An expression that no graph can hold: why not, and the nearest thing that can be compiled."""
+    """An expression that a graph cannot hold, with the reason and the nearest alternative."""
 
-    def __init__(self, node: Node, reason: str, instead: str = "") -> None:
+    def __init__(self, node: ExpressionNode, reason: str, instead: str = "") -> None:
         super().__init__(reason)
         self.node, self.reason, self.instead = node, reason, instead
 
     def problem(self, where: str) -> Problem:
-        """The error as a problem of a project."""
         place = f"{where} ({self.node.place})" if self.node.place else where
         text = str(self.node)
         if len(text) > _SHOWN:
@@ -77,8 +76,8 @@ class NotCompilableError(Exception):
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Within the block every expression records the line of the user's code that created it."""
-    # Columns of Spark Connect, also where no session has been yet.
+    """Make every expression created in the block record its line in the user's code."""
+    # Create columns of Spark Connect, even without a session.
     os.environ.setdefault("SPARK_CONNECT_MODE_ENABLED", "1")
     from pyspark.sql.connect import expressions
 
@@ -92,7 +91,6 @@ def traced() -> Iterator[None]:
 
 
 def _here() -> SimpleNamespace:
-    """The line that is being run outside PySpark, as PySpark notes it."""
     import pyspark
 
     root = str(Path(pyspark.__file__).parent)
@@ -102,10 +100,11 @@ def _here() -> SimpleNamespace:
     return SimpleNamespace(fragment="", call_site=f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
 
-def node_of(column: "Column", name: str = "column") -> Node:
-    """The expression of a column, called `name` in messages.
+def node_of(column: "Column", name: str = "column") -> ExpressionNode:
+    """Return the expression of a column, called `name` in messages.
 
-    A NotCompilableError says which part is no plain expression of one row, or that it is too deep or too large.
+    Raises:
+        NotCompilableError: a part is not a plain expression of one row, or the expression is too deep or too large.
     """
     from google.protobuf.message import DecodeError
     from pyspark.sql.connect import proto
@@ -120,32 +119,32 @@ def node_of(column: "Column", name: str = "column") -> Node:
         proto.Plan.FromString(plan.SerializeToString())
     except (DecodeError, RecursionError):
         raise NotCompilableError(
-            Node("column", value=name), "too many expressions stand within each other: engines take some 45",
-            "halves of halves: (a + b) + (c + d) for a + b + c + d",
+            ExpressionNode("column", value=name), "expressions are nested too deeply: engines accept about 45 levels",
+            "balanced halves: (a + b) + (c + d) for a + b + c + d",
         ) from None  # fmt: skip
     return _node(message)
 
 
 def _written_out(expression: Any, name: str, known: dict[int, int]) -> int:
-    """How many expressions an engine receives: an expression that Python uses twice is sent twice.
+    """Return the number of expressions that an engine receives. An expression used twice is sent twice.
 
-    Counted on PySpark's objects, which are shared, before they are serialized: 25 doublings would not end.
+    Counts PySpark's shared objects before serialization, which would not end for 25 doublings.
     """
     if id(expression) not in known:
         count = 1 + sum(_written_out(child, name, known) for child in expression.children)
         if count > MOST:
             origin = expression.origin
             raise NotCompilableError(
-                Node("column", value=name, place=_site(origin) if origin is not None else ""),
-                f"up to here it is {count:,} expressions, since engines are sent twice what is used twice",
+                ExpressionNode("column", value=name, place=_site(origin) if origin is not None else ""),
+                f"it has {count:,} expressions up to here: an expression used twice is sent twice",
                 f"at most {MOST:,}",
             )
         known[id(expression)] = count
     return known[id(expression)]
 
 
-def _node(proto: "Proto", around: str = "") -> Node:
-    # An expression without an origin takes that of the expression around it.
+def _node(proto: "Proto", around: str = "") -> ExpressionNode:
+    # An expression without an origin inherits it from the enclosing expression.
     place = _site(proto.common.origin) or around
     kind = str(proto.WhichOneof("expr_type"))
     match kind:
@@ -153,54 +152,59 @@ def _node(proto: "Proto", around: str = "") -> Node:
             return _node(proto.alias.expr, place)
         case "unresolved_attribute":
             name = proto.unresolved_attribute.unparsed_identifier
-            return Node("column", value=name.strip("`"), place=place)
+            return ExpressionNode("column", value=name.strip("`"), place=place)
         case "literal":
             return _literal(proto, place)
         case "cast":
             child = _node(proto.cast.expr, place)
-            return Node("cast", (child,), kind=_type(proto, child, place), place=place)
+            return ExpressionNode("cast", (child,), kind=_type(proto, child, place), place=place)
         case "unresolved_function":
             function = proto.unresolved_function
             arguments = tuple(_node(argument, place) for argument in function.arguments)
-            node = Node(function.function_name.lower(), arguments, place=place)
+            node = ExpressionNode(function.function_name.lower(), arguments, place=place)
             if function.is_distinct or function.is_user_defined_function:
-                raise NotCompilableError(node, "is a function of the user's own")
+                raise NotCompilableError(node, "is a user-defined function")
             return node
         case "unresolved_extract_value":
             extract = proto.unresolved_extract_value
-            return Node("getitem", (_node(extract.child, place), _node(extract.extraction, place)), place=place)
+            return ExpressionNode(
+                "getitem", (_node(extract.child, place), _node(extract.extraction, place)), place=place
+            )
         case "lambda_function":
             function = proto.lambda_function
             names = tuple(".".join(variable.name_parts) for variable in function.arguments)
-            return Node("lambda", (_node(function.function, place),), value=names, place=place)
+            return ExpressionNode("lambda", (_node(function.function, place),), value=names, place=place)
         case "unresolved_named_lambda_variable":
-            return Node("variable", value=".".join(proto.unresolved_named_lambda_variable.name_parts), place=place)
+            return ExpressionNode(
+                "variable", value=".".join(proto.unresolved_named_lambda_variable.name_parts), place=place
+            )
         case "expression_string":
-            text = Node("column", value=f"expr({proto.expression_string.expression!r})", place=place)
+            text = ExpressionNode("column", value=f"expr({proto.expression_string.expression!r})", place=place)
             raise NotCompilableError(text, "is SQL text", "the same written with functions of pyspark.sql.functions")
-    words = {"window": "looks at other rows",
+    words = {"window": "reads other rows",
              "common_inline_user_defined_function": "is a Python function"}  # fmt: skip
-    raise NotCompilableError(Node(kind, place=place), words.get(kind, "is no function of one row's columns"),
-                             "a transform of a view for what looks at other rows"
+    reason = words.get(kind, "is not a function of one row's columns")
+    raise NotCompilableError(ExpressionNode(kind, place=place), reason,
+                             "a transform of a view, which may read other rows"
                              if kind == "window" else "built-in functions of pyspark.sql.functions")  # fmt: skip
 
 
 def _site(origin: "Origin") -> str:
     site = origin.python_origin.call_site
-    # "module.py:12" behind any words of PySpark's own.
+    # PySpark may put words before "module.py:12".
     path, _, line = site.strip().rpartition(":")
     return f"{Path(path).name}:{line}" if line.isdigit() else ""
 
 
-def _literal(proto: "Proto", place: str) -> Node:
+def _literal(proto: "Proto", place: str) -> ExpressionNode:
     kind = str(proto.literal.WhichOneof("literal_type"))
     if kind == "null":
-        return Node("literal", kind=types.VOID, place=place)
+        return ExpressionNode("literal", kind=types.VOID, place=place)
     if of := types.TYPES.get(_WORDS.get(kind, kind)):
-        return Node("literal", value=getattr(proto.literal, kind), kind=of, place=place)
-    shown = Node("literal", value=f"a {kind}", place=place)
+        return ExpressionNode("literal", value=getattr(proto.literal, kind), kind=of, place=place)
+    shown = ExpressionNode("literal", value=f"a {kind}", place=place)
     instead = "a float" if kind == "decimal" else "a bool, int, float, str, date or datetime"
-    raise NotCompilableError(shown, "is a literal that graphs do not have", instead)
+    raise NotCompilableError(shown, "is a literal that graphs do not support", instead)
 
 
 _WORDS = {
@@ -209,14 +213,14 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _type(proto: "Proto", child: Node, place: str) -> SqlType:
+def _type(proto: "Proto", child: ExpressionNode, place: str) -> SqlType:
     cast = proto.cast
     written = cast.WhichOneof("cast_to_type") == "type_str"
     word = cast.type_str.strip().lower() if written else str(cast.type.WhichOneof("kind"))
     word = _WORDS.get(word, word)
-    node = Node("cast", (child,), value=word, place=place)
+    node = ExpressionNode("cast", (child,), value=word, place=place)
     if cast.eval_mode == cast.EVAL_MODE_TRY:
         raise NotCompilableError(node, "is a try_cast", "a cast, where values fit")
     if word not in types.TYPES:
-        raise NotCompilableError(node, f"there is no {word} in a graph", f"one of {', '.join(types.TYPES)}")
+        raise NotCompilableError(node, f"graphs have no type {word}", f"one of {', '.join(types.TYPES)}")
     return types.TYPES[word]

@@ -1,4 +1,4 @@
-"""ONNX nodes under fresh names, and SQL values built from them: data, a validity mask, a mask of rows Spark refuses."""
+"""ONNX nodes with unique names, and SQL values built from them: data, validity mask, and mask of refused rows."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,41 +14,41 @@ from onnx import TensorProto, helper, numpy_helper
 from isthmus.transforms.rowwise.core.types import BOOLEAN, LONG, SqlType
 
 OPSET, ML_OPSET, IR_VERSION = 20, 2, 9
-"""The first opset with text functions, and the first with vocabularies."""
+"""First opset with text functions, and first with vocabularies."""
 
 _FRACTIONAL = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _SIGNLESS = frozenset({"Abs"})
-"""What gives no -0.0."""
+"""Operators that never return -0.0."""
 _FOLDED: dict[str, Callable[..., "np.ndarray[Any, Any]"]] = {
     "Neg": np.negative, "Abs": np.abs, "IsNaN": np.isnan, "Equal": np.equal, "Less": np.less,
     "LessOrEqual": np.less_equal, "Greater": np.greater, "And": np.logical_and, "Or": np.logical_or,
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply,
 }  # fmt: skip
-"""Folded when all inputs are constants: these give the same bits everywhere."""
+"""Operators that are folded if all inputs are constants: their results have the same bits everywhere."""
 _DECIDED = {"And": True, "Or": False}
-"""The neutral constant of each operator."""
+"""Neutral constant of each operator."""
 _TOGETHER = "Together"
-"""A placeholder for a call of a stacked function, until all its arguments are known."""
+"""Placeholder for a call of a stacked function, until all its arguments are known."""
 
 Stacked = Callable[["Graph", str, Sequence[int]], str]
-"""A function of k arguments at once: from a tensor of shape (k, n) and k numbers to a tensor of that shape."""
+"""A function of k arguments at once. Takes a tensor of shape (k, n) and k numbers; returns a tensor of that shape."""
 
 Nodes = Sequence[onnx.NodeProto]
 Described = Sequence[onnx.ValueInfoProto]
 """Inputs or outputs of a graph."""
 
 Mask = str | None
-"""A tensor of booleans, or None where all are as usual: every value valid, no row refused."""
+"""A tensor of booleans, or None for the default: every value valid, no row refused."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """The value of an expression in every row. Tensors have shape (1, n), or () where all rows are equal.
+    """The value of an expression in every row. Tensors have shape (1, n), or () if all rows are equal.
 
     Attributes:
-        data: the tensor; where it is null, anything.
-        valid: where it is not null; None if it never is.
-        raises: where Spark refuses to compute it; None if it never does.
+        data: the tensor; arbitrary where the value is null.
+        valid: mask of rows that are not null; None if there are no nulls.
+        raises: mask of rows that Spark refuses to compute; None if it refuses none.
     """
 
     kind: SqlType
@@ -66,38 +66,37 @@ class Graph:
         self._constants: list[onnx.TensorProto] = []
         self._known: dict[object, str] = {}
         self._fixed: dict[str, bool] = {}
-        """Tensors that do not depend on any row, and whether they hold floating-point numbers."""
+        """Tensors that do not depend on any row; True if they hold floating-point numbers."""
         self._values: dict[str, np.ndarray[Any, Any]] = {}
-        """Constants that are not texts."""
+        """Constants other than texts."""
         self._tensors: dict[object, str] = {}
         self._positive: set[str] = set()
-        """What is no -0.0."""
+        """Tensors without -0.0."""
         self._numbers: set[str] = set()
-        """What is no NaN."""
+        """Tensors without NaN."""
         self._negated: dict[str, str] = {}
         self._parts: dict[str, frozenset[str]] = {}
-        """A conjunction of masks to its parts."""
+        """Parts of each conjunction of masks."""
         self._joint: dict[frozenset[str], str] = {}
-        """The parts to their conjunction."""
+        """Conjunction by its parts."""
         self.lookups: dict[tuple[str, Mask], tuple[Value, Sequence[tuple[Any, Any]]]] = {}
-        """Data and mask of a lookup in a map, to its key and the pairs of the map."""
+        """Key and pairs of a map lookup, by the data and mask of the lookup."""
         self._together: list[Stacked] = []
         self.shape = ""
 
     def begin(self, rows: str) -> None:
-        """Takes the number of rows from a tensor of shape (1, n)."""
         self.shape = self.add("Shape", rows)
 
     def plain(self, tensors: Iterable[str]) -> None:
-        """Declares tensors that hold neither NaN nor -0.0."""
+        """Declare tensors that hold neither NaN nor -0.0."""
         self._numbers.update(tensors)
         self._positive |= self._numbers
 
     def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
-        """The output of a node: a new node, or a tensor that already holds the same."""
+        """Return the output of a node: a new node, or a tensor that already holds the same."""
         if (known := self._without(operator, inputs)) is not None:
             return known
-        # ONNX Runtime takes x + 0.0 for x, which a -0.0 is not, and (1 / x) * y for y / x, also of whole numbers.
+        # ONNX Runtime replaces x + 0.0 by x, wrong for -0.0, and (1 / x) * y by y / x, even for whole numbers.
         if operator in ("Add", "Sub"):
             inputs = tuple(
                 self.row(name) if self._fixed.get(name) and self._may_be(name, 0) else name for name in inputs
@@ -116,7 +115,7 @@ class Graph:
         return self._known[key]
 
     def _without(self, operator: str, inputs: Sequence[str]) -> str | None:
-        """The result of a node that need not be added."""
+        """Return a tensor that equals the node's result without adding the node, or None."""
         if operator in _FOLDED and self._values.keys() >= set(inputs):
             with np.errstate(all="ignore"):
                 array = np.asarray(_FOLDED[operator](*(self._values[name] for name in inputs)))
@@ -128,7 +127,7 @@ class Graph:
         return None
 
     def split(self, data: str, count: int) -> list[str]:
-        """The rows of a tensor of shape (count, n), each of shape (1, n)."""
+        """Return the rows of a tensor of shape (count, n), each of shape (1, n)."""
         names = [f"{data}[{n}]" for n in range(count)]
         return self._split(data, names) if count > 1 else [data]
 
@@ -139,9 +138,9 @@ class Graph:
         return names
 
     def together(self, function: Stacked, argument: str, number: int = 0, *, signless: bool = False) -> str:
-        """A call of a function of many nodes, computed together with all calls at the same depth.
+        """Call a function of many nodes, computed together with all calls at the same depth.
 
-        `number` is a parameter that goes with this argument; `signless` says that nothing it gives is -0.0.
+        `number` is a parameter for this argument. Pass `signless` if the function never returns -0.0.
         """
         if function not in self._together:
             self._together.append(function)
@@ -151,11 +150,9 @@ class Graph:
         return name
 
     def constant(self, value: Any, kind: SqlType) -> str:
-        """A tensor with the shape of the value."""
         return self.tensor(np.asarray(value, kind.numpy), kind.tensor)
 
     def tensor(self, array: "np.ndarray[Any, Any]", element: int) -> str:
-        """A constant tensor."""
         content = repr(array.tolist()).encode() if element == TensorProto.STRING else array.tobytes()
         key = (element, array.shape, content)
         if key not in self._tensors:
@@ -176,7 +173,6 @@ class Graph:
         return self._tensors[key]
 
     def cast(self, data: str, kind: SqlType) -> str:
-        """The numbers of a tensor in the element type of another type."""
         if self.is_number(data) and (kind.fractional or (kind == LONG and isinstance(self.number(data), int))):
             with np.errstate(over="ignore"):
                 return self.constant(self._values[data].astype(kind.numpy), kind)
@@ -185,7 +181,7 @@ class Graph:
     # --- masks
 
     def both(self, *masks: Mask) -> Mask:
-        """Where all masks are true; None is true everywhere. A mask that another implies is left out."""
+        """Return the conjunction of masks; None is true everywhere. A mask that another implies is left out."""
         parts = {mask: self._parts.get(mask, frozenset((mask,))) for mask in masks if mask is not None}
         joint: Mask = None
         covered: frozenset[str] = frozenset()
@@ -199,22 +195,22 @@ class Graph:
         return joint
 
     def either(self, *masks: Mask) -> Mask:
-        """Where any mask is true; None is false everywhere."""
+        """Return the disjunction of masks; None is false everywhere."""
         named = dict.fromkeys(mask for mask in masks if mask is not None)
         return reduce(lambda left, right: self.add("Or", left, right), named) if named else None
 
     def negated(self, mask: str) -> str:
-        """Where a mask is false. No Not: ONNX Runtime turns Where(Not(x), a, b) around, see `where`."""
+        """Negate a mask. No Not: ONNX Runtime would swap the branches of Where(Not(x), a, b), see `where`."""
         if mask not in self._negated:
             negated = self.add("Equal", mask, self.constant(False, BOOLEAN))
             self._negated |= {mask: negated, negated: mask}
         return self._negated[mask]
 
     def where(self, mask: str, then: str, otherwise: str, kind: SqlType) -> str:
-        """`then` where a mask is true, `otherwise` elsewhere, to the last bit.
+        """Return `then` where a mask is true, and `otherwise` elsewhere, to the last bit.
 
-        Runtimes have no such kernel for booleans. ONNX Runtime's returns 0.0 for a -0.0 of its first choice, and also
-        of its second choice if that and the mask are the same for all rows.
+        Runtimes have no such kernel for booleans. ONNX Runtime's kernel turns -0.0 of its first choice into 0.0; also
+        of its second choice, if that choice and the mask are the same for all rows.
         """
         if self.is_number(mask):
             return then if self.number(mask) else otherwise
@@ -242,44 +238,42 @@ class Graph:
         return self.add("Mul", self.add("Where", mask, unit, otherwise), self.add("Where", unlike, unit, then))
 
     def guarded(self, raises: Mask, mask: Mask) -> Mask:
-        """`raises`, restricted to where a mask (None: everywhere) is true."""
+        """Restrict `raises` to rows where a mask is true (None: all rows)."""
         return raises if mask is None or raises is None else self.add("And", raises, mask)
 
     def row(self, data: str) -> str:
-        """The tensor with shape (1, n), for kernels that take no scalar."""
+        """Expand a tensor to shape (1, n), for kernels that take no scalar."""
         return self.add("Expand", data, self.shape) if data in self._fixed else data
 
     def is_number(self, data: str) -> bool:
-        """Whether a tensor is a scalar constant that is not NaN."""
+        """Return whether a tensor is a scalar constant other than NaN."""
         value = self._values.get(data)
         return value is not None and value.shape == () and bool(value == value)
 
     def never_nan(self, data: str) -> bool:
-        """Whether no value of a tensor can be NaN."""
         return data in self._numbers or self.is_number(data)
 
     def number(self, data: str) -> float:
-        """The number of a scalar constant."""
         number: float = self._values[data].item()
         return number
 
     def _may_be(self, fixed: str, number: float) -> bool:
-        """Whether a fixed tensor may be a number: the result of a computation on constants may be any."""
+        """Return whether a fixed tensor may equal a number; assume so for computed tensors."""
         return fixed not in self._values or bool(np.any(self._values[fixed] == number))
 
     # --- values
 
     def literal(self, value: Any, kind: SqlType) -> Value:
-        """The same value in every row; None is null."""
+        """Return the same value in every row; None is null."""
         if value is None:
             zero: Any = "" if kind.tensor == TensorProto.STRING else 0
             return Value(kind, self.constant(zero, kind), self.constant(False, BOOLEAN))
         return Value(kind, self.constant(value, kind))
 
     def strict(self, values: Sequence[Value]) -> tuple[Mask, Mask]:
-        """The masks of a function that is null where an argument is.
+        """Return the masks of a function that is null if an argument is null.
 
-        Spark evaluates from left to right and stops at the first null: nothing after it raises.
+        Spark evaluates from left to right and stops at the first null: later arguments do not raise.
         """
         valid: Mask = None
         raises: Mask = None
@@ -291,7 +285,7 @@ class Graph:
     def result(
         self, kind: SqlType, data: str, values: Sequence[Value], *, null: Mask = None, wrong: Mask = None
     ) -> Value:
-        """The value of a strict function, null also where `null` is true; Spark refuses it where `wrong` is."""
+        """Return the value of a strict function. It is also null where `null`, and Spark refuses it where `wrong`."""
         valid, raises = self.strict(values)
         raises = self.either(raises, self.guarded(wrong, valid))
         if null is not None:
@@ -299,7 +293,7 @@ class Graph:
         return Value(kind, data, valid, raises)
 
     def merged(self, mask: str, then: Value, otherwise: Value) -> Value:
-        """`then` where a mask is true, `otherwise`, of the same type, elsewhere. Only the branch in use raises."""
+        """Return `then` where a mask is true, and `otherwise`, of the same type, elsewhere. Only used rows raise."""
         unlike = self.negated(mask)
         raises = self.either(self.guarded(then.raises, mask), self.guarded(otherwise.raises, unlike))
         if self._is_null(otherwise):  # the data below a null may be anything
@@ -318,14 +312,13 @@ class Graph:
         return None if then is None else self.add("Or", self.negated(mask), then)
 
     def packed(self, parts: Sequence[str], name: str) -> None:
-        """Stacks tensors of shape (1, n) into an output of the graph."""
         rows = [self.row(part) for part in parts]
         operator = "Concat" if len(rows) > 1 else "Identity"
         options: dict[str, Any] = {"axis": 0} if len(rows) > 1 else {}
         self._nodes.append(helper.make_node(operator, rows, [name], name=f"output_{name}", **options))
 
     def model(self, inputs: Described, outputs: Described, name: str, notes: Mapping[str, str]) -> onnx.ModelProto:
-        """The model, checked, without nodes and constants that no output needs."""
+        """Return the checked model, without nodes and constants that no output needs."""
         wanted = [output.name for output in outputs]
         nodes = needed(self._scheduled(wanted), wanted)
         used = {tensor for node in nodes for tensor in node.input}
@@ -335,9 +328,9 @@ class Graph:
         return model
 
     def _scheduled(self, wanted: Sequence[str]) -> list[onnx.NodeProto]:
-        """All nodes, with the calls of a stacked function at the same depth merged into a single call.
+        """Return all nodes, with the calls of a stacked function at the same depth merged into a single call.
 
-        The depth of a call is the largest number of stacked calls in a row before it.
+        The depth of a call is the length of the longest chain of stacked calls before it.
         """
         plain: dict[int, list[onnx.NodeProto]] = defaultdict(list)
         calls: dict[tuple[int, int], list[onnx.NodeProto]] = defaultdict(list)
@@ -359,7 +352,7 @@ class Graph:
         return order
 
     def _called(self, function: Stacked, calls: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
-        # Without the known tensors: if no output needs such a tensor, it is missing from the model.
+        # Ignore known tensors: one that no output needs would be missing from the model.
         before = (self._nodes, self._known, self._negated, self._joint)
         self._nodes, self._known, self._negated, self._joint = [], {}, {}, {}
         arguments, names = [call.input[0] for call in calls], [call.output[0] for call in calls]
@@ -377,7 +370,6 @@ class Graph:
 def assembled(
     name: str, nodes: Nodes, inputs: Described, outputs: Described, constants: Sequence[onnx.TensorProto]
 ) -> onnx.ModelProto:
-    """A checked model."""
     domains = {"": OPSET} | {node.domain: ML_OPSET for node in nodes if node.domain}
     model = helper.make_model(
         helper.make_graph(nodes, name, inputs, outputs, constants),
@@ -389,7 +381,6 @@ def assembled(
 
 
 def needed(nodes: Nodes, wanted: Sequence[str]) -> list[onnx.NodeProto]:
-    """The nodes on which the wanted tensors depend."""
     awaited, backwards = set(wanted), []
     for node in reversed(nodes):
         if awaited.intersection(node.output):

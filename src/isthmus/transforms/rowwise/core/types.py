@@ -1,4 +1,4 @@
-"""Spark's types as a graph holds them, and the common type that Spark's ANSI mode gives to several expressions."""
+"""Spark's types in a graph, and the common type of several expressions in Spark's ANSI mode."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,17 +9,16 @@ from onnx import TensorProto, helper
 
 @dataclass(frozen=True)
 class SqlType:
-    """A type of Spark's.
+    """A Spark type.
 
     Attributes:
-        name: Spark's word for it.
-        tensor: the ONNX element type that holds it; whole numbers below 32 bits are int32 in a graph, for which
-            runtimes have kernels.
-        rank: of numbers, how wide they are; -1 for others.
-        low: the least whole number.
-        high: the greatest whole number.
-        element: of an array, the type of its elements, none of which is null.
-        size: of an array, its length, the same in every row.
+        name: Spark's name.
+        tensor: ONNX element type. Whole numbers below 32 bits are int32 in a graph, since runtimes have kernels for it.
+        rank: width of a numeric type, as an order; -1 for other types.
+        low: smallest whole number.
+        high: greatest whole number.
+        element: for an array, the type of its elements, which are never null.
+        size: for an array, its length, the same in every row.
     """
 
     name: str
@@ -32,22 +31,18 @@ class SqlType:
 
     @property
     def integral(self) -> bool:
-        """Whether these are whole numbers."""
         return 0 <= self.rank < FLOAT.rank
 
     @property
     def fractional(self) -> bool:
-        """Whether these are floating-point numbers."""
         return self.rank >= FLOAT.rank
 
     @property
     def numeric(self) -> bool:
-        """Whether these are numbers."""
         return self.rank >= 0
 
     @property
     def numpy(self) -> np.dtype[np.generic]:
-        """The NumPy type of a tensor."""
         return helper.tensor_dtype_to_np_dtype(self.tensor)
 
     def __str__(self) -> str:
@@ -74,17 +69,15 @@ TYPES = {kind.name: kind for kind in (BOOLEAN, BYTE, SHORT, INT, LONG, FLOAT, DO
 
 
 def element_of(kind: SqlType) -> str:
-    """The lower-case name of the ONNX element type that holds a type."""
     return str(TensorProto.DataType.Name(kind.tensor)).lower()
 
 
 def array_of(element: SqlType, size: int) -> SqlType:
-    """Arrays of a fixed length."""
     return SqlType(f"array<{element}>", element.tensor, element=element, size=size)
 
 
 def common(kinds: Iterable[SqlType]) -> SqlType | None:
-    """The type that values of several types are cast to; None if Spark has none, or only by parsing text."""
+    """Return the common type that Spark casts to; None if Spark has no such type, or would parse text."""
     result: SqlType | None = VOID
     for kind in kinds:
         result = None if result is None else _pair(result, kind)
@@ -98,7 +91,7 @@ def _pair(left: SqlType, right: SqlType) -> SqlType | None:
         return right
     if left.numeric and right.numeric:
         wide = max(left, right, key=lambda kind: kind.rank)
-        # A float does not hold every whole number: Spark's ANSI mode takes a double.
+        # A float cannot hold every whole number, so Spark's ANSI mode uses double.
         return DOUBLE if wide == FLOAT and left.rank != right.rank else wide
     if {left, right} == {DATE, TIMESTAMP}:
         return TIMESTAMP

@@ -1,17 +1,16 @@
-"""Arithmetic: integers, which Spark refuses to let overflow, IEEE 754 floating-point numbers, and bits."""
+"""Arithmetic: integers, whose overflow Spark refuses, IEEE 754 floating-point numbers, and bits."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from isthmus.transforms.rowwise.core import casts
-from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Mask, Value
 from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import BYTE, DOUBLE, INT, LONG, SHORT, SqlType, common
 
 
-def numbers(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
-    """The arguments in their common type, which must be numeric."""
+def numbers(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
     kind = common(value.kind for value in values)
     if kind is None or not kind.numeric:
         shown = ", ".join(str(value.kind) for value in values)
@@ -20,21 +19,21 @@ def numbers(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
 
 
 def in_range(graph: Graph, wide: str, kind: SqlType) -> tuple[str, str]:
-    """int64 numbers in a narrower type, and where they do not fit."""
+    """Convert int64 numbers to a narrower type; also return a mask of numbers that do not fit."""
     low, high = graph.constant(kind.low, LONG), graph.constant(kind.high, LONG)
     wrong = graph.add("Or", graph.add("Less", wide, low), graph.add("Greater", wide, high))
     return graph.cast(wide, kind), wrong
 
 
 def _whole(graph: Graph, operator: str, kind: SqlType, left: str, right: str) -> tuple[str, Mask]:
-    """A sum, difference or product of whole numbers, and where it overflows."""
+    """Return a sum, difference or product of whole numbers, and a mask of overflows."""
     if kind != LONG:
         return in_range(graph, graph.add(operator, graph.cast(left, LONG), graph.cast(right, LONG)), kind)
     result = graph.add(operator, left, right)
     zero = graph.constant(0, LONG)
     if operator == "Mul":
         return result, _product_overflows(graph, left, right, result)
-    # The sign of the result differs from that of both summands; a difference is the sum that gives `left` again.
+    # Overflow: the sum's sign differs from both summands. For a difference, `left` is the sum of result and `right`.
     first, second = (left, right) if operator == "Add" else (result, right)
     total = result if operator == "Add" else left
     signs = [graph.add("BitwiseXor", total, part) for part in (first, second)]
@@ -44,7 +43,7 @@ def _whole(graph: Graph, operator: str, kind: SqlType, left: str, right: str) ->
 def _product_overflows(graph: Graph, left: str, right: str, result: str) -> str:
     unit, zero, minus = (graph.constant(number, LONG) for number in (1, 0, -1))
     least = graph.constant(LONG.low, LONG)
-    # Runtimes crash on a division by zero, and of the least number by -1.
+    # Runtimes crash on a division by zero, and on dividing the least number by -1.
     special = graph.add("Or", graph.add("Equal", right, zero), graph.add("Equal", right, minus))
     back = graph.add("Div", result, graph.add("Where", special, unit, right))
     differs = graph.negated(graph.add("Equal", back, left))
@@ -58,7 +57,7 @@ def _product_overflows(graph: Graph, left: str, right: str, result: str) -> str:
 @rule("try_add", 2, operator="Add", lenient=True)
 @rule("try_subtract", 2, operator="Sub", lenient=True)
 @rule("try_multiply", 2, operator="Mul", lenient=True)
-def _sum(graph: Graph, node: Node, values: Sequence[Value], *, operator: str, lenient: bool = False) -> Value:
+def _sum(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str, lenient: bool = False) -> Value:
     left, right = numbers(graph, node, values)
     kind = left.kind
     if kind.fractional:
@@ -69,7 +68,7 @@ def _sum(graph: Graph, node: Node, values: Sequence[Value], *, operator: str, le
 
 
 def _by(graph: Graph, kind: SqlType, data: str, left: Value, right: Value, zero: Mask, *, lenient: bool) -> Value:  # noqa: PLR0913 - a kernel and its two sides
-    """The result of a division: by `zero` it is refused, or null if `lenient`, whatever the dividend.
+    """Return the result of a division. Division by `zero` is refused, or null if `lenient`, even for a null dividend.
 
     Spark evaluates the divisor first: if it is null, nothing else is computed.
     """
@@ -81,7 +80,7 @@ def _by(graph: Graph, kind: SqlType, data: str, left: Value, right: Value, zero:
 
 @rule("/", 2, lenient=False)
 @rule("try_divide", 2, lenient=True)
-def _divided(graph: Graph, node: Node, values: Sequence[Value], *, lenient: bool) -> Value:
+def _divided(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, lenient: bool) -> Value:
     numbers(graph, node, values)
     left, right = (casts.widened(graph, value, DOUBLE) for value in values)
     known = graph.is_number(right.data) and graph.number(right.data) != 0
@@ -91,19 +90,18 @@ def _divided(graph: Graph, node: Node, values: Sequence[Value], *, lenient: bool
 
 
 def _remainder(graph: Graph, kind: SqlType, left: str, right: str) -> str:
-    """Java's remainder, with the sign of the left side. `right` is never 0."""
+    """Return Java's remainder, with the sign of the left side. `right` is never 0."""
     if kind.fractional:
         return graph.add("Mod", left, right, fmod=1)
     if graph.is_number(right) and graph.number(right) not in (0, -1):
         return graph.add("Sub", left, graph.add("Mul", graph.add("Div", left, right), right))
-    # Mod with fmod goes through floating-point numbers. By -1 the remainder is 0, and the least number would crash.
+    # Mod with fmod uses floating-point numbers. The remainder by -1 is 0; dividing the least number by -1 would crash.
     minus, unit = graph.constant(-1, kind), graph.constant(1, kind)
     safe = graph.add("Where", graph.add("Equal", right, minus), unit, right)
     return graph.add("Sub", left, graph.add("Mul", graph.add("Div", left, safe), safe))
 
 
 def _nonzero(graph: Graph, kind: SqlType, data: str) -> tuple[str, Mask]:
-    """A divisor with its zeros replaced, and where they were."""
     if graph.is_number(data) and graph.number(data) != 0:
         return data, None
     zero = graph.add("Equal", data, graph.constant(0, kind))
@@ -115,7 +113,7 @@ def _nonzero(graph: Graph, kind: SqlType, data: str) -> tuple[str, Mask]:
 @rule("try_mod", 2, lenient=True)
 @rule("pmod", 2, positive=True)
 def _modulo(
-    graph: Graph, node: Node, values: Sequence[Value], *, lenient: bool = False, positive: bool = False
+    graph: Graph, node: ExpressionNode, values: Sequence[Value], *, lenient: bool = False, positive: bool = False
 ) -> Value:
     left, right = numbers(graph, node, values)
     kind = left.kind
@@ -132,7 +130,7 @@ def _modulo(
 
 @rule("negative", 1, operator="Neg")
 @rule("abs", 1, operator="Abs")
-def _signed(graph: Graph, node: Node, values: Sequence[Value], *, operator: str) -> Value:
+def _signed(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
     (value,) = numbers(graph, node, values)
     kind = value.kind
     if kind in (BYTE, SHORT):
@@ -143,7 +141,7 @@ def _signed(graph: Graph, node: Node, values: Sequence[Value], *, operator: str)
 
 
 @rule("positive", 1)
-def _positive(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _positive(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     return numbers(graph, node, values)[0]
 
 
@@ -154,7 +152,7 @@ def _positive(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 @rule("|", 2, operator="BitwiseOr")
 @rule("^", 2, operator="BitwiseXor")
 @rule("~", 1, operator="BitwiseNot")
-def _bitwise(graph: Graph, node: Node, values: Sequence[Value], *, operator: str) -> Value:
+def _bitwise(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
     sides = numbers(graph, node, values)
     kind = sides[0].kind
     if not kind.integral:
@@ -163,7 +161,7 @@ def _bitwise(graph: Graph, node: Node, values: Sequence[Value], *, operator: str
 
 
 def _power_of_two(graph: Graph, places: str) -> str:
-    """2 to the power of 0 to 62, int64, from a table; for 63 the least number, as wrap-around gives."""
+    """Return 2^n from a table for n from 0 to 62, int64; for 63 the least number, as wrap-around does."""
     return graph.add("Gather", graph.constant([*(1 << n for n in range(63)), LONG.low], LONG), places)
 
 
@@ -179,7 +177,7 @@ def _left(graph: Graph, kind: SqlType, data: str, places: str) -> str:
 
 def _right(graph: Graph, kind: SqlType, data: str, places: str) -> str:
     wide = graph.cast(data, LONG)
-    # Rounded down: for a negative number, the bits of its complement are shifted.
+    # Round down: for a negative number, shift the bits of its complement.
     negative = graph.add("Less", wide, graph.constant(0, LONG))
     bits = graph.add("Where", negative, graph.add("BitwiseNot", wide), wide)
     last = graph.add("Equal", places, graph.constant(63, LONG))
@@ -191,7 +189,7 @@ def _right(graph: Graph, kind: SqlType, data: str, places: str) -> str:
 @rule("shiftleft", 2, move=_left)
 @rule("shiftright", 2, move=_right)
 def _shifted(
-    graph: Graph, node: Node, values: Sequence[Value], *, move: Callable[[Graph, SqlType, str, str], str]
+    graph: Graph, node: ExpressionNode, values: Sequence[Value], *, move: Callable[[Graph, SqlType, str, str], str]
 ) -> Value:
     value, count = values
     if not value.kind.integral or not count.kind.integral or count.kind == LONG:

@@ -1,36 +1,34 @@
-"""Arrays that have the same size in every row, as separate elements."""
+"""Arrays of the same size in every row, as separate elements."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from isthmus.transforms.rowwise.core import casts
-from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Value
 from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import BOOLEAN, INT, VOID, array_of, common
 from isthmus.transforms.rowwise.functions import logic, maps
 
 Body = Callable[..., Value]
-"""A lambda function: from its arguments to its value."""
+"""A lambda function, from its arguments to its value."""
 
 
 @dataclass(frozen=True)
 class ArrayValue(Value):
-    """An array. The nulls and refusals of its elements count only where the array is not null."""
+    """An array. Nulls and refusals of its elements count only where the array is not null."""
 
     elements: tuple[Value, ...] = ()
 
 
 def from_input(graph: Graph, value: Value) -> ArrayValue:
-    """An array from an input tensor of shape (size, n)."""
     kind = value.kind
     assert kind.element is not None  # noqa: S101 - of an array
     places = graph.split(value.data, kind.size)
     return ArrayValue(kind, "", value.valid, None, tuple(Value(kind.element, place) for place in places))
 
 
-def array(node: Node, value: Value) -> ArrayValue:
-    """A value that must be an array."""
+def array(node: ExpressionNode, value: Value) -> ArrayValue:
     if not isinstance(value, ArrayValue):
         raise NotCompilableError(node, f"takes an array, not {value.kind}", "a feature that is an array")
     return value
@@ -43,17 +41,17 @@ def _of(elements: Sequence[Value], array: Value) -> ArrayValue:
 
 
 def _inside(graph: Graph, of: ArrayValue, element: Value) -> Value:
-    """A value from within an array, null where the array is. Spark computes all elements first."""
+    """Return a value from within an array, null where the array is null. Spark computes all elements first."""
     computed = graph.either(*(part.raises for part in of.elements), element.raises)
     raises = graph.either(of.raises, graph.guarded(computed, of.valid))
     return replace(element, valid=graph.both(of.valid, element.valid), raises=raises)
 
 
-def _literal_index(node: Node, argument: Node) -> int:
+def _literal_index(node: ExpressionNode, argument: ExpressionNode) -> int:
     if argument.name == "negative" and argument.arguments[0].name == "literal":
         return -_literal_index(node, argument.arguments[0])
     if argument.name != "literal" or not isinstance(argument.value, int):
-        raise NotCompilableError(node, "its index is no literal", "a literal number")
+        raise NotCompilableError(node, "its index is not a literal", "a literal number")
     return argument.value
 
 
@@ -69,14 +67,14 @@ def _element(graph: Graph, of: ArrayValue, place: int, *, null: bool) -> Value:
 
 @rule("getitem", 2, null=False)
 @rule("get", 2, null=True)
-def _getitem(graph: Graph, node: Node, values: Sequence[Value], *, null: bool) -> Value:
+def _getitem(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, null: bool) -> Value:
     if isinstance(values[0], maps.MapValue) and not null:
         return maps.lookup(graph, node, values[0], values[1])
     return _element(graph, array(node, values[0]), _literal_index(node, node.arguments[1]), null=null)
 
 
 @rule("element_at", 2)
-def _element_at(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _element_at(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     if isinstance(values[0], maps.MapValue):
         return maps.lookup(graph, node, values[0], values[1])
     of, place = array(node, values[0]), _literal_index(node, node.arguments[1])
@@ -88,24 +86,22 @@ def _element_at(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 @rule("size", 1)
 @rule("cardinality", 1)
 @rule("array_size", 1)
-def _size(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _size(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     of = array(node, values[0])
     return _inside(graph, of, graph.literal(len(of.elements), INT))
 
 
 @rule("array", 1, 1000)
-def _array(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _array(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     elements = logic.alike(graph, node, values)
     return ArrayValue(array_of(elements[0].kind, len(elements)), "", None, None, tuple(elements))
 
 
 def transform(of: ArrayValue, body: Body) -> Value:
-    """A function of each element."""
     return _of([body(element) for element in of.elements], of)
 
 
-def zip_with(graph: Graph, node: Node, left: ArrayValue, right: ArrayValue, body: Body) -> Value:
-    """A function of the elements of two arrays."""
+def zip_with(graph: Graph, node: ExpressionNode, left: ArrayValue, right: ArrayValue, body: Body) -> Value:
     if left.kind.size != right.kind.size:
         sizes = f"arrays of {left.kind.size} and {right.kind.size} elements"
         raise NotCompilableError(node, sizes, "the same size")
@@ -114,38 +110,38 @@ def zip_with(graph: Graph, node: Node, left: ArrayValue, right: ArrayValue, body
     return _of([body(*pair) for pair in zip(left.elements, right.elements, strict=True)], both)
 
 
-def aggregate(graph: Graph, node: Node, of: ArrayValue, zero: Value, merge: Body, finish: Body | None = None) -> Value:
-    """The elements folded into a single value, from first to last."""
+def aggregate(
+    graph: Graph, node: ExpressionNode, of: ArrayValue, zero: Value, merge: Body, finish: Body | None = None
+) -> Value:
     total = zero
     for element in of.elements:
         merged = merge(total, element)
         if merged.kind != total.kind:
-            kinds = f"begins with {total.kind} and goes on with {merged.kind}"
-            raise NotCompilableError(node, kinds, "a cast of the beginning")
+            kinds = f"starts with type {total.kind} and merges to type {merged.kind}"
+            raise NotCompilableError(node, kinds, "a cast of the initial value")
         total = merged
     return _inside(graph, of, finish(total) if finish else total)
 
 
 def quantified(graph: Graph, of: ArrayValue, body: Body, *, every: bool) -> Value:
-    """Whether a condition holds of any or of every element."""
-    node = Node("forall" if every else "exists")
+    node = ExpressionNode("forall" if every else "exists")
     truths = [body(element) for element in of.elements]
     return _inside(graph, of, logic.joined(graph, node, truths, operator="And" if every else "Or"))
 
 
 @rule("array_max", 1, greatest=True)
 @rule("array_min", 1, greatest=False)
-def _extreme(graph: Graph, node: Node, values: Sequence[Value], *, greatest: bool) -> Value:
+def _extreme(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, greatest: bool) -> Value:
     of = array(node, values[0])
     return _inside(graph, of, logic.extreme(graph, node, of.elements, greatest=greatest))
 
 
 @rule("array_contains", 2)
-def _contains(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    of, wanted = array(node, values[0]), values[1]
-    kind = common([of.elements[0].kind, wanted.kind])
+def _contains(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
+    of, item = array(node, values[0]), values[1]
+    kind = common([of.elements[0].kind, item.kind])
     if kind is None or kind == VOID:
-        raise NotCompilableError(node, f"{of.kind} holds no {wanted.kind}", "a cast")
-    item, *elements = (casts.widened(graph, value, kind) for value in (wanted, *of.elements))
-    found = _inside(graph, of, logic.any_equal(graph, node, item, elements))
-    return replace(found, valid=graph.both(found.valid, wanted.valid))
+        raise NotCompilableError(node, f"{of.kind} cannot contain {item.kind}", "a cast")
+    key, *elements = (casts.widened(graph, value, kind) for value in (item, *of.elements))
+    contained = _inside(graph, of, logic.any_equal(graph, node, key, elements))
+    return replace(contained, valid=graph.both(contained.valid, item.valid))

@@ -1,4 +1,4 @@
-"""Dates as days and moments as microseconds since 1970, in UTC and the proleptic Gregorian calendar.
+"""Dates as days, and timestamps as microseconds since 1970, in UTC and the proleptic Gregorian calendar.
 
 The civil calendar is computed as in H. Hinnant, "chrono-compatible low-level date algorithms" (2013).
 """
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from isthmus.transforms.rowwise.core import casts
 from isthmus.transforms.rowwise.core.casts import DAY, SECOND, floor_divided
-from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Value
 from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import DATE, INT, LONG, TIMESTAMP, VOID
@@ -15,8 +15,8 @@ from isthmus.transforms.rowwise.core.types import DATE, INT, LONG, TIMESTAMP, VO
 _HOUR, _MINUTE = 3600 * SECOND, 60 * SECOND
 
 
-def _days(graph: Graph, node: Node, value: Value) -> tuple[str, Value]:
-    """The day of a date or a moment, int64, and the argument."""
+def _days(graph: Graph, node: ExpressionNode, value: Value) -> tuple[str, Value]:
+    """Return the day of a date or timestamp, int64, and the argument."""
     if value.kind == VOID:
         value = casts.widened(graph, value, DATE)
     if value.kind == TIMESTAMP:
@@ -31,10 +31,10 @@ def _int(graph: Graph, value: int) -> str:
 
 
 def _sum(graph: Graph, *parts: str | int) -> str:
-    first, *others = (_int(graph, part) if isinstance(part, int) else part for part in parts)
-    for part in others:
-        first = graph.add("Add", first, part)
-    return first
+    total, *summands = (_int(graph, part) if isinstance(part, int) else part for part in parts)
+    for part in summands:
+        total = graph.add("Add", total, part)
+    return total
 
 
 def _times(graph: Graph, data: str, factor: int) -> str:
@@ -46,12 +46,12 @@ def _over(graph: Graph, data: str, divisor: int) -> str:
 
 
 def _parts(graph: Graph, data: str, divisor: int) -> str:
-    """The quotient of a non-negative number, which needs no rounding."""
+    """Divide a non-negative number, without rounding down."""
     return graph.add("Div", data, _int(graph, divisor))
 
 
 def civil(graph: Graph, days: str) -> tuple[str, str, str]:
-    """Year, month and day of the month of days since 1970, int64."""
+    """Return year, month and day of the month for days since 1970, int64."""
     shifted = _sum(graph, days, 719_468)
     era, of_era = floor_divided(graph, shifted, 146_097)
     leap = _sum(graph, of_era, _times(graph, _parts(graph, of_era, 1460), -1), _parts(graph, of_era, 36_524),
@@ -70,7 +70,6 @@ def civil(graph: Graph, days: str) -> tuple[str, str, str]:
 
 
 def days_from_civil(graph: Graph, year: str, month: str, day: str) -> str:
-    """The inverse of `civil`."""
     early = graph.add("LessOrEqual", month, _int(graph, 2))
     year = graph.add("Sub", year, graph.add("Where", early, _int(graph, 1), _int(graph, 0)))
     era, year_of_era = floor_divided(graph, year, 400)
@@ -91,7 +90,7 @@ def _day_of_year(graph: Graph, days: str) -> str:
 
 
 def _week(graph: Graph, days: str) -> str:
-    """The ISO week: that of the year of the week's Thursday."""
+    """Return the ISO week, which belongs to the year of its Thursday."""
     thursday = _sum(graph, days, _times(graph, _modulo(graph, _sum(graph, days, 3), 7), -1), 3)
     return _sum(graph, _over(graph, _sum(graph, _day_of_year(graph, thursday), -1), 7), 1)
 
@@ -107,18 +106,18 @@ def _quarter(graph: Graph, days: str) -> str:
 @rule("quarter", 1, find=_quarter)
 @rule("dayofyear", 1, find=_day_of_year)
 @rule("weekofyear", 1, find=_week)
-def _part(graph: Graph, node: Node, values: Sequence[Value], *, find: Callable[[Graph, str], str]) -> Value:
+def _part(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, find: Callable[[Graph, str], str]) -> Value:
     days, value = _days(graph, node, values[0])
     return graph.result(INT, graph.cast(find(graph, days), INT), [value])
 
 
 @rule("dayofweek", 1, epoch=4, first=1)
 @rule("weekday", 1, epoch=3, first=0)
-def _of_week(graph: Graph, node: Node, values: Sequence[Value], *, epoch: int, first: int) -> Value:
-    """The place of a day in its week, from the place of the first day of 1970 and the first place."""
+def _of_week(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, epoch: int, first: int) -> Value:
+    """Return the number of a day in its week. `epoch` is the number of 1970's first day, `first` the lowest number."""
     if values[0].kind == TIMESTAMP:
         value = values[0]
-        # Within a week of seven days at first: so no number is negative or too large.
+        # Reduce to one week first, so that no number is negative or too large.
         days = _parts(graph, _modulo(graph, value.data, 7 * DAY), DAY)
     else:
         days, value = _days(graph, node, values[0])
@@ -126,7 +125,7 @@ def _of_week(graph: Graph, node: Node, values: Sequence[Value], *, epoch: int, f
     return graph.result(INT, graph.cast(_sum(graph, place, first) if first else place, INT), [value])
 
 
-def _moment(graph: Graph, node: Node, value: Value) -> Value:
+def _moment(graph: Graph, node: ExpressionNode, value: Value) -> Value:
     if value.kind in (DATE, VOID):
         return casts.widened(graph, value, TIMESTAMP)
     if value.kind != TIMESTAMP:
@@ -137,7 +136,7 @@ def _moment(graph: Graph, node: Node, value: Value) -> Value:
 @rule("hour", 1, within=DAY, unit=_HOUR)
 @rule("minute", 1, within=_HOUR, unit=_MINUTE)
 @rule("second", 1, within=_MINUTE, unit=SECOND)
-def _clock(graph: Graph, node: Node, values: Sequence[Value], *, within: int, unit: int) -> Value:
+def _clock(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, within: int, unit: int) -> Value:
     value = _moment(graph, node, values[0])
     rest = _modulo(graph, value.data, within)
     return graph.result(INT, graph.cast(_parts(graph, rest, unit), INT), [value])
@@ -146,7 +145,7 @@ def _clock(graph: Graph, node: Node, values: Sequence[Value], *, within: int, un
 @rule("unix_seconds", 1, unit=SECOND)
 @rule("unix_millis", 1, unit=1000)
 @rule("unix_micros", 1, unit=1)
-def _unix(graph: Graph, node: Node, values: Sequence[Value], *, unit: int) -> Value:
+def _unix(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, unit: int) -> Value:
     value = _moment(graph, node, values[0])
     return graph.result(LONG, _over(graph, value.data, unit) if unit > 1 else value.data, [value])
 
@@ -154,7 +153,7 @@ def _unix(graph: Graph, node: Node, values: Sequence[Value], *, unit: int) -> Va
 @rule("timestamp_seconds", 1, unit=SECOND)
 @rule("timestamp_millis", 1, unit=1000)
 @rule("timestamp_micros", 1, unit=1)
-def _from_unix(graph: Graph, node: Node, values: Sequence[Value], *, unit: int) -> Value:
+def _from_unix(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, unit: int) -> Value:
     (value,) = values
     if not (value.kind.integral or value.kind == VOID):
         raise NotCompilableError(node, f"takes a whole number, not {value.kind}", "a cast to bigint")
@@ -165,7 +164,7 @@ def _from_unix(graph: Graph, node: Node, values: Sequence[Value], *, unit: int) 
 
 
 @rule("unix_date", 1)
-def _unix_date(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _unix_date(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     if values[0].kind == TIMESTAMP:
         raise NotCompilableError(node, "takes a date, not timestamp", "to_date")
     value = _date(graph, node, values[0])
@@ -173,30 +172,30 @@ def _unix_date(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 
 @rule("date_from_unix_date", 1)
-def _date_from_unix(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _date_from_unix(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     value = _whole(graph, node, values[0])
     return Value(DATE, value.data, value.valid, value.raises)
 
 
-def _date(graph: Graph, node: Node, value: Value) -> Value:
+def _date(graph: Graph, node: ExpressionNode, value: Value) -> Value:
     days, value = _days(graph, node, value)
     return value if value.kind == DATE else graph.result(DATE, graph.cast(days, DATE), [value])
 
 
-def _whole(graph: Graph, node: Node, value: Value) -> Value:
+def _whole(graph: Graph, node: ExpressionNode, value: Value) -> Value:
     if value.kind == VOID or (value.kind.integral and value.kind != LONG):
         return casts.widened(graph, value, INT)
     raise NotCompilableError(node, f"takes an int, not {value.kind}", "a cast to int")
 
 
 @rule("to_date", 1)
-def _to_date(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _to_date(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     return _date(graph, node, values[0])
 
 
 @rule("datediff", 2)
 @rule("date_diff", 2)
-def _datediff(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _datediff(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     end, start = (_date(graph, node, value) for value in values)
     return graph.result(INT, graph.add("Sub", end.data, start.data), [end, start])
 
@@ -204,13 +203,12 @@ def _datediff(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 @rule("date_add", 2, operator="Add")
 @rule("dateadd", 2, operator="Add")
 @rule("date_sub", 2, operator="Sub")
-def _moved(graph: Graph, node: Node, values: Sequence[Value], *, operator: str) -> Value:
+def _moved(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
     start, count = _date(graph, node, values[0]), _whole(graph, node, values[1])
     return graph.result(DATE, graph.add(operator, start.data, count.data), [start, count])
 
 
 def _month_days(graph: Graph, year: str, month: str) -> str:
-    """The length of a month: from its first day to that of the next month."""
     unit = _int(graph, 1)
     last = graph.add("Equal", month, _int(graph, 12))
     after = graph.add("Where", last, unit, graph.add("Add", month, unit))
@@ -220,7 +218,7 @@ def _month_days(graph: Graph, year: str, month: str) -> str:
 
 
 @rule("last_day", 1)
-def _last_day(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _last_day(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     days, value = _days(graph, node, values[0])
     year, month, _ = civil(graph, days)
     data = days_from_civil(graph, year, month, _month_days(graph, year, month))
@@ -228,8 +226,7 @@ def _last_day(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 
 @rule("add_months", 2)
-def _add_months(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    """The same day of another month, or the last day of that month."""
+def _add_months(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     start, count = _date(graph, node, values[0]), _whole(graph, node, values[1])
     year, month, day = civil(graph, graph.cast(start.data, LONG))
     months = _sum(graph, _times(graph, year, 12), month, -1, graph.cast(count.data, LONG))
@@ -240,7 +237,7 @@ def _add_months(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 
 @rule("make_date", 3)
-def _make_date(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _make_date(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     parts = [_whole(graph, node, value) for value in values]
     year, month, day = (graph.cast(part.data, LONG) for part in parts)
     odd = graph.add("Or", graph.add("Less", month, _int(graph, 1)), graph.add("Greater", month, _int(graph, 12)))
@@ -253,8 +250,8 @@ def _make_date(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
     return graph.result(DATE, data, parts, wrong=wrong)
 
 
-def _first_of(graph: Graph, node: Node, unit: str, days: str, units: str) -> str:
-    """The first day of the unit, one of `units`, that a day is in."""
+def _first_of(graph: Graph, node: ExpressionNode, unit: str, days: str, units: str) -> str:
+    """Return the first day of a day's unit, which is one of `units`."""
     year, month, _ = civil(graph, days)
     first = _int(graph, 1)
     match unit:
@@ -267,7 +264,7 @@ def _first_of(graph: Graph, node: Node, unit: str, days: str, units: str) -> str
             return days_from_civil(graph, year, month, first)
         case "week":
             return graph.add("Sub", days, _modulo(graph, _sum(graph, days, 3), 7))
-    raise NotCompilableError(node, f"there is no unit {unit!r}", units)
+    raise NotCompilableError(node, f"has the unknown unit {unit!r}", units)
 
 
 _UNITS = {
@@ -281,19 +278,19 @@ _UNITS = {
 }
 
 
-def _unit(node: Node, argument: Node) -> str:
+def _unit(node: ExpressionNode, argument: ExpressionNode) -> str:
     if argument.name != "literal" or not isinstance(argument.value, str):
-        raise NotCompilableError(node, "its unit is no literal", "a unit like 'month'")
+        raise NotCompilableError(node, "its unit is not a literal", "a unit like 'month'")
     return argument.value.lower()
 
 
 @rule("date_trunc", 2)
-def _date_trunc(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _date_trunc(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     unit = _unit(node, node.arguments[0])
     value = _moment(graph, node, values[1])
     if unit in _UNITS:
         data = graph.add("Sub", value.data, _modulo(graph, value.data, _UNITS[unit]))
-        # Before the first whole unit of all time the subtraction wraps around; Spark refuses that for long units only.
+        # Before the first representable unit the subtraction wraps around; Spark refuses that only for long units.
         wrong = graph.add("Greater", data, value.data) if _UNITS[unit] >= _MINUTE else None
         return graph.result(TIMESTAMP, data, [value], wrong=wrong)
     days = _over(graph, value.data, DAY)
@@ -303,7 +300,7 @@ def _date_trunc(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 
 @rule("trunc", 2)
-def _trunc(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _trunc(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     unit = _unit(node, node.arguments[1])
     days, value = _days(graph, node, values[0])
     first = _first_of(graph, node, unit, days, "year, quarter, month or week")

@@ -1,7 +1,7 @@
-"""Exponentials and logarithms from single operations of IEEE 754, whose bits depend on no batch, runtime or machine.
+"""Exponentials and logarithms from single IEEE 754 operations, whose bits do not depend on batch, runtime or machine.
 
-Kernels of runtimes compute two or more numbers at once by another formula than a number that is left over, so a row
-alone would differ in its last bit from the same row among others.
+Kernels of runtimes compute several numbers at once by one formula, and left-over numbers by another. A row alone would
+therefore differ in its last bit from the same row in a batch.
 """
 
 import math
@@ -12,12 +12,11 @@ from isthmus.transforms.rowwise.core.types import DOUBLE, FLOAT, LONG
 
 
 def number(graph: Graph, value: float) -> str:
-    """A constant double."""
     return graph.constant(value, DOUBLE)
 
 
 def polynomial(graph: Graph, x: str, coefficients: Sequence[str]) -> str:
-    """By Horner's rule, the coefficient of the highest power first."""
+    """Evaluate by Horner's rule. The coefficient of the highest power comes first."""
     result = coefficients[0]
     for coefficient in coefficients[1:]:
         result = graph.add("Add", graph.add("Mul", result, x), coefficient)
@@ -32,9 +31,9 @@ _LOG2_E = 1.44269504088896338700
 
 _EXP = (4.13813679705723846039e-08, -1.65339022054652515390e-06, 6.61375632143793436117e-05,
         -2.77777777770155933842e-03, 1.66666666666666019037e-01)  # fmt: skip
-"""Of fdlibm's e_exp.c (Sun Microsystems, 1993)."""
+"""Coefficients of fdlibm's e_exp.c (Sun Microsystems, 1993)."""
 _LEAST, _STEP = 1075, 32
-"""e^x vanishes below 2^-1075. Powers of 2 are products of one of 32 neighbors and of one that is 32 from the next."""
+"""e^x vanishes below 2^-1075. A power of 2 is one of 32 neighboring powers times one of every 32nd power."""
 _COARSE = [*(2.0 ** (_STEP * place - 1064) for place in range(66)), math.inf, math.inf]
 _FINE = [2.0 ** (place - 11) for place in range(_STEP)]
 _UNCOARSE = [1 / power if power > 2.0**-1022 else 0.0 for power in _COARSE]
@@ -42,10 +41,9 @@ _VANISHED, _HUGE = 745.14, 1e308
 
 
 class _Exponential:
-    """e^x as a power of 2 and the rest: `coarse * fine` is 2^k, and `less` is e^r - 1 of x - k ln 2.
+    """e^x as 2^k e^r with r = x - k ln 2: `coarse * fine` is 2^k, and `high - rest` is e^r - 1.
 
-    Exact is the difference of x and the high part of k ln 2; what is left of r is in `less` once more. Where |x| is
-    above `limit` or NaN, x counts as 0.
+    `high`, x minus the high part of k ln 2, is exact. Where |x| is above `limit` or NaN, x counts as 0.
     """
 
     def __init__(self, graph: Graph, x: str, limit: float) -> None:
@@ -67,7 +65,7 @@ class _Exponential:
         self.fine = graph.add("Gather", graph.constant(_FINE, DOUBLE), column)
 
     def but_outside(self, result: str, least: float, below: float) -> str:
-        """`result`, but `below` where x is less than `least`, and infinity or NaN where it is far above or NaN."""
+        """Return `result`, but `below` where x < `least`, and infinity or NaN where x is far above or NaN."""
         graph = self._graph
         above = graph.add("Mul", self._x, number(graph, _HUGE))
         known = graph.add("Where", self._inside, result, above)
@@ -75,7 +73,7 @@ class _Exponential:
 
 
 def exp(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
-    """e^x. Less than 1 ulp off, as fdlibm's, whose steps these are."""
+    """Return e^x with an error below 1 ulp, by fdlibm's steps."""
     parts = _Exponential(graph, x, _VANISHED)
     power = graph.add("Sub", number(graph, 1.0), graph.add("Sub", parts.rest, parts.high))
     result = graph.add("Mul", graph.add("Mul", power, parts.fine), parts.coarse)
@@ -83,7 +81,7 @@ def exp(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
 
 
 def expm1(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
-    """e^x - 1, but 0.0 for -0.0: 2^k (e^r - 1) + (2^k - 1), divided by the coarse part of 2^k until the end."""
+    """Return e^x - 1 as 2^k (e^r - 1) + (2^k - 1), scaled down until the end; 0.0 for -0.0."""
     parts = _Exponential(graph, x, 710.0)
     less = graph.add("Mul", graph.add("Sub", parts.high, parts.rest), parts.fine)
     unit = graph.add("Gather", graph.constant(_UNCOARSE, DOUBLE), parts.row)
@@ -95,11 +93,11 @@ def expm1(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
 
 _LOG = (1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01, 2.222219843214978396e-01,
         2.857142874366239149e-01, 3.999999999940941908e-01, 6.666666666666735130e-01)  # fmt: skip
-"""Of fdlibm's e_log.c (Sun Microsystems, 1993)."""
+"""Coefficients of fdlibm's e_log.c (Sun Microsystems, 1993)."""
 _FAR, _MOVE = 500, 540
-"""Numbers beyond 2^500 or below 2^-500 are moved by 540 powers of 2, so that the powers below are enough."""
+"""Numbers beyond 2^500 or below 2^-500 are scaled by 2^540, so that the powers below suffice."""
 _PRIME = 541
-"""Of its remainders, every one but 0 is that of one of 540 powers of 2 in a row."""
+"""Modulo this prime, 540 consecutive powers of 2 have the remainders 1 to 540, each once."""
 _POWERS = [0.0] * _PRIME
 for _power in range(_PRIME - 1):
     _POWERS[pow(2, _power, _PRIME)] = float(_power)
@@ -107,7 +105,7 @@ _ROOT, _HALF_LAST_BIT = 2.0**52 * 2.0**0.5, 2.0**-53
 
 
 def log(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
-    """The natural logarithm of positive numbers, less than 1 ulp off, as fdlibm's; of others, themselves."""
+    """Return the natural logarithm, with an error below 1 ulp, like fdlibm; x itself unless positive and finite."""
     power, m = _normal(graph, x, inside := _positive(graph, x))
     f = graph.add("Sub", m, number(graph, 1.0))
     s = graph.add("Div", f, graph.add("Add", f, number(graph, 2.0)))
@@ -121,13 +119,12 @@ def log(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
 
 
 def _positive(graph: Graph, x: str) -> str:
-    """Where a number is above 0 and finite."""
     above = graph.add("Greater", x, number(graph, 0.0))
     return graph.add("And", above, graph.add("Less", x, number(graph, math.inf)))
 
 
 def _normal(graph: Graph, x: str, inside: str) -> tuple[str, str]:
-    """Exponents, and x by their powers of 2, between the root of 1/2 and that of 2; 0 and 1 where not `inside`."""
+    """Return k and x / 2^k, between sqrt(1/2) and sqrt(2); 0 and 1 where not `inside`."""
     zero, unit = number(graph, 0.0), number(graph, 1.0)
     safe = graph.add("Where", inside, x, unit)
     large = graph.add("Greater", safe, number(graph, 2.0**_FAR))
@@ -137,8 +134,8 @@ def _normal(graph: Graph, x: str, inside: str) -> tuple[str, str]:
         for up, down, other in ((2.0**-_MOVE, 2.0**_MOVE, unit), (float(_MOVE), -float(_MOVE), zero))
     )
     middle = graph.add("Mul", safe, scale)
-    # The distance of a number to the next smaller one is a power of 2. A product with 1 - 2^-53 would give that one,
-    # too, but ONNX Runtime takes this factor for 1 and drops it.
+    # The distance of a number to the next smaller one is a power of 2. A product with 1 - 2^-53 would give the smaller
+    # number, too, but ONNX Runtime treats this factor as 1 and drops it.
     wide = graph.add("Mul", middle, number(graph, _ROOT))
     next_smaller = graph.add("Sub", wide, graph.add("Mul", wide, number(graph, _HALF_LAST_BIT)))
     power = graph.add("Sub", wide, next_smaller)

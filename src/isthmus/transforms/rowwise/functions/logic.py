@@ -7,32 +7,29 @@ from functools import reduce
 from onnx import TensorProto
 
 from isthmus.transforms.rowwise.core import casts
-from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Mask, Value
 from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, FLOAT, LONG, STRING, VOID, SqlType, common
 from isthmus.transforms.rowwise.functions import maps
 
 
-def alike(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
-    """The arguments in their common type."""
+def alike(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
     kind = common(value.kind for value in values)
     if kind is None:
         shown = ", ".join(dict.fromkeys(str(value.kind) for value in values))
-        raise NotCompilableError(node, f"there is no common type of {shown}", "a cast to the intended type")
+        raise NotCompilableError(node, f"{shown} have no common type", "a cast to the intended type")
     return [casts.widened(graph, value, BOOLEAN if kind == VOID else kind) for value in values]
 
 
 def equal(graph: Graph, kind: SqlType, left: str, right: str) -> str:
-    """Where two tensors are equal."""
     same = graph.add("Equal", left, right)
     if not kind.fractional or graph.never_nan(left) or graph.never_nan(right):
         return same
     return graph.add("Or", same, graph.add("And", graph.add("IsNaN", left), graph.add("IsNaN", right)))
 
 
-def less(graph: Graph, node: Node, kind: SqlType, left: str, right: str) -> str:
-    """Where `left` is less than `right`."""
+def less(graph: Graph, node: ExpressionNode, kind: SqlType, left: str, right: str) -> str:
     if kind.tensor == TensorProto.STRING:
         raise NotCompilableError(node, "graphs do not order texts", "== or isin")
     if kind == BOOLEAN:
@@ -47,14 +44,14 @@ def less(graph: Graph, node: Node, kind: SqlType, left: str, right: str) -> str:
 
 
 @rule("==", 2)
-def _equal(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _equal(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     left, right = alike(graph, node, values)
     return graph.result(BOOLEAN, equal(graph, left.kind, left.data, right.data), [left, right])
 
 
 @rule("<=>", 2)
 @rule("equal_null", 2)
-def _same(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _same(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     left, right = alike(graph, node, values)
     there = [_there(graph, side) for side in (left, right)]
     both = graph.add("And", *there)
@@ -67,7 +64,7 @@ def _same(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 @rule(">", 2, swapped=True, negated=False)
 @rule("<=", 2, swapped=True, negated=True)
 @rule(">=", 2, swapped=False, negated=True)
-def _ordered(graph: Graph, node: Node, values: Sequence[Value], *, swapped: bool, negated: bool) -> Value:
+def _ordered(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, swapped: bool, negated: bool) -> Value:
     sides = alike(graph, node, values)
     left, right = (side.data for side in (reversed(sides) if swapped else sides))
     below = less(graph, node, sides[0].kind, left, right)
@@ -75,23 +72,21 @@ def _ordered(graph: Graph, node: Node, values: Sequence[Value], *, swapped: bool
 
 
 @rule("in", 2, 10_000)
-def _in(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    first, *others = alike(graph, node, values)
+def _in(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
+    first, *options = alike(graph, node, values)
     literals = [part.value for part in node.arguments[1:] if part.name == "literal" and part.value is not None]
-    if len(literals) == len(others) and (first.kind == STRING or first.kind.integral):
+    if len(literals) == len(options) and (first.kind == STRING or first.kind.integral):
         return _listed(graph, first, literals)
-    result = any_equal(graph, node, first, others)
-    return Value(BOOLEAN, result.data, result.valid, graph.either(*(value.raises for value in (first, *others))))
+    result = any_equal(graph, node, first, options)
+    return Value(BOOLEAN, result.data, result.valid, graph.either(*(value.raises for value in (first, *options))))
 
 
-def any_equal(graph: Graph, node: Node, value: Value, others: Sequence[Value]) -> Value:
-    """Whether a value is among others of its type."""
-    pairs = [graph.result(BOOLEAN, equal(graph, value.kind, value.data, item.data), [value, item]) for item in others]
+def any_equal(graph: Graph, node: ExpressionNode, value: Value, options: Sequence[Value]) -> Value:
+    pairs = [graph.result(BOOLEAN, equal(graph, value.kind, value.data, item.data), [value, item]) for item in options]
     return joined(graph, node, pairs, operator="Or")
 
 
 def _listed(graph: Graph, value: Value, literals: Sequence[str | int]) -> Value:
-    """Whether a text or a whole number is in a list: a single lookup in a table."""
     text = value.kind == STRING
     keys = sorted(set(literals), key=str)
     attributes: dict[str, object] = {
@@ -105,7 +100,7 @@ def _listed(graph: Graph, value: Value, literals: Sequence[str | int]) -> Value:
 # --- three-valued logic
 
 
-def _truth(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
+def _truth(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
     for value in values:
         if value.kind not in (BOOLEAN, VOID):
             raise NotCompilableError(node, f"takes booleans, not {value.kind}", "a comparison")
@@ -113,7 +108,6 @@ def _truth(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
 
 
 def _surely(graph: Graph, value: Value) -> str:
-    """Where a boolean is true, and not null."""
     return value.data if value.valid is None else graph.add("And", value.data, value.valid)
 
 
@@ -124,8 +118,8 @@ def _surely_not(graph: Graph, value: Value) -> str:
 
 @rule("and", 2, operator="And")
 @rule("or", 2, operator="Or")
-def joined(graph: Graph, node: Node, values: Sequence[Value], *, operator: str) -> Value:
-    """Three-valued: a false value decides a conjunction, a true value a disjunction."""
+def joined(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
+    """Join booleans by three-valued logic: one false value decides a conjunction, one true value a disjunction."""
     return reduce(lambda left, right: _joined(graph, left, right, operator), _truth(graph, node, values))
 
 
@@ -141,7 +135,7 @@ def _joined(graph: Graph, left: Value, right: Value, operator: str) -> Value:
 
 
 @rule("not", 1)
-def _not(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _not(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     (value,) = _truth(graph, node, values)
     return graph.result(BOOLEAN, graph.negated(value.data), [value])
 
@@ -155,21 +149,21 @@ def _there(graph: Graph, value: Value) -> str:
 
 @rule("isnull", 1, negated=True)
 @rule("isnotnull", 1, negated=False)
-def _isnotnull(graph: Graph, _node: Node, values: Sequence[Value], *, negated: bool) -> Value:
+def _isnotnull(graph: Graph, _node: ExpressionNode, values: Sequence[Value], *, negated: bool) -> Value:
     (value,) = values
     there = _there(graph, value)
     return Value(BOOLEAN, graph.negated(there) if negated else there, None, value.raises)
 
 
 @rule("isnan", 1)
-def _isnan(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    """False for null."""
+def _isnan(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
+    """Return false for null."""
     value = _fraction(graph, node, values[0])
     nan = Value(BOOLEAN, graph.add("IsNaN", value.data), value.valid)
     return Value(BOOLEAN, _surely(graph, nan), None, value.raises)
 
 
-def _fraction(graph: Graph, node: Node, value: Value) -> Value:
+def _fraction(graph: Graph, node: ExpressionNode, value: Value) -> Value:
     if not (value.kind.numeric or value.kind == VOID):
         raise NotCompilableError(node, f"takes numbers, not {value.kind}", "a cast to double")
     return value if value.kind == FLOAT else casts.widened(graph, value, DOUBLE)
@@ -178,13 +172,13 @@ def _fraction(graph: Graph, node: Node, value: Value) -> Value:
 @rule("coalesce", 1, 100)
 @rule("ifnull", 2)
 @rule("nvl", 2)
-def _coalesce(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    *others, last = alike(graph, node, values)
-    return reduce(lambda rest, value: _first(graph, value, rest), reversed(others), last)
+def _coalesce(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
+    *candidates, last = alike(graph, node, values)
+    return reduce(lambda fallback, value: _first(graph, value, fallback), reversed(candidates), last)
 
 
 def _first(graph: Graph, value: Value, fallback: Value) -> Value:
-    """A value where it is not null, else the fallback. A refused row is not null."""
+    """Return the value where it is not null, else the fallback. A refused row is not null."""
     if value.valid is None:
         return value
     if fallback.valid is None and (data := maps.lookup_or(graph, value, fallback.data)):
@@ -194,7 +188,7 @@ def _first(graph: Graph, value: Value, fallback: Value) -> Value:
 
 
 @rule("nullif", 2)
-def _nullif(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _nullif(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     value = values[0]
     same = _equal(graph, node, values)
     differs = graph.negated(_surely(graph, same))
@@ -203,7 +197,7 @@ def _nullif(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 
 @rule("nvl2", 3)
-def _nvl2(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _nvl2(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     tested = values[0]
     then, otherwise = alike(graph, node, values[1:])
     merged = graph.merged(_there(graph, tested), then, otherwise)
@@ -211,7 +205,7 @@ def _nvl2(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 
 @rule("nanvl", 2)
-def _nanvl(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _nanvl(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     value, fallback = alike(graph, node, [_fraction(graph, node, value) for value in values])
     nan = _surely(graph, Value(BOOLEAN, graph.add("IsNaN", value.data), value.valid))
     merged = graph.merged(nan, fallback, Value(value.kind, value.data, value.valid))
@@ -223,8 +217,8 @@ def _nanvl(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 @rule("when", 2, 1000)
 @rule("if", 3)
-def when(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    """CASE WHEN: conditions and values in turn, and an optional ELSE at the end."""
+def when(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
+    """Evaluate CASE WHEN: alternating conditions and values, and an optional ELSE at the end."""
     conditions = _truth(graph, node, values[0 : len(values) - len(values) % 2 : 2])
     results = [*values[1::2], *(values[-1:] if len(values) % 2 else [graph.literal(None, VOID)])]
     *branches, rest = alike(graph, node, results)
@@ -236,8 +230,8 @@ def when(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 
 @rule("raise_error", 1)
-def _raise_error(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    """Refused wherever it is computed. The message does not leave the graph."""
+def _raise_error(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
+    """Refuse every computed row. The message does not leave the graph."""
     if values[0].kind not in (STRING, VOID):
         raise NotCompilableError(node, f"takes a text, not {values[0].kind}", "a message")
     return replace(graph.literal(None, VOID), raises=graph.constant(True, BOOLEAN))
@@ -245,15 +239,15 @@ def _raise_error(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 @rule("greatest", 2, 100, greatest=True)
 @rule("least", 2, 100, greatest=False)
-def extreme(graph: Graph, node: Node, values: Sequence[Value], *, greatest: bool) -> Value:
-    """The greatest or smallest of the values that are not null."""
+def extreme(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, greatest: bool) -> Value:
+    """Return the greatest or smallest value that is not null."""
     sides = alike(graph, node, values)
     result = reduce(lambda left, right: _better(graph, node, left, right, greatest=greatest), sides)
     return Value(result.kind, result.data, result.valid, graph.either(*(side.raises for side in sides)))
 
 
-def _better(graph: Graph, node: Node, left: Value, right: Value, *, greatest: bool) -> Value:
-    """The greater or smaller of two values, ignoring nulls; the left value where they are equal."""
+def _better(graph: Graph, node: ExpressionNode, left: Value, right: Value, *, greatest: bool) -> Value:
+    """Return the greater or smaller of two values, ignoring nulls; the left value if they are equal."""
     sides = (left.data, right.data) if greatest else (right.data, left.data)
     take: str = less(graph, node, left.kind, *sides)
     if right.valid is not None:

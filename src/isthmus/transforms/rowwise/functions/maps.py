@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from isthmus.transforms.rowwise.core import casts
-from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Value
 from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import INT, LONG, STRING, VOID, SqlType, common
@@ -15,15 +15,15 @@ ML = "ai.onnx.ml"
 
 @dataclass(frozen=True)
 class MapValue(Value):
-    """A map: the type of its keys, and the keys with their values."""
+    """A map: the type of its keys, and the pairs of keys and values."""
 
     key: SqlType = VOID
     pairs: tuple[tuple[Any, Any], ...] = ()
 
 
 @rule("map", 2, 200_000)
-def _map(_graph: Graph, node: Node, _values: Sequence[Value]) -> Value:
-    """Adds nothing to the graph before a key is looked up."""
+def _map(_graph: Graph, node: ExpressionNode, _values: Sequence[Value]) -> Value:
+    """Add nothing to the graph until a key is looked up."""
     if len(node.arguments) % 2:
         raise NotCompilableError(node, "has a key without a value", "pairs")
     arguments = [_written(argument) for argument in node.arguments]
@@ -31,9 +31,9 @@ def _map(_graph: Graph, node: Node, _values: Sequence[Value]) -> Value:
     key, value = (common(item.kind for item in part if item.kind is not None) for part in (keys, values))
     if key is None or value is None:
         instead = "a single type for all keys, and for all values"
-        raise NotCompilableError(node, "its keys or its values are of several types", instead)
+        raise NotCompilableError(node, "its keys or its values have several types", instead)
     if key != STRING and not key.integral:
-        raise NotCompilableError(node, f"its keys are of type {key}", "texts or whole numbers")
+        raise NotCompilableError(node, f"its keys have type {key}", "texts or whole numbers")
     if len({item.value for item in keys}) < len(keys):
         raise NotCompilableError(node, "has a key twice", "each key once")
     pairs = tuple((item.value, value.value) for item, value in zip(keys, values, strict=True))
@@ -41,8 +41,7 @@ def _map(_graph: Graph, node: Node, _values: Sequence[Value]) -> Value:
     return MapValue(kind, "", key=key, pairs=pairs)
 
 
-def lookup(graph: Graph, node: Node, of: MapValue, key: Value) -> Value:
-    """The value of a key; null where the map does not have it."""
+def lookup(graph: Graph, node: ExpressionNode, of: MapValue, key: Value) -> Value:
     kind = of.kind.element
     assert kind is not None  # noqa: S101 - of a map
     text = of.key == STRING
@@ -59,7 +58,7 @@ def lookup(graph: Graph, node: Node, of: MapValue, key: Value) -> Value:
 
 
 def lookup_or(graph: Graph, value: Value, default: str) -> str | None:
-    """A lookup with a default in a single node; None if `value` is no lookup of integers, or the default varies."""
+    """Look up integers with a default in a single node. Return None if this does not apply."""
     if value.kind not in (INT, LONG) or (value.data, value.valid) not in graph.lookups or not graph.is_number(default):
         return None
     key, pairs = graph.lookups[value.data, value.valid]
@@ -76,11 +75,11 @@ def _encoded(graph: Graph, key: Value, pairs: Sequence[tuple[Any, int]], default
     )
 
 
-def _written(node: Node) -> Node:
+def _written(node: ExpressionNode) -> ExpressionNode:
     if node.name == "cast" and node.kind is not None and node.kind.integral:
         literal = _written(node.arguments[0])
         if literal.kind is not None and literal.kind.integral and literal.kind.rank <= node.kind.rank:
             return replace(literal, kind=node.kind)
     if node.name != "literal" or node.value is None:
-        raise NotCompilableError(node, "is in a map and is no literal", "literal keys and values")
+        raise NotCompilableError(node, "is in a map but is not a literal", "literal keys and values")
     return node

@@ -1,4 +1,4 @@
-"""Functions of real numbers. Functions that no runtime has for doubles are composed of those that it has."""
+"""Functions of real numbers. Functions without a kernel for doubles are composed of available kernels."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from isthmus.transforms.rowwise.core import casts
-from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Stacked, Value
 from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, LONG, VOID
@@ -17,8 +17,7 @@ Real = Callable[[Graph, str], str]
 """A function from a tensor of doubles to a tensor of doubles."""
 
 
-def doubles(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
-    """The arguments as doubles."""
+def doubles(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
     for value in values:
         if not (value.kind.numeric or value.kind == VOID):
             raise NotCompilableError(node, f"takes numbers, not {value.kind}", "a cast to double")
@@ -28,7 +27,7 @@ def doubles(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
 def _real(
     name: str, function: Real | Callable[[Graph, str, str], str], null: Real | None = None, sides: int = 1
 ) -> None:
-    def apply(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    def apply(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
         arguments = doubles(graph, node, values)
         missing = null(graph, arguments[0].data) if null else None
         data = function(graph, *(argument.data for argument in arguments))
@@ -42,7 +41,7 @@ def _kernel(operator: str) -> Real:
 
 
 def _not_above(bound: float) -> Real:
-    """Where a number is not above a limit; NaN counts as above."""
+    """Return a mask of numbers not above a limit. NaN counts as above."""
     return lambda graph, x: graph.add("LessOrEqual", x, number(graph, bound))
 
 
@@ -59,7 +58,7 @@ def _log_to(base: int) -> Real:
 
 
 def _log1p(graph: Graph, x: str) -> str:
-    """Kahan's: the rounding error of 1 + x divides out of log(1 + x) / ((1 + x) - 1)."""
+    """Kahan's method: the rounding error of 1 + x cancels out in log(1 + x) / ((1 + x) - 1)."""
     unit = number(graph, 1.0)
     plus = graph.add("Add", x, unit)
     back = graph.add("Sub", plus, unit)
@@ -75,7 +74,7 @@ def _expm1(graph: Graph, x: str) -> str:
 
 
 _NEARLY_ALL = 709.0
-"""Above this e^x soon overflows, although half of it does not yet."""
+"""Above this, e^x overflows before half of it does."""
 
 
 def _sinh(graph: Graph, x: str) -> str:
@@ -93,7 +92,7 @@ def _cosh(graph: Graph, x: str) -> str:
 
 
 def _half_exp_or(graph: Graph, size: str, near: str) -> str:
-    """`result`, but half of e^x by way of its root where e^x may overflow."""
+    """Return `near`, or e^x / 2 computed by its root where e^x may overflow."""
     half = number(graph, 0.5)
     root = _exp(graph, graph.add("Mul", half, size))
     far = graph.add("Mul", graph.add("Mul", half, root), root)
@@ -106,7 +105,7 @@ def _signed_like(graph: Graph, size: str, x: str) -> str:
 
 
 def _but_zero(graph: Graph, result: str, x: str, tiny: str | None = None) -> str:
-    """`result`, but x itself where it is a zero of either sign or tiny. See `Graph.where` for the order."""
+    """Return `result`, but x itself where it is zero or tiny. See `Graph.where` for the order."""
     zero = tiny or graph.add("Equal", x, number(graph, 0.0))
     return graph.add("Where", graph.negated(zero), result, x)
 
@@ -116,16 +115,16 @@ _ATAN_P = (-8.750608600031904122785e-1, -1.615753718733365076637e1, -7.500855792
 _ATAN_Q = (2.485846490142306297962e1, 1.650270098316988542046e2, 4.328810604912902668951e2,
            4.853903996359136964868e2, 1.945506571482613964425e2)  # fmt: skip
 _HALF_PI_REST = 6.123233995736765886130e-17
-"""Pi / 2 less its double."""
+"""Pi / 2 minus its double."""
 
 
 def _atan(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
-    """The rational function of Cephes (Moshier 1989), after the argument is brought between -0.66 and 0.66."""
+    """The rational function of Cephes (Moshier 1989), after reduction of the argument to [-0.66, 0.66]."""
     size = graph.add("Abs", x)
     unit, zero = number(graph, 1.0), number(graph, 0.0)
     far = graph.add("Greater", size, number(graph, 2.414213562373095))
     near = graph.add("LessOrEqual", size, number(graph, 0.66))
-    # The numerator and the denominator of what is left of the slope; of a small unit, the slope itself.
+    # Numerator and denominator of the reduced slope; a small slope stays as it is.
     top = graph.add("Where", far, number(graph, -1.0), graph.add("Where", near, size, graph.add("Sub", size, unit)))
     under = graph.add("Where", far, size, graph.add("Where", near, unit, graph.add("Add", size, unit)))
     small = graph.add("Div", top, under)
@@ -143,11 +142,10 @@ def _together(function: Stacked, number: int = 0) -> Real:
 
 
 atan = _together(_atan)
-"""The angle of a slope."""
 
 
 def _rational(graph: Graph, z: str, over: Sequence[float], under: Sequence[float]) -> str:
-    """A rational function z p(z) / q(z), of the coefficients of both polynomials, which are computed at once."""
+    """Return z p(z) / q(z) from the coefficients of both polynomials, which are evaluated together."""
     pairs = [graph.constant([[[p]], [[q]]], DOUBLE) for p, q in zip(over, under, strict=True)]
     both = polynomial(graph, z, pairs)
     p, q = (graph.add("Gather", both, graph.constant(place, LONG), axis=0) for place in (0, 1))
@@ -160,7 +158,7 @@ _ASIN_Q = (7.70381505559019352791e-2, -6.88283971605453293030e-1, 2.020945760233
 
 
 def _arcsine(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
-    """The rational function of fdlibm below 0.5; above, that of half of the rest of a right angle."""
+    """The rational function of fdlibm below 0.5; above, computed from the complement."""
     size = graph.add("Abs", x)
     half, unit, two = (number(graph, value) for value in (0.5, 1.0, 2.0))
     steep = graph.add("GreaterOrEqual", size, half)
@@ -174,28 +172,28 @@ def _arcsine(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
 
 
 def _acos(graph: Graph, x: str) -> str:
-    """By way of 2 atan(sqrt((1 - x) / (1 + x)))."""
+    """Computed as 2 atan(sqrt((1 - x) / (1 + x)))."""
     unit = number(graph, 1.0)
     ratio = graph.add("Div", graph.add("Sub", unit, x), graph.add("Add", unit, x))
     return graph.add("Mul", number(graph, 2.0), atan(graph, graph.add("Sqrt", ratio)))
 
 
 def atan2(graph: Graph, y: str, x: str) -> str:
-    """The angle of (x, y). To Spark, a zero has no sign."""
+    """Return the angle of (x, y). For Spark, zero has no sign."""
     zero, pi = number(graph, 0.0), number(graph, math.pi)
     quotient = graph.add("Div", graph.add("Abs", y), graph.add("Abs", x))
     both_zero = graph.add("And", graph.add("Equal", y, zero), graph.add("Equal", x, zero))
     both_inf = graph.add("And", graph.add("IsInf", y), graph.add("IsInf", x))
     ratio = graph.add("Where", both_zero, zero, graph.add("Where", both_inf, number(graph, 1.0), quotient))
     first = atan(graph, ratio)
-    # Pi less its double is added last.
+    # Pi minus its double is added last.
     turned = graph.add("Sub", pi, graph.add("Sub", first, number(graph, 1.2246467991473532e-16)))
     angle = graph.add("Where", graph.add("Less", x, zero), turned, first)
     return graph.where(graph.add("Less", y, zero), graph.add("Neg", angle), angle, DOUBLE)
 
 
 def _cbrt(graph: Graph, x: str) -> str:
-    """e^(log |x| / 3), refined by two steps of Halley's method, with the sign of x."""
+    """Return e^(log |x| / 3) with the sign of x, refined by two steps of Halley's method."""
     size = graph.add("Abs", x)
     odd = graph.add("Or", graph.add("Equal", size, number(graph, 0.0)), graph.add("IsInf", size))
     unit = number(graph, 1.0)
@@ -208,7 +206,7 @@ def _cbrt(graph: Graph, x: str) -> str:
         for far, near in ((2.0**-600, 2.0**600), (2.0**200, 2.0**-200))
     )
     middle = graph.add("Mul", safe, down)
-    # Not Pow, whose last bits are the runtime's own.
+    # Do not use Pow: its last bits depend on the runtime.
     root = _exp(graph, graph.add("Div", _log(graph, middle), number(graph, 3.0)))
     for _ in range(2):
         cube = graph.add("Mul", graph.add("Mul", root, root), root)
@@ -229,23 +227,23 @@ def _quotient(over: Real | None, under: Real) -> Real:
 
 _SIN = (2.7314439779805667e-15, -7.643970233520291e-13, 1.6058977310482129e-10, -2.5052107616965613e-08,
         2.7557319219162993e-06, -0.00019841269841254974, 0.008333333333333316, -0.16666666666666666)  # fmt: skip
-"""(sin r - r) / r^3 by powers of r^2, as Chebyshev's points to a right angle give it: less than half an ulp off."""
+"""Coefficients of (sin r - r) / r^3 in r^2, from Chebyshev nodes up to pi / 2; error below half an ulp."""
 _PI = (3.1415926534682512, 1.2154201012607932e-10, 4.044532497591901e-21)
 """Pi in three parts, the first two of 33 bits."""
 _FAR = 2.0**20
-"""Above this the runtime's kernel is as good as the polynomial."""
+"""Above this, the runtime's kernel is as accurate as the polynomial."""
 _PADDING = 16
 
 
 def _circular(graph: Graph, x: str, turns: Sequence[int]) -> str:
-    """Sine (turn 0) or cosine (turn 1, a quarter turn more) of angles (k, n), after reduction by half turns.
+    """Return sine (turn 0) or cosine (turn 1, a quarter turn more) of angles (k, n), after reduction by half turns.
 
     Kernels of runtimes lose the last bits near a zero of the function.
     """
     unit = number(graph, 1.0)
     column = np.array(turns)[:, None]
     quarter = graph.constant(column / 2, DOUBLE)
-    # Not Round, which returns -0.0, from which the differences below would become 0.0.
+    # Do not use Round: it returns -0.0, and the differences below would turn that into 0.0.
     angle = graph.add("Mul", x, number(graph, 1 / math.pi))
     half_turns = graph.add("Floor", graph.add("Add", angle, graph.constant(column / 2 + 0.5, DOUBLE)))
     reduced = graph.add("Sub", half_turns, quarter) if any(turns) else half_turns
@@ -265,9 +263,9 @@ def _circular(graph: Graph, x: str, turns: Sequence[int]) -> str:
 
 
 def _by_kernel(graph: Graph, x: str, turns: Sequence[int]) -> str:
-    """Sine or cosine by the runtime's kernel, which computes the last few numbers of a tensor by another formula.
+    """Return sine or cosine by the runtime's kernel, which uses another formula for the last few numbers of a tensor.
 
-    So zeros follow, as many as no processor computes at once.
+    Zeros are appended, so that these last numbers are padding.
     """
     column = np.array(turns)[:, None]
     padded = graph.add("Concat", x, graph.constant(np.zeros((len(turns), _PADDING)), DOUBLE), axis=1)
@@ -279,7 +277,7 @@ def _by_kernel(graph: Graph, x: str, turns: Sequence[int]) -> str:
 
 
 def _tanh(graph: Graph, x: str) -> str:
-    """Of e = e^2x - 1: e / (e + 2), from 0.55 on 1 - 2 / (e + 2), where an error of e counts for less."""
+    """Return e / (e + 2) with e = e^2x - 1; from 0.55 on, 1 - 2 / (e + 2), where an error of e matters less."""
     size, two = graph.add("Abs", x), number(graph, 2.0)
     e = _expm1(graph, graph.add("Mul", two, size))
     under = graph.add("Add", e, two)
@@ -323,7 +321,7 @@ _real(
 def _pow(graph: Graph, x: str, y: str) -> str:
     """Java's power: NaN for an exponent of NaN, and for 1 or -1 to infinity."""
     if graph.is_number(y) and math.isfinite(graph.number(y)):
-        # A kernel multiplies for a square or a cube of many rows, and not of unit. Java multiplies for a square.
+        # A kernel multiplies for a square or cube of many rows, but not for one row. Java multiplies for a square.
         return graph.add("Mul", x, x) if graph.number(y) == 2 else graph.add("Pow", x, graph.row(y))
     y = graph.row(y)
     unit = number(graph, 1.0)
@@ -333,7 +331,7 @@ def _pow(graph: Graph, x: str, y: str) -> str:
 
 
 def _hypot(graph: Graph, x: str, y: str) -> str:
-    """Scaled by the greater side, so that it overflows only where the result does."""
+    """Scale by the greater side, so that it overflows only if the result does."""
     x, y = graph.add("Abs", x), graph.add("Abs", y)
     big, small = graph.add("Max", x, y), graph.add("Min", x, y)
     zero, unit = number(graph, 0.0), number(graph, 1.0)
@@ -350,8 +348,8 @@ _real("pow", _pow, sides=2)
 
 
 @rule("log", 1, 2)
-def _logarithm(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
-    """To base e, or to the base in the first argument."""
+def _logarithm(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
+    """Base e, or the base in the first argument."""
     sides = doubles(graph, node, values)
     logs = [_log(graph, side.data) for side in sides]
     null = graph.either(*(_not_above(0.0)(graph, side.data) for side in sides))
@@ -361,5 +359,5 @@ def _logarithm(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
 
 @rule("pi", 0, value=math.pi)
 @rule("e", 0, value=math.e)
-def _constant(graph: Graph, _node: Node, _values: Sequence[Value], *, value: float) -> Value:
+def _constant(graph: Graph, _node: ExpressionNode, _values: Sequence[Value], *, value: float) -> Value:
     return graph.literal(value, DOUBLE)

@@ -1,10 +1,10 @@
-"""Rounding to whole numbers and to decimal digits, as Spark does."""
+"""Rounding to whole numbers and to decimal digits, as in Spark."""
 
 import math
 from collections.abc import Sequence
 
 from isthmus.transforms.rowwise.core import casts
-from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Value
 from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, FLOAT, LONG
@@ -15,7 +15,7 @@ from isthmus.transforms.rowwise.functions.exponentials import number
 @rule("floor", 1, operator="Floor")
 @rule("ceil", 1, operator="Ceil")
 @rule("ceiling", 1, operator="Ceil")
-def _to_whole(graph: Graph, node: Node, values: Sequence[Value], *, operator: str) -> Value:
+def _to_whole(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
     (value,) = numbers(graph, node, values)
     if value.kind.integral:
         return casts.widened(graph, value, LONG)
@@ -34,7 +34,7 @@ def _to_whole(graph: Graph, node: Node, values: Sequence[Value], *, operator: st
 
 @rule("round", 1, 2, even=False)
 @rule("bround", 1, 2, even=True)
-def _rounded(graph: Graph, node: Node, values: Sequence[Value], *, even: bool) -> Value:
+def _rounded(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, even: bool) -> Value:
     (value,) = numbers(graph, node, values[:1])
     digits = 0
     if len(values) == 2:
@@ -51,16 +51,16 @@ def _rounded(graph: Graph, node: Node, values: Sequence[Value], *, even: bool) -
 
 
 def _coarse_from(digits: int) -> float:
-    """The number from which neighboring doubles differ by at least a decimal of that many digits."""
+    """Return the number from which neighboring doubles differ by at least 10^-digits."""
     return float(2.0 ** math.ceil(52 - digits * math.log2(10)))
 
 
 def _decimal(graph: Graph, x: str, digits: int, narrow: bool, *, even: bool) -> str:
-    """Rounded as Spark does: the shortest decimal number that reads as x, rounded half up or half even.
+    """Round as Spark does: take the shortest decimal number that reads as x, and round it half up or half even.
 
-    That decimal is the tie itself where x is the double nearest to the tie, and lies on the same side of it as x
-    elsewhere. Where doubles are coarser than such decimals, x is rounded already. Where they are coarser
-    than decimals with an additional digit, Java takes the nearest of those to x, unless a shorter decimal reads as x.
+    That decimal is the tie itself if x is the double nearest to the tie; otherwise it is on the same side of the tie as
+    x. Where doubles are coarser than decimals with `digits` digits, x is already rounded. Where they are coarser than
+    decimals with one more digit, Java uses the nearest of those to x, unless a shorter decimal reads as x.
     """
     size = graph.add("Abs", x)
     scale, half, unit = (number(graph, value) for value in (10.0**digits, 0.5, 1.0))
@@ -91,7 +91,7 @@ def _decimal(graph: Graph, x: str, digits: int, narrow: bool, *, even: bool) -> 
     large = graph.add("GreaterOrEqual", size, number(graph, _coarse_from(digits)))
     as_is = graph.add("Or", large, graph.add("Or", graph.add("IsNaN", x), graph.add("IsInf", x)))
     signed = graph.add("Where", graph.add("Less", x, number(graph, 0.0)), graph.add("Neg", rounded), rounded)
-    # Decimals have no negative zero.
+    # A decimal cannot be a negative zero.
     zero = graph.add("Equal", signed, number(graph, 0.0))
     signed = graph.add("Where", zero, number(graph, 0.0), signed)
     result = graph.add("Where", as_is, x, signed)

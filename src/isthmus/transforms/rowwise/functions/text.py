@@ -1,10 +1,10 @@
-"""Texts. Runtimes do not order them, measure them, or agree on letters beyond ASCII."""
+"""Texts. Runtimes cannot order or measure them, and differ on letters beyond ASCII."""
 
 from collections.abc import Callable, Sequence
 from functools import reduce
 
 from isthmus.transforms.rowwise.core import casts
-from isthmus.transforms.rowwise.core.expressions import Node, NotCompilableError
+from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Value
 from isthmus.transforms.rowwise.core.rules import rule
 from isthmus.transforms.rowwise.core.types import BOOLEAN, LONG, STRING, VOID
@@ -13,7 +13,7 @@ _SPECIAL = frozenset(r"\.+*?()|[]{}^$")
 _ASCII = r"[\x00-\x7f]*"
 
 
-def _texts(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
+def _texts(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
     for value in values:
         if value.kind not in (STRING, VOID):
             raise NotCompilableError(node, f"takes texts, not {value.kind}", "a cast of a whole number to string")
@@ -24,11 +24,11 @@ def _texts(graph: Graph, node: Node, values: Sequence[Value]) -> list[Value]:
 @rule("lcase", 1, action="LOWER")
 @rule("upper", 1, action="UPPER")
 @rule("ucase", 1, action="UPPER")
-def _case(graph: Graph, node: Node, values: Sequence[Value], *, action: str) -> Value:
-    """Case of ASCII letters. A text with any further character is refused: runtimes do not agree on those."""
+def _case(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, action: str) -> Value:
+    """Change the case of ASCII letters. Other characters are refused: runtimes differ on them."""
     (value,) = _texts(graph, node, values)
-    # In the locale C, which every system has, only letters of ASCII have a case.
-    # The kernel takes no empty tensor, so a text is appended.
+    # In the locale C, which every system has, only ASCII letters have a case.
+    # The kernel rejects empty tensors, so a text is appended.
     more = graph.add("Concat", graph.row(value.data), graph.constant([[""]], STRING), axis=1)
     converted = graph.add("StringNormalizer", more, case_change_action=action, locale="C")
     data = graph.add("Slice", converted, graph.constant([0, 0], LONG), graph.shape)
@@ -37,10 +37,10 @@ def _case(graph: Graph, node: Node, values: Sequence[Value], *, action: str) -> 
 
 
 @rule("concat", 1, 100)
-def _concat(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+def _concat(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     texts = _texts(graph, node, values)
     data = reduce(lambda left, right: graph.add("StringConcat", left, right), [text.data for text in texts])
-    # Spark computes all parts first: what comes after a null is refused as well.
+    # Spark computes all parts first, so parts after a null are refused, too.
     return Value(STRING, data, graph.both(*(text.valid for text in texts)),
                  graph.either(*(text.raises for text in texts)))  # fmt: skip
 
@@ -50,7 +50,7 @@ def _escaped(text: str) -> str:
 
 
 def _like(pattern: str) -> str:
-    """SQL's LIKE: _ is any character, % any number of characters, and a backslash escapes the next character."""
+    """Convert SQL's LIKE: _ is any character, % any number of characters, a backslash escapes the next one."""
     parts, letters = [], iter(pattern)
     for letter in letters:
         if letter == "\\":
@@ -65,10 +65,10 @@ def _like(pattern: str) -> str:
 @rule("endswith", 2, pattern=lambda text: f".*{_escaped(text)}")
 @rule("contains", 2, pattern=lambda text: f".*{_escaped(text)}.*")
 @rule("like", 2, pattern=_like)
-def _matching(graph: Graph, node: Node, values: Sequence[Value], *, pattern: Callable[[str], str]) -> Value:
+def _matching(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, pattern: Callable[[str], str]) -> Value:
     texts = _texts(graph, node, values)
     argument = node.arguments[1]
     if argument.name != "literal" or not isinstance(argument.value, str):
-        raise NotCompilableError(node, "the text it looks for is no literal", "a literal text")
+        raise NotCompilableError(node, "its search text is not a literal", "a literal text")
     data = graph.add("RegexFullMatch", texts[0].data, pattern=f"(?s){pattern(argument.value)}")
     return graph.result(BOOLEAN, data, texts)
