@@ -308,9 +308,9 @@ def test_what_must_not_be_exported(trained: DistillationReport, table: pa.Table,
     assert not [*tmp_path.iterdir()]
     with pytest.raises(ContractMismatch, match="trained under contract cccccccccccc; expected dddddddddddd"):
         make_package(trained.path, table, tmp_path, contract="d" * 64)
-    with pytest.raises(ContractMismatch, match="learned from training set set-1; expected set-2"):
+    with pytest.raises(ContractMismatch, match="was trained on training set set-1; expected set-2"):
         make_package(trained.path, table, tmp_path, training_set="set-2")
-    with pytest.raises(ContractMismatch, match="what is declared of it has changed since it was trained"):
+    with pytest.raises(ContractMismatch, match="its declaration has changed since it was trained"):
         make_package(trained.path, table, tmp_path, hidden=(16, 9))
     with pytest.raises(DataError, match=r"student\.safetensors: cannot be read"):
         make_package(damaged(trained.path, tmp_path.parent / "cut" / "x"), table, tmp_path)

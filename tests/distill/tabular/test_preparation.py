@@ -229,9 +229,9 @@ def test_what_is_declared_is_found_by_name() -> None:
 
 
 @pytest.mark.parametrize(("preparation", "message"), [
-    ({"distanc": [Log1p()]}, "no input of the student has such a name"),
-    ({"carrier": [Log1p()]}, "carrier is a text, which has no steps; expected Embed"),
-    ({"hour": OneHot()}, "hour is of type Int64, which has no words; expected a list of steps"),
+    ({"distanc": [Log1p()]}, "no input of the student has this name"),
+    ({"carrier": [Log1p()]}, "carrier is a String, which takes an encoding; expected Embed"),
+    ({"hour": OneHot()}, "hour is of type Int64, which takes steps; expected a list of steps"),
     ({"hour": Log1p()}, r"Log1p\(\); expected a list of Log1p"),
     ({"hour": ["log"]}, r"\['log'\]; expected a list"),
     ({"hour": [Impute("mode")]}, r"Impute\(value='mode'\); expected 'mean', 'median' or a number of 32 bits"),

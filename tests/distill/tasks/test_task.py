@@ -193,7 +193,7 @@ def test_outputs_are_computed_once(table: pa.Table, tmp_path: Path) -> None:
             "Misfit",
             r"term taught: the loss ends with RuntimeError: .*a loss that takes student.value \(64,\), teacher",
         ),
-        ("Stiff", r"the first 64 rows: student and loss: end with RuntimeError: element 0 of tensors does not require"),
+        ("Stiff", r"the first 64 rows: student and loss: raise RuntimeError: element 0 of tensors does not require"),
         ("Renamed", r"teacher sorted: labels: 3 labels without 'middling' and with 'fair'; expected the student's 3"),
         ("Unnamed", r"teacher sorted: labels: none are known; expected labels= of the teacher"),
         ("Reworded", r"teacher sorted: [\s\S]*tokens of 'The quick brown fox': 19 ids, from place 0 on \[84"),
@@ -213,7 +213,7 @@ def test_what_does_not_fit_is_said_before_a_step(table: pa.Table, tmp_path: Path
 def test_an_objective_without_labels_has_the_untrained_student_as_its_control(table: pa.Table, tmp_path: Path) -> None:
     notes: list[str] = []
     report = run(tmp_path, table, task="tests.distill.sampletasks:Obedient", seeds=1, notes=notes).data
-    assert "no control is trained: every term of the objective asks the teacher (teacher)" in notes
+    assert "no control is trained: every term of the objective needs the teacher (teacher)" in notes
     control, student = (report["models"][name] for name in ("control", "student"))
     assert control["about"].startswith("the student before its training")
     assert control["quality"]["from_teacher"] > student["quality"]["from_teacher"]
@@ -238,14 +238,14 @@ def test_a_remote_teacher_is_asked_as_announced_and_never_twice(table: pa.Table,
     with pytest.raises(DependencyError, match=r"ended with ConnectionError: 429.*only the rest is asked"):
         run(tmp_path, table, task="tests.distill.sampletasks:Remote", seeds=1, notes=notes)
     sampletasks.REMOTE["fails_at"] = -1
-    first, announced = len(sampletasks.CALLS), [note for note in notes if "is asked in" in note]
+    first, announced = len(sampletasks.CALLS), [note for note in notes if "runs in" in note]
     assert announced == [
-        "teacher remote is asked in 24 calls: 21 for 2,000 rows, 2 to see that it answers alike, 1 to time a row"
+        "teacher remote runs in 24 calls: 21 for 2,000 rows, 2 to see that it answers alike, 1 to time a row"
     ]
     notes.clear()
     run(tmp_path, table, task="tests.distill.sampletasks:Remote", seeds=1, notes=notes)
-    (again,) = (note for note in notes if "is asked in" in note)
-    assert len(sampletasks.CALLS) - first == int(again.split(" is asked in ")[1].split()[0])
+    (again,) = (note for note in notes if "runs in" in note)
+    assert len(sampletasks.CALLS) - first == int(again.split(" runs in ")[1].split()[0])
     # Two of each call are to see that it answers alike, and one is for its time.
     assert sum(sampletasks.CALLS) == 2000 + 2 * 2 * 2 + 1
 
@@ -326,6 +326,6 @@ def test_a_device_or_a_precision_that_is_missing_is_said(table: pa.Table, tmp_pa
 
 def test_the_names_of_version_0_1_still_count() -> None:
     body = {"told": lambda _self: ["it says the label"], "most": {"P": 3}}
-    with pytest.warns(DeprecationWarning, match=r"Old\.(told is called leaks|most is called max_sizes) now"):
+    with pytest.warns(DeprecationWarning, match=r"Old\.(told was renamed to leaks|most was renamed to max_sizes)"):
         old: Any = type("Old", (Task,), body)
     assert (old.leaks(None), old.max_sizes) == (["it says the label"], {"P": 3})

@@ -48,9 +48,7 @@ def log_losses(labels: Array, probabilities: Array) -> Array:
 
 
 def brier(labels: Array, probabilities: Array) -> float:
-    """Return the mean squared distance of (n,) probabilities from (n,) labels of 0 and 1 (Brier, 1950); 0 is best, 1
-    worst.
-    """
+    """Return the mean squared distance of (n,) probabilities from (n,) labels (Brier, 1950); 0 is best, 1 worst."""
     return float(np.square(probabilities.astype(np.float64) - labels).mean())
 
 

@@ -18,7 +18,7 @@ from isthmus.distill.declaration import LAYERS, MEASURED, Tabular
 from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.outputs.cache import TeacherOutputs
-from isthmus.distill.outputs.form import Form
+from isthmus.distill.outputs.form import OutputFormat
 from isthmus.distill.tabular.featurizer import head
 from isthmus.distill.tabular.graph import graph
 from isthmus.distill.tabular.kinds.binary import BinaryLabels
@@ -66,7 +66,7 @@ class TabularTask(Task):
     quantized = ("Gemm",)
     shape: Mapping[str, Any] = MappingProxyType(dict.fromkeys(LAYERS))
     """None means the value that the Tabular declares."""
-    form = Form("float32")
+    form = OutputFormat("float32")
     """Half precision would make ties of different scores."""
 
     def __init__(self, material: Material) -> None:

@@ -66,8 +66,8 @@ class Boosting(Teacher):
     """
 
     def __init__(  # noqa: PLR0913 - options of the learner, by name
-        self, name: str, data: Callable[[], TabularTensors], labels: Array, train: Index, *, rounds: int, learning_rate: float,
-        threads: int, recipe: Mapping[str, Any], learner: Learner = BINARY,
+        self, name: str, data: Callable[[], TabularTensors], labels: Array, train: Index, *, rounds: int,
+        learning_rate: float, threads: int, recipe: Mapping[str, Any], learner: Learner = BINARY,
     ) -> None:  # fmt: skip
         super().__init__(name, (learner.key,), labels=learner.classes)
         self._learner = learner

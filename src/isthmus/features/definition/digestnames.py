@@ -58,6 +58,7 @@ _MODULES = {
 }
 _OBJECTS = {
     "isthmus.distill.evaluation.paired.PairedLoss": "isthmus.distill.evaluation.paired.Loss",
+    "isthmus.distill.outputs.form.OutputFormat": "isthmus.distill.outputs.form.Form",
     "isthmus.distill.settings.TrainingSettings": "isthmus.distill.settings.Settings",
     "isthmus.distill.tabular.answers.NumberOutput": "isthmus.distill.tabular.answers.Line",
     "isthmus.distill.tabular.answers.StudentOutput": "isthmus.distill.tabular.answers.Answer",
