@@ -125,7 +125,7 @@ def test_whatever_came_of_it_something_new_is_proposed(states: list[str], seed: 
         (
             "a:B",
             {"shape": {"precision": (1, 2)}},
-            r"shape 'precision': is what \[profiles.serving\] says; expected another",
+            r"shape 'precision': is set in \[profiles.serving\]; expected another",
         ),
         ("a:B", {"shape": {"units": (1, 2, 1)}}, r"shape 'units': \(1, 2, 1\); expected each value once"),
         ("a:B", {"settings": Settings(batch=0)}, "search: batch: 0; expected at least 1"),
@@ -181,7 +181,7 @@ def test_what_cannot_be_searched_is_said_before_a_teacher_is_asked(
 
 def test_the_layers_of_a_table_are_declared_in_one_place() -> None:
     (problem,) = declaration(shape={"width": 3}).problems()
-    assert str(problem).endswith("shape: {'width': 3}; expected nothing: the layers of a Tabular are its `hidden`")
+    assert str(problem).endswith("shape: {'width': 3}; expected no shape: set the layers of a Tabular with `hidden`")
 
 
 @pytest.mark.accept

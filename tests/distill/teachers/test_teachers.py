@@ -224,7 +224,7 @@ def _load(module: nn.Sequential) -> None:
     ("thaw", "found"),
     [
         (_train, "3: is in training mode"),
-        (_unfreeze, "0.weight: needs a gradient"),
+        (_unfreeze, "0.weight: requires a gradient"),
         (_step, "weights: were changed"),
         (_load, "weights: were changed"),
         (lambda module: module.half(), "weights: were changed"),
@@ -275,7 +275,7 @@ def test_an_estimator_gives_what_it_can() -> None:
     with pytest.raises(ConfigurationError, match="output probabilities: it gives logits, predictions"):
         EstimatorTeacher(machine, ["probabilities"])
     several = RandomForestClassifier(2).fit(X, np.stack([Y, Y], 1))
-    with pytest.raises(ConfigurationError, match="several targets"):
+    with pytest.raises(ConfigurationError, match="one per target"):
         EstimatorTeacher(several).ask(X)
 
 
@@ -568,12 +568,12 @@ def _no_model(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "found"),
     [
-        (_pickle, "model.safetensors: not there, beside pytorch_model.bin: pickled weights run code"),
+        (_pickle, "model.safetensors: missing; pytorch_model.bin is pickled and would run code"),
         (_pickle_in_the_index, "'part.bin'; expected names of safetensors in this folder"),
         (_headless, "1 weights of BertForSequenceClassification are missing or have a different shape: classifier"),
         (_resized, "classifier.weight"),
-        (_own_code, "'Mine', which is code beside the weights; expected a class of transformers"),
-        (_no_model, "'Trainer', which is no model of transformers"),
+        (_own_code, "'Mine', which is code next to the weights; expected a class of transformers"),
+        (_no_model, "'Trainer', which is not a transformers model"),
         (lambda folder: (folder / "config.json").unlink(), "config.json: .*expected the configuration of a model"),
         (_kernel, "config.json, _attn_implementation: 'some/kernels'"),
         (lambda folder: (folder / "adapter_config.json").write_text("{}"), "an adapter"),
@@ -596,9 +596,9 @@ def test_everything_wrong_with_a_folder_is_said_at_once(folder: Path) -> None:
 
 
 def test_a_repository_that_is_not_to_be_had_is_said_to_be() -> None:
-    with pytest.raises(DependencyError, match="teacher nobody/nothing: is no folder"):
+    with pytest.raises(DependencyError, match="teacher nobody/nothing: is not a folder"):
         pretrained("nobody/nothing", offline=True)
-    with pytest.raises(DependencyError, match="is no folder"):
+    with pytest.raises(DependencyError, match="is not a folder"):
         pretrained("/no/such/folder", offline=True)
 
 
@@ -643,7 +643,7 @@ def test_all_that_does_not_fit_is_said_at_once(tmp_path: Path) -> None:
         "output logits: shape (4, 3); expected (rows, 4)",
         "output logits: 3 classes; expected 4, as many as labels",
         "labels: 3 labels without 'maybe', 'x' and with 'perhaps'; expected the student's 4: 'no', 'yes', 'maybe', 'x'",
-        "parameter 0.weight of the student: is the teacher's, with 2 in all; expected its own copy",
+        "parameter 0.weight of the student: belongs to the teacher (2 shared in total); expected its own copy",
         "vocabulary: 57 words; 'the' is 57 in the student's alone; expected the student's 58",
         "tokens of 'The quick brown fox': ",
     ):
