@@ -193,8 +193,7 @@ class Gate:
 
     Attributes:
         metric: a figure of the report: "taught" (what the teacher adds to the task's metric), "gap_closed" (the share
-            of
-            the way from the control to the teacher), a figure that the task adds, or a model and its figure, such as
+            of the way from the control to the teacher), a figure that the task adds, or a model and its figure, such as
             "student.auc" or "student.p99_us".
         at_least: smallest value that passes; None for no lower bound.
         at_most: largest value that passes; None for no upper bound.
@@ -210,8 +209,7 @@ class Search:
     """The students that `isthmus search` trains to find good, fast and small ones for this machine.
 
     `[profiles.serving]` limits a student's p99 and memory and sets its precision. With precision "fastest", the
-    precision
-    is searched too.
+    precision is searched too.
 
     Attributes:
         shape: values to try for names of the task's `shape`. Order them so that neighbors are similar, since the search
@@ -301,14 +299,12 @@ class Distillation:
         teacher: features the teacher sees; may use everything the server has.
         student: features the student sees; only what the device has when it predicts. If the service has `device`, its
             stored features may be as old as that says: the student is trained on ages that a device may meet, and
-                measured
-            at the greatest age.
+            measured at the greatest age.
         task: the kind of model: a `Tabular`, a `Causal`, or your own `Task` as "module:Class", in a module next to the
             definitions that only training imports.
         settings: training settings of student and control. Without epochs or steps, the epochs come from
             `[profiles.training]`, or are four; if the profile does not set them either, a `Tabular` trains for at least
-            800
-            steps. None also takes the batch size from the profile.
+            800 steps. None also takes the batch size from the profile.
         split: shares of the training, validation and test parts, in order of event time.
         split_by: column of the training set whose equal values stay in one part, for rows without times; not for a
             `Tabular`.
@@ -317,24 +313,19 @@ class Distillation:
         shape: values for names of the task's `shape`, for the student of a `Causal` or of your own task.
         search: students that `isthmus search` trains.
         gates: requirements for packaging. By default the teacher must help, and the student of a `Tabular` must keep 95
-            %
-            of the reference's lift over chance; a `Causal` with a `base` must gain on the domain and may lose at most 1
-            %
-            elsewhere.
+            % of the reference's lift over chance; a `Causal` with a `base` must gain on the domain and may lose at most
+            1 % elsewhere.
         runtimes: runtimes of the package: "onnxruntime", which gates and budgets are measured in, and optionally
             "executorch", "litert" and "coreml", for models that they support (docs/packages.md).
         stale: answer of a device whose stored features are missing or older than the student's service allows: a
-            number, or
-            the name of another distillation whose student reads no stored features. None: the device gives no answer.
+            number, or the name of another distillation whose student reads no stored features. None: the device gives
+            no answer.
         description: text for reports and pages.
         owner: who is responsible for the model, an email address or "team:NAME".
         bounds: gates checked after packaging, also as checks in Dagster. `isthmus attribute` checks bounds on a stage
-            and a
-            measure, such as "staleness.auc" (docs/attribution.md). `isthmus monitor` checks bounds on recorded
-            predictions
-            once their labels are known, such as "production.auc" (docs/production.md). A bound on what a deployment
-            loses
-            against the package before it, such as "lost.auc", rolls the deployment back.
+            and a measure, such as "staleness.auc" (docs/attribution.md). `isthmus monitor` checks bounds on recorded
+            predictions once their labels are known, such as "production.auc" (docs/production.md). A bound on what a
+            deployment loses against the package before it, such as "lost.auc", rolls the deployment back.
         monitor: how recorded predictions are matched with labels that become known later.
     """
 

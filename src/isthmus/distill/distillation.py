@@ -67,8 +67,7 @@ def distill(
 
     A student of the same training set, settings, task, teacher and code is not trained again, unless `again`. If only
     reporting code changed, the weights are reused and only the report is computed. `runs` receives TensorBoard event
-    files
-    in `<training_identity>/<model>-<seed>`, and checkpoints; the weights of the last training stay there.
+    files in `<training_identity>/<model>-<seed>`, and checkpoints; the weights of the last training stay there.
 
     Raises:
         ConfigurationError: the declaration is invalid, or the models do not fit each other.

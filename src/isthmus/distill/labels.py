@@ -149,8 +149,7 @@ class Isotonic(Calibration):
     """Maps the logit by an increasing, piecewise linear function (after Zadrozny and Elkan, KDD 2002).
 
     Its points are the shares of ones in bins of equal mass, pooled until they increase. The map is strictly increasing,
-    so
-    the order of rows, and with it the AUC, does not change except for rounding.
+    so the order of rows, and with it the AUC, does not change except for rounding.
     """
 
     labels = (Binary,)
@@ -166,8 +165,7 @@ class Monitor:
     Attributes:
         within: largest difference between the two times.
         match: join keys and request fields that must be equal; None for all of them that a request has. Leave out a
-            field
-            whose value in the app may differ from the spine.
+            field whose value in the app may differ from the spine.
         slices: join keys and request fields by whose values quality is also measured; None for all except the join keys
             of private views.
     """

@@ -39,9 +39,8 @@ def rehearse(
 
     Raises:
         ConfigurationError: a gate names a figure that no report has, the student is larger than its teacher, a step has
-            no
-            loss, a batch would split a group of rows, or student, teacher and objective do not fit each other: outputs,
-            labels, tokenizers, shared parameters.
+            no loss, a batch would split a group of rows, or student, teacher and objective do not fit each other:
+            outputs, labels, tokenizers, shared parameters.
         DataError: an input leaks the label.
         GateFailed: the loss of the first batch is not finite.
     """
@@ -100,8 +99,7 @@ def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, ref
 
     Raises:
         ConfigurationError: the student is larger than its teacher, the task's metric is not one of its figures, or a
-            gate
-            names a figure that no model has.
+            gate names a figure that no model has.
     """
     where, rows = task.material.declaration.where, task.material.parts.validation
     with torch.random.fork_rng(devices=[]):

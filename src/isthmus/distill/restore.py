@@ -151,10 +151,8 @@ def training_identity(task: Task, settings: TrainingSettings, outputs: str) -> s
     """Return a digest of everything that the weights of all seeds depend on.
 
     These are the rows and their split, inputs and label, the shape of the student, the code of the task without
-    `JUDGING`,
-    the metric that selects the weights, the teacher's outputs, settings, seeds, profile, and the versions of Isthmus
-    and
-    torch.
+    `JUDGING`, the metric that selects the weights, the teacher's outputs, settings, seeds, profile, and the versions of
+    Isthmus and torch.
     """
     metric = [task.metric, task.more]
     return _identity(task, settings, outputs, {"training": origins(task)["training"], "metric": metric})
@@ -240,8 +238,7 @@ def code(kind: type, without: frozenset[str]) -> Any:
 
     The description starts at the other members that Isthmus calls and follows the names that their code mentions. It
     includes every member if names are computed, if a decorator or a metaclass sees the class, or if a base class comes
-    from
-    an installed package.
+    from an installed package.
     """
     users = [each for each in kind.__mro__ if codehash.of_user(each)]
     ours = [each for each in kind.__mro__ if each.__module__.startswith("isthmus.")]

@@ -18,8 +18,7 @@ class TrainingSettings:
         steps: optimizer steps.
         batch: rows per step, over all processes.
         accumulation: number of parts into which each process divides its share of a batch, to save memory; changes
-            results
-            only by rounding.
+            results only by rounding.
         learning_rate: maximum learning rate of AdamW.
         weight_decay: decoupled weight decay of AdamW.
         schedule: decay of the learning rate after the warm-up: to zero, or "constant".
@@ -31,8 +30,7 @@ class TrainingSettings:
         evaluate_every: steps between evaluations; None to evaluate after each epoch. The last step is always evaluated.
         checkpoint_steps: steps between checkpoints; None for none by steps.
         checkpoint_seconds: seconds between checkpoints; None for none by time. A run that ends or is stopped by a
-            signal
-            always writes a last checkpoint.
+            signal always writes a last checkpoint.
         seed: seed of the row order and of everything random in a step.
     """
 

@@ -61,8 +61,7 @@ def auc(labels: Array, scores: Array) -> Interval | None:
 
     The variance comes from the placements of the rows of each label (DeLong, DeLong and Clarke-Pearson, Biometrics 44,
     1988), computed by ranks (Sun and Xu, IEEE Signal Processing Letters 21, 2014). The interval is computed for the
-    logit
-    of the AUC, so it stays between 0 and 1. Perfectly separated labels have no interval.
+    logit of the AUC, so it stays between 0 and 1. Perfectly separated labels have no interval.
     """
     ones = labels == 1
     if not ones.any() or ones.all():

@@ -72,8 +72,7 @@ def agreement(student: Array, teacher: Array) -> dict[str, float]:
 
     Returns:
         `agreement`, the share of rows for which both choose the same class (the first one on ties), and `kl`, the mean
-        of
-        KL(teacher || student) in nats, computed in float64.
+        of KL(teacher || student) in nats, computed in float64.
 
     Raises:
         DataError: the shapes differ, there are no rows, or a logit is not finite.
@@ -150,10 +149,8 @@ def interleaved(
     """Measure the models in turn and return p50 and p99 of a call in microseconds, per model.
 
     Each model is warmed up with a tenth of the calls, then called in every round, so the machine's load affects all
-    models
-    alike. The round with the lowest p99 counts, since load can only add to it. A slow model's part of a round ends
-    after
-    `seconds`, but not before 20 calls; with fewer than a hundred calls the p99 is close to the slowest call.
+    models alike. The round with the lowest p99 counts, since load can only add to it. A slow model's part of a round
+    ends after `seconds`, but not before 20 calls; with fewer than a hundred calls the p99 is close to the slowest call.
     """
     for call in models.values():
         _spent(call, calls // 10, seconds / 10)

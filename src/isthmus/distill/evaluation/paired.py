@@ -27,8 +27,7 @@ def lost(metric: str, labels: Array, scores: Array, former: Array) -> PairedLoss
     """Return how much worse (n,) scores are than (n,) scores of a former model for the same rows and labels.
 
     The standard error is that of the paired difference, so rows that are hard for both models add no noise. It treats
-    rows
-    as independent and is a large-sample approximation.
+    rows as independent and is a large-sample approximation.
 
     Raises:
         DataError: the metric is not defined: fewer than two rows, or an AUC with fewer than two rows of a class.

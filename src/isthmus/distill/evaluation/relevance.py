@@ -11,10 +11,8 @@ def ndcg(relevance: Index, scores: Array, groups: Index, at: int) -> float:
     """Return the normalized discounted cumulative gain (Järvelin and Kekäläinen, 2002), the mean over the groups.
 
     The gain of a group is the sum of (2**relevance - 1) / log2(place + 1) over its first `at` rows, highest score
-    first,
-    divided by the gain of the best order. Rows with equal scores share the mean of their gains (McSherry and Najork,
-    ECIR
-    2008). Groups without a relevant row are skipped; NaN if no group is left. Arrays are (n,).
+    first, divided by the gain of the best order. Rows with equal scores share the mean of their gains (McSherry and
+    Najork, ECIR 2008). Groups without a relevant row are skipped; NaN if no group is left. Arrays are (n,).
     """
     gains = np.exp2(relevance.astype(np.float64)) - 1
     best, reached = (_cumulated(gains, order, groups, at) for order in (gains, scores))

@@ -40,9 +40,8 @@ def worst_slices(
     """Return the slices in which the student loses most against the teacher, the largest loss first.
 
     If several slices have the same rows, only the first is returned. A text has a slice per value, a boolean one for
-    each
-    truth value, a number one per quarter (fewer where many rows have the same value). Rows without a value or with NaN
-    form a slice too.
+    each truth value, a number one per quarter (fewer where many rows have the same value). Rows without a value or with
+    NaN form a slice too.
 
     Args:
         table: columns of the test rows to slice by.

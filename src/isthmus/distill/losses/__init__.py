@@ -1,8 +1,7 @@
 """Distillation losses, their weighted sum, and initialization with the teacher's layers.
 
 Every loss is a function or a module that reduces tensors to a scalar. It first raises a `ConfigurationError` for
-tensors
-that are empty or whose types, sizes or devices do not fit together. Half precision is converted to float32. The
+tensors that are empty or whose types, sizes or devices do not fit together. Half precision is converted to float32. The
 teacher's tensors get no gradient. Temperatures are above 0. Masks are True where a position counts; if no position
 counts, the loss is 0.
 """

@@ -1,8 +1,7 @@
 """Adversarial losses: a discriminator learns to tell the student's outputs from the teacher's.
 
 Each pair has a loss for the discriminator and one for the student. `Adversarial` makes a pair a term of an objective;
-in
-your own loop, each may have its own optimizer.
+in your own loop, each may have its own optimizer.
 """
 
 from collections.abc import Callable
@@ -38,8 +37,7 @@ def least_squares_discriminator(real: Tensor, fake: Tensor) -> Tensor:
     """Return the least-squares loss of the discriminator (LSGAN, Mao et al., 2017, arXiv:1611.04076).
 
     ½ mean (real - 1)² + ½ mean fake². `real` are scores of the teacher's outputs, `fake` of the student's, detached
-    from
-    the student; both of any shape.
+    from the student; both of any shape.
     """
     agree("least-squares discriminator", real=floats(real, "..."))
     agree("least-squares discriminator", fake=floats(fake, "..."))
@@ -62,8 +60,7 @@ class PatchDiscriminator(nn.Sequential):
 
     The layers are 4x4 convolutions that halve height and width and double the channels, then a convolution that scores.
     Spectral norm (Miyato et al., 2018, arXiv:1802.05957) replaces the paper's batch norm, so the score of an image does
-    not
-    depend on other images.
+    not depend on other images.
 
     Args:
         channels: number of channels of the images.

@@ -13,8 +13,7 @@ def cosine(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> T
     """Return the mean of 1 - cos(s, t), 0 to 2 (as in DistilBERT, Sanh et al., 2019, arXiv:1910.01108).
 
     s and t are (..., width) embeddings of student and teacher; the mean is over the positions in the (...) mask. The
-    cosine
-    with a zero vector is 0.
+    cosine with a zero vector is 0.
     """
     agree_pair("cosine", "... width", student, teacher, mask=booleans(mask, "..."))
     return average(1 - cosine_similarity(select(student, mask), select(teacher.detach(), mask), dim=-1))
@@ -24,8 +23,7 @@ def squared(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> 
     """Return the mean of (s - t)² (Reimers and Gurevych, 2020, arXiv:2004.09813).
 
     s and t are (..., width) embeddings of student and teacher; the mean is over the positions in the (...) mask and
-    over the
-    width. If the widths differ, use `HiddenStates` with a single layer.
+    over the width. If the widths differ, use `HiddenStates` with a single layer.
     """
     agree_pair("squared distance", "... width", student, teacher, mask=booleans(mask, "..."))
     return average((select(student, mask) - select(teacher.detach(), mask)).square())
@@ -35,17 +33,14 @@ def similarities(student: Tensor, teacher: Tensor, *, temperature: float) -> Ten
     """Return the divergence of the similarities within a batch.
 
     This is probabilistic knowledge transfer (Passalis and Tefas, 2018, arXiv:1803.10837) with the softmax of cosines
-    from
-    SEED (Fang et al., 2021, arXiv:2101.04731) as its kernel. With c_ij the cosine of the embeddings i and j of one
-    model,
-    the loss is the mean over i of::
+    from SEED (Fang et al., 2021, arXiv:2101.04731) as its kernel. With c_ij the cosine of the embeddings i and j of one
+    model, the loss is the mean over i of::
 
         KL over j ≠ i of (softmax(teacher's c_ij / T) ‖ softmax(student's c_ij / T))
 
     The embeddings are (batch, width), with at least three rows, since with two there is only one neighbor. The widths
-    of
-    the models may differ. T is usually below 0.1, since cosines differ by little. There is no factor T², since T is the
-    scale of the similarity.
+    of the models may differ. T is usually below 0.1, since cosines differ by little. There is no factor T², since T is
+    the scale of the similarity.
     """
     agree(
         "similarities",

@@ -12,10 +12,8 @@ class HiddenStates(nn.Module):
     """Squared distance of hidden states after a learned projection.
 
     From FitNets (Romero et al., 2015, arXiv:1412.6550); for transformers, TinyBERT (Jiao et al., 2020,
-    arXiv:1909.10351).
-    With the student's states H_i of width d, the teacher's G_j of width e, and the layer map {i: j}, the loss is the
-    mean
-    over the pairs, the positions in the mask and the e numbers of::
+    arXiv:1909.10351). With the student's states H_i of width d, the teacher's G_j of width e, and the layer map {i: j},
+    the loss is the mean over the pairs, the positions in the mask and the e numbers of::
 
         (H_i W_i - G_j)²
 
@@ -23,8 +21,7 @@ class HiddenStates(nn.Module):
 
     Args:
         layers: layer map from index of the student's state to index of the teacher's, both from 0 in the lists of
-            states. If
-            a model's first state is its embeddings, index 0 is the embeddings.
+            states. If a model's first state is its embeddings, index 0 is the embeddings.
         student_widths: width of each of the student's states.
         teacher_widths: width of each of the teacher's states.
 

@@ -41,8 +41,7 @@ def drop_layers(
     """Copy layers of a teacher into the layers of a student, in order, and return what was copied.
 
     DistilBERT (Sanh et al., 2019, arXiv:1910.01108) starts with every second layer. Nothing is copied if an error is
-    raised.
-    The student's tensors keep their type and device.
+    raised. The student's tensors keep their type and device.
 
     Args:
         teacher: layers of the teacher.

@@ -51,9 +51,8 @@ def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: 
         T² KL(softmax(t / T) ‖ softmax(s / T))
 
     The paper uses the cross entropy, which differs by the teacher's entropy; that has no gradient, and is not 0 where
-    both
-    agree. The factor T² keeps the gradient's size when T changes. The logits are (..., classes) and finite, the mask is
-    (...).
+    both agree. The factor T² keeps the gradient's size when T changes. The logits are (..., classes) and finite, the
+    mask is (...).
     """
     problem = positive("temperature", temperature)
     agree_pair("soft targets", "... classes", student, teacher, problem, mask=booleans(mask, "..."))
@@ -77,18 +76,15 @@ def top_k_targets(
     """Return `soft_targets` for a teacher's k largest probabilities.
 
     Tan et al. (ICLR 2019, arXiv:1902.10461) scale these up to a sum of 1; here the missing mass is spread instead. With
-    n
-    classes and the teacher's p_i = softmax(t / T)_i for the classes i in K, the missing mass r = max(0, 1 - Σ p_i) is
-    spread
-    evenly over the n - k remaining classes; with k = n it is 0. The loss is the mean over the positions in the mask
-    of::
+    n classes and the teacher's p_i = softmax(t / T)_i for the classes i in K, the missing mass r = max(0, 1 - Σ p_i) is
+    spread evenly over the n - k remaining classes; with k = n it is 0. The loss is the mean over the positions in the
+    mask of::
 
         T² Σ_i q_i (log q_i - log softmax(s / T)_i)
         q_i = p_i / (r + Σ p_i) in K, and r / (n - k) / (r + Σ p_i) elsewhere
 
     Probabilities whose sum is above 1 by rounding are thus scaled down. The teacher needs memory for (..., k) numbers,
-    not
-    for (..., n).
+    not for (..., n).
 
     Args:
         student: (..., n) finite logits s.
@@ -116,8 +112,7 @@ def generalized(
     """Return a divergence between the forward and the reverse KL (GKD, Agarwal et al., ICLR 2024, arXiv:2306.13649).
 
     With p = softmax(t / T) of the teacher, q = softmax(s / T) of the student and m = beta p + (1 - beta) q, the loss is
-    the
-    mean over the positions in the mask of::
+    the mean over the positions in the mask of::
 
         T² KL(p ‖ q)                                       beta = 0: `soft_targets`, which covers all of p
         T² KL(q ‖ p)                                       beta = 1: the reverse (MiniLLM, 2023, arXiv:2306.08543)
@@ -144,10 +139,8 @@ def top_k_tail(
 
     Unlike `top_k_targets`, which spreads the missing mass evenly, it does not constrain the order within the tail. The
     teacher's mass r = max(0, 1 - Σ p_i) of the tail, and its k probabilities, are divided by r + Σ p_i; each is at
-    least
-    2^-24, since float16 stores a smaller one as 0, which would make the reverse KL infinite. With k = n there is no
-    tail.
-    Arguments are as in `top_k_targets`, and `beta` as in `generalized`.
+    least 2^-24, since float16 stores a smaller one as 0, which would make the reverse KL infinite. With k = n there is
+    no tail. Arguments are as in `top_k_targets`, and `beta` as in `generalized`.
     """
     in_k = _in_k("top-k targets with a tail", student, probabilities, indexes, temperature, mask, _share("beta", beta))
     classes, k = student.shape[-1], indexes.shape[-1]
@@ -165,9 +158,8 @@ def standardized(student: Tensor, teacher: Tensor, *, temperature: float, mask: 
     """Return `soft_targets` of standardized logits (Sun et al., CVPR 2024, arXiv:2403.01427).
 
     Each row of logits x becomes z(x) = (x - mean(x)) / sqrt(var(x) + 1e-8), with the variance over its n classes
-    (divided by
-    n). Only the relations of the student's logits are learned; shift and scale are free. The loss is the mean over the
-    positions in the mask of::
+    (divided by n). Only the relations of the student's logits are learned; shift and scale are free. The loss is the
+    mean over the positions in the mask of::
 
         T² KL(softmax(z(t) / T) ‖ softmax(z(s) / T))
 
@@ -193,17 +185,15 @@ def decoupled(  # noqa: PLR0913 - the terms of the published loss
     """Return the decoupled distillation loss, DKD (Zhao et al., CVPR 2022, arXiv:2203.08679).
 
     The divergence of `soft_targets` equals TCKD + (1 - p) NCKD, with p the teacher's probability of the label. DKD
-    weighs
-    the two freely, so that a confident teacher still ranks the wrong classes. The loss is the mean over the labeled
-    positions of::
+    weighs the two freely, so that a confident teacher still ranks the wrong classes. The loss is the mean over the
+    labeled positions of::
 
         T² (alpha TCKD + beta NCKD)
         TCKD = KL of (p of the label, p of all wrong classes together), at temperature T
         NCKD = KL of the softmax at temperature T over the wrong classes alone
 
     The logits are (..., classes) and finite, with at least two classes; the labels are (...) integers, and positions
-    with
-    the label `ignored` do not count.
+    with the label `ignored` do not count.
     """
     where = "decoupled distillation"
     problem = positive("temperature", temperature)

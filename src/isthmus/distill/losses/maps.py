@@ -16,14 +16,12 @@ def attention_transfer(student: Tensor, teacher: Tensor) -> Tensor:
     """Return the activation-based attention transfer loss (Zagoruyko and Komodakis, ICLR 2017, arXiv:1612.03928).
 
     The attention Q(A), (height · width), of feature maps A is the sum of A² over the channels. The loss is the mean
-    over
-    the images of::
+    over the images of::
 
         ‖Q(S) / ‖Q(S)‖₂ - Q(T) / ‖Q(T)‖₂‖₂²
 
     The paper does not square the norm; the square gives a defined gradient where both are equal. The feature maps S of
-    the
-    student and T of the teacher are (batch, channels, height, width); their channels may differ.
+    the student and T of the teacher are (batch, channels, height, width); their channels may differ.
     """
     agree(
         "attention transfer",
@@ -38,8 +36,7 @@ class FeatureMaps(nn.Module):
 
     The convolution is the regressor of FitNets (Romero et al., 2015, arXiv:1412.6550) without spatial extent. With the
     student's maps S, convolved if needed, and the teacher's T, the loss is the mean of |S - T| for "l1", or of (S - T)²
-    for
-    "l2".
+    for "l2".
 
     Args:
         student_channels: number of channels of the student's maps.
@@ -68,8 +65,8 @@ class FeatureMaps(nn.Module):
 class Perceptual(nn.Module):
     """Distance of images in the features of a frozen network (Johnson, Alahi and Fei-Fei, 2016, arXiv:1603.08155).
 
-    With f_l the output of layer l of the network, the loss is the sum over the layers of the mean of
-    (f_l(student) - f_l(teacher))².
+    With f_l the output of layer l of the network, the loss is the sum over the layers of the mean of (f_l(student) -
+    f_l(teacher))².
 
     Args:
         network: network that takes the images in at least float32; in eval mode, with no parameter that requires a

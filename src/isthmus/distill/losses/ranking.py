@@ -24,8 +24,7 @@ def margins(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> 
         ((s_0 - s_j) - (t_0 - t_j))²
 
     The scores s of the student and t of the teacher and the mask are (queries, candidates), with at least two
-    candidates. A
-    query counts if its first candidate is in the mask.
+    candidates. A query counts if its first candidate is in the mask.
     """
     _agree("margins", student, teacher, mask)
     gap = precise(student) - precise(teacher.detach())
@@ -38,8 +37,7 @@ def lists(student: Tensor, teacher: Tensor, *, temperature: float = 1.0, mask: T
     """Return the divergence from the teacher's top-1 probabilities (ListNet, Cao et al., ICML 2007).
 
     The paper uses the cross entropy, which has the same gradient. The loss is the mean over the queries with a
-    candidate in
-    the mask of::
+    candidate in the mask of::
 
         KL over the candidates in the mask of (softmax(t / T) ‖ softmax(s / T))
 
@@ -64,8 +62,7 @@ def grouped_lists(student: Tensor, teacher: Tensor, groups: Tensor, *, temperatu
     """Return `lists` for rows with numbered queries, times T², which keeps the gradient's size when T changes.
 
     The finite scores of student and teacher are (rows,), the groups (rows,) integers. A group of one row has no order
-    and
-    adds 0.
+    and adds 0.
     """
     problem = positive("temperature", temperature)
     agree_pair("grouped lists", "rows", student, teacher, problem, groups=integers(groups, "rows"))
@@ -78,9 +75,8 @@ def grouped_lists(student: Tensor, teacher: Tensor, groups: Tensor, *, temperatu
 def graded_lists(student: Tensor, relevance: Tensor, groups: Tensor) -> Tensor:
     """Return the divergence of each group's softmax from its gains (Bruch et al., ICTIR 2019).
 
-    The loss is the mean over the groups with a relevant row of KL(p ‖ softmax(s)), with p_i = g_i / Σ g and
-    g_i = 2**relevance_i - 1. It differs from the paper's cross entropy by the entropy of p. The finite scores s are
-    (rows,),
+    The loss is the mean over the groups with a relevant row of KL(p ‖ softmax(s)), with p_i = g_i / Σ g and g_i =
+    2**relevance_i - 1. It differs from the paper's cross entropy by the entropy of p. The finite scores s are (rows,),
     relevance and groups (rows,) integers of at least 0.
     """
     agree(

@@ -14,19 +14,17 @@ def attention_relations(student: Tensor, teacher: Tensor, *, heads: int, mask: T
     """Return the divergence of self-attention relations (MiniLMv2, Wang et al., 2021, arXiv:2012.15828).
 
     Pass the queries of one layer of each model for the relation of queries to queries; the paper adds terms for the
-    keys
-    and for the values. The concatenated vectors of all attention heads are split again into `heads` relation heads, so
-    widths and numbers of attention heads of the models may differ. With X_a, (tokens, width / heads), of relation head
-    a::
+    keys and for the values. The concatenated vectors of all attention heads are split again into `heads` relation
+    heads, so widths and numbers of attention heads of the models may differ. With X_a, (tokens, width / heads), of
+    relation head a::
 
         R_a = softmax(X_a X_aᵀ / sqrt(width / heads))
 
-    The loss is the mean over relation heads and over the positions in the mask of all sequences of
-    KL(teacher's R_a ‖ student's R_a) of that position. Positions outside the mask are ignored as columns too.
+    The loss is the mean over relation heads and over the positions in the mask of all sequences of KL(teacher's R_a ‖
+    student's R_a) of that position. Positions outside the mask are ignored as columns too.
 
     The queries, keys or values are (batch, tokens, width), finite where the mask, (batch, tokens), is True; `heads`
-    must
-    divide the widths of both models.
+    must divide the widths of both models.
     """
     where = "attention relations"
     agree(

@@ -11,8 +11,8 @@ from isthmus.features.errors import ConfigurationError, Problem
 class Schedule:
     """A weight that moves from `start` to `end` and stays there.
 
-    With x = min(1, progress / until), the weight is start + (end - start) x for "linear", and
-    start + (end - start) (1 - cos(πx)) / 2 for "cosine".
+    With x = min(1, progress / until), the weight is start + (end - start) x for "linear", and start + (end - start) (1
+    - cos(πx)) / 2 for "cosine".
 
     Attributes:
         start: weight at the beginning.

@@ -41,16 +41,12 @@ class TeacherOutputs:
     """The outputs of a teacher for each row of a data set, computed once.
 
     `outputs[indexes]` returns float16 (or float32) tensors (rows, ...) by key. Cached rows are gathered from memory
-    maps;
-    the teacher computes missing rows, a batch at a time. These stay in memory until a shard is full (64 MiB, or a
-    minute),
-    `fill` ends, or the `with` block ends; a process that dies loses only them. Several processes may fill a folder at
-    the
-    same time.
+    maps; the teacher computes missing rows, a batch at a time. These stay in memory until a shard is full (64 MiB, or a
+    minute), `fill` ends, or the `with` block ends; a process that dies loses only them. Several processes may fill a
+    folder at the same time.
 
     The folder depends on the teacher's fingerprint, the contract, the form and the options. Every output must have the
-    same
-    sizes for every row: pad all batches to one length.
+    same sizes for every row: pad all batches to one length.
 
     Args:
         root: folder of all outputs.
@@ -127,8 +123,7 @@ class TeacherOutputs:
         Raises:
             ConfigurationError: the teacher is not frozen, or lacks an output.
             DataError: an output is not finite, too large for float16 or of different sizes than before; or it is not
-                cached and
-                only a fingerprint is known.
+                cached and only a fingerprint is known.
         """
         if not isinstance(indexes, slice):
             indexes = np.atleast_1d(np.asarray(indexes))
@@ -223,8 +218,7 @@ class TeacherOutputs:
         """Remove damaged shards and outputs of rows outside this data set, and merge small shards.
 
         Another process keeps the shards that it has open, but may have to recompute what it reads next. `others` also
-        removes
-        all outputs under the same root with other keys. Returns the number of removed rows, without those other
+        removes all outputs under the same root with other keys. Returns the number of removed rows, without those other
         outputs.
         """
         self.refresh()

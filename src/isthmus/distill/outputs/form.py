@@ -22,10 +22,8 @@ class OutputFormat:
     Attributes:
         dtype: "float16" or "float32".
         top_k: number of largest probabilities to store instead of "logits", for `top_k_targets`; None stores the
-            logits.
-            The probabilities are softmax(logits / temperature): "probabilities" (rows, ..., k), largest first,
-            "indexes"
-            (rows, ..., k) int32, and "residual" (rows, ...), the total probability of all other classes.
+            logits. The probabilities are softmax(logits / temperature): "probabilities" (rows, ..., k), largest first,
+            "indexes" (rows, ..., k) int32, and "residual" (rows, ...), the total probability of all other classes.
         temperature: temperature of these probabilities.
 
     Raises:

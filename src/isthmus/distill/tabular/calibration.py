@@ -145,8 +145,7 @@ def points(logits: Array, labels: Index) -> tuple[Array, Array]:
 
     Starts with sqrt(n) / 2 bins, at most 15. Adjacent bins are pooled while their shares of ones do not increase ("pool
     adjacent violators", Ayer et al., 1955) or the line between them is too steep. Each bin gets half a one and half a
-    zero
-    more, so that no share is 0 or 1.
+    zero more, so that no share is 0 or 1.
     """
     order = np.argsort(logits, kind="stable")
     # A bin's mean logit represents the bin only if its logits are close, so prefer noisy bins to wide ones.

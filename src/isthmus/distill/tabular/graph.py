@@ -25,12 +25,9 @@ def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelP
     """Return the ONNX graph of a student.
 
     Inputs: `numeric`, float32 (N, numbers) with NaN for null; `categories`, string (N, categories) with "" for null;
-    and
-    the inputs of request transforms. `numeric` or `categories` is absent if every such input is computed. The fields
-    that
-    request transforms compute are the network's last numbers and last categories. Booleans are uint8, since not every
-    phone
-    runtime accepts bool (ONNX Runtime's Swift package does not).
+    and the inputs of request transforms. `numeric` or `categories` is absent if every such input is computed. The
+    fields that request transforms compute are the network's last numbers and last categories. Booleans are uint8, since
+    not every phone runtime accepts bool (ONNX Runtime's Swift package does not).
 
     The output is that of `student.answer`, float32; NaN where a request transform refuses a row.
     """

@@ -21,8 +21,7 @@ def separation_auc(values: Values, labels: Array) -> float:
     """Return the AUC with which (n,) numbers or texts separate (n,) labels, from 0.5 to 1; 0.5 with too few rows.
 
     Uses the order of the values in either direction, or whether they are null if that separates better. Texts are
-    ordered
-    by the share of ones in the even rows and scored on the odd rows, so a unique key does not count as a leak.
+    ordered by the share of ones in the even rows and scored on the odd rows, so a unique key does not count as a leak.
     """
     valid = _valid(values)
     data, known = values.data[valid], labels[valid]

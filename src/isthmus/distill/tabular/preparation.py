@@ -39,8 +39,7 @@ class Prepare:
     """A fitted preparation and its graph.
 
     The graph's inputs are `numeric`, float32 (N, numbers) with NaN for null, and `text_0`, …, each (N,) with "" for
-    null.
-    Its outputs are `numbers`, float32 (N, width), and for each embedded text `place_0`, …, int64 (N,).
+    null. Its outputs are `numbers`, float32 (N, width), and for each embedded text `place_0`, …, int64 (N,).
     """
 
     preparation: Preparation

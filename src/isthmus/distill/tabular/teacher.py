@@ -49,8 +49,7 @@ class Boosting(Teacher):
     """Gradient boosting on the training rows of a table; its batches are row numbers of that table.
 
     Categories that do not occur in the training part are treated as missing, like null. The same arguments give the
-    same
-    outputs for any number of threads.
+    same outputs for any number of threads.
 
     Args:
         name: name of the teacher.

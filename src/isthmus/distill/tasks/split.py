@@ -21,9 +21,8 @@ class Split:
     """Row numbers of each part, ascending, and the two boundaries in microseconds since 1970 UTC.
 
     Training rows are before the first boundary, validation rows before the second, and test rows at or after it. A
-    training
-    or validation row whose label became known after the end of its part is in no part. A split by a column has no
-    boundaries, and every row is in a part.
+    training or validation row whose label became known after the end of its part is in no part. A split by a column has
+    no boundaries, and every row is in a part.
     """
 
     train: Index
@@ -36,8 +35,7 @@ def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Spl
     """Split rows by (n,) event times; (n,) `known` are the times when labels became known, all in microseconds.
 
     The shares count rows in order of event time. A boundary is the event time of the first row beyond the share, so
-    rows
-    with equal times stay together. Raises a DataError if a part is empty.
+    rows with equal times stay together. Raises a DataError if a part is empty.
     """
     if not len(event):
         raise DataError("training set", "no rows", expected="at least one row in each part")
@@ -72,8 +70,7 @@ def split_by_value(values: pa.ChunkedArray, shares: tuple[float, float, float]) 
     """Split rows by (n,) values without nulls; rows with the same value are in the same part in every table.
 
     The first 64 bits of a value's SHA-256, as a number from 0 to 1, select the part. `shares` are therefore shares of
-    the
-    values, and only roughly of the rows. Raises a DataError if a part is empty.
+    the values, and only roughly of the rows. Raises a DataError if a part is empty.
     """
     first, second = (int(share * 2**64) for share in (shares[0], shares[0] + shares[1]))
     drawn = identities({"value": values})[:, :8].copy().view(">u8")[:, 0] if len(values) else np.array([], np.uint64)

@@ -52,8 +52,7 @@ class Material:
     Attributes:
         declaration: the distillation.
         table: training set, with a column per input, `event_timestamp`, `known_at` (when the label became known) and
-            the
-            label.
+            the label.
         teacher_inputs: inputs of the teacher.
         student_inputs: inputs of the student, the control and the references.
         label: name of the label's column.
@@ -66,8 +65,7 @@ class Material:
         latency: returns recent latency of the servers on this machine, for which training pauses; None to ignore them.
         device: table with the student's inputs as a device sees them; None if it sees what the server sees.
         aged: returns, for some rows and ages in microseconds, a table per age with the inputs of the student's graph;
-            None
-            like `device`.
+            None like `device`.
         division: parts of a task that makes its own table of rows; None for the declared split.
     """
 
@@ -148,8 +146,7 @@ class Core(NamedTuple):
     """The numeric core of a graph, as a torch module from `tensors`, in their order, to the outputs of the graph.
 
     `head` returns the content of `head.json`, which computes these tensors from raw values, or raises a GateFailed;
-    None if
-    the task has none.
+    None if the task has none.
     """
 
     network: nn.Module
@@ -165,17 +162,16 @@ class Task(ABC):
         more: True if a higher metric is better.
         keys: names of the student's outputs, if its `forward` returns a tensor or a tuple.
         classes: class names in the order of the student's logits; None without classes or with a single logit for two.
-            A
-            teacher's outputs per class are reordered to match; a teacher with different or unknown labels is rejected.
+            A teacher's outputs per class are reordered to match; a teacher with different or unknown labels is
+            rejected.
         about: description of each model in the report; models without an entry get the default.
         at_once: batch size of teacher and student outside of training.
         graph_rows: maximum number of rows that the graph takes at once; None for `at_once`.
         rows_per_thread: rows of a batch that justify another thread.
         form: storage format of the teacher's cached outputs.
         tolerance: largest allowed difference between student and package per precision. By default it is relative: it
-            is
-            multiplied by the scale of each floating-point output, the width of the middle 95 % of the student's numbers
-            over 256 test rows, but at least 1. So for probabilities it is absolute.
+            is multiplied by the scale of each floating-point output, the width of the middle 95 % of the student's
+            numbers over 256 test rows, but at least 1. So for probabilities it is absolute.
         rounding: largest difference between the outputs of two processors.
         quantized: ONNX operators that INT8 graphs quantize, weights and inputs; for Gather, only the weights.
         golden: number of test rows with outputs in a package; with 0 it has only the edges.
@@ -186,8 +182,7 @@ class Task(ABC):
         max_sizes: maximum of each named size of the graph except rows. Servers reject more; some runtimes plan memory
             by it.
         padded: names in `max_sizes` along which inputs may be padded with zeros without changing an output, because a
-            mask
-            says what counts. A runtime with fixed sizes is fed tensors padded to the maximum.
+            mask says what counts. A runtime with fixed sizes is fed tensors padded to the maximum.
     """
 
     metric: str
@@ -244,8 +239,7 @@ class Task(ABC):
         """Return the tokenizers of teacher and student, or None without tokenizers.
 
         A tokenizer is from transformers or tokenizers, or a function from text to ids. Before the first step both are
-        compared
-        on texts for which tokenizers often differ.
+        compared on texts for which tokenizers often differ.
         """
         return None
 
@@ -287,8 +281,7 @@ class Task(ABC):
         """Return the batch to train on instead of `batch`, for example one that the student generated.
 
         By default returns `batch`. Not called for a control. Draw random numbers from torch's global generator, so that
-        a run
-        that was killed resumes with the same ones.
+        a run that was killed resumes with the same ones.
         """
         return batch
 

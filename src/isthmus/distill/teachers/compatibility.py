@@ -44,8 +44,7 @@ def compatible(
         teacher: teacher to check; it is called twice.
         batch: a few rows.
         outputs: required outputs with their layouts, such as "rows 3" or "rows tokens 768": a number is that size, a
-            word is
-            a size that must be the same everywhere.
+            word is a size that must be the same everywhere.
         labels: labels of the student, in the order of its logits. The teacher's order may differ.
         student: student, which must not share a parameter with the teacher.
         tokenizers: tokenizers of teacher and student, from transformers or tokenizers, or functions from text to ids.

@@ -32,11 +32,9 @@ def fingerprint(value: Any, *, versioned: bool = False) -> str:
     """Return the SHA-256 of a network, an estimator, a function, or any part of these.
 
     Arrays and tensors count by content. Functions and classes of the user count by their code and everything it refers
-    to;
-    those of libraries by name and library version. Other objects count by the state that pickle would store, without
-    pickling it. With `versioned`, the caller's version identifies the value, so parts that cannot be read count only by
-    the
-    name of their type.
+    to; those of libraries by name and library version. Other objects count by the state that pickle would store,
+    without pickling it. With `versioned`, the caller's version identifies the value, so parts that cannot be read count
+    only by the name of their type.
 
     Raises:
         ConfigurationError: the state of a part cannot be read.

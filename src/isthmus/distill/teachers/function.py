@@ -15,12 +15,10 @@ class FunctionTeacher(Teacher):
     """A function from a batch to a mapping of outputs, a tuple with an output per key, or a single output.
 
     Its fingerprint covers its code and everything that refers to: helpers, constants, and arrays, networks and
-    estimators in
-    its closure. A remote model, or state that cannot be read, needs a `version`, which then replaces everything except
-    the
-    code. If the function returns names of its `labels` instead of numbers, each becomes logits or probabilities with
-    all
-    mass on that class. Arguments are those of `Teacher`; the default name is that of the function.
+    estimators in its closure. A remote model, or state that cannot be read, needs a `version`, which then replaces
+    everything except the code. If the function returns names of its `labels` instead of numbers, each becomes logits or
+    probabilities with all mass on that class. Arguments are those of `Teacher`; the default name is that of the
+    function.
     """
 
     def __init__(

@@ -16,12 +16,9 @@ class NetworkTeacher(Teacher):
     """A torch module.
 
     Creating the teacher freezes the module: it is switched to eval mode, and no parameter requires a gradient. A
-    mapping as
-    batch becomes keyword arguments, a tuple positional arguments, anything else the only argument; tensors are moved to
-    the
-    module's device. The module returns a mapping of outputs, a tuple with an output per key, or a single output.
-    Autocast
-    around it has no effect.
+    mapping as batch becomes keyword arguments, a tuple positional arguments, anything else the only argument; tensors
+    are moved to the module's device. The module returns a mapping of outputs, a tuple with an output per key, or a
+    single output. Autocast around it has no effect.
 
     Args:
         module: the module.

@@ -115,8 +115,7 @@ def pretrained(  # noqa: PLR0913 - options of the model, by name
     """Load a model of transformers from a local folder or the hub.
 
     Downloads only the configuration and safetensors. The model's class is the one that the configuration names, and
-    must
-    be part of transformers: code next to the weights is never run, and pickled weights are never read.
+    must be part of transformers: code next to the weights is never run, and pickled weights are never read.
 
     Args:
         source: a folder, or the name of a repository on the hub.

@@ -16,8 +16,7 @@ def tapped(network: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Any]]
 
     This gives access to hidden states, or to queries, keys and values, without changing the model's code. The hooks are
     removed at the end, also after an error. Raises a ConfigurationError if a submodule does not exist, or, at the end,
-    if
-    the network has overwritten an output in place.
+    if the network has overwritten an output in place.
     """
     where = f"submodules of {type(network).__name__}"
     modules = dict(network.named_modules(remove_duplicate=False))

@@ -89,8 +89,7 @@ class Teacher(ABC):
         """Return a SHA-256 that changes when outputs may change; each call reads all weights.
 
         It covers the versions of the libraries that compute, but not the device or the batch size, which change only
-        the last
-        bits of an output.
+        the last bits of an output.
         """
         form = {"keys": self.keys, "order": self._order, "version": self.version, "is": self._identity()}
         return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()

@@ -2,8 +2,7 @@
 
 A kernel with lazy preemption lets a computing thread continue until the next tick, up to 4 ms, even at the lowest
 priority while a server has work. It checks after every interrupt, though. A thread per core that repeatedly sleeps for
-a
-fifth of a millisecond causes such interrupts.
+a fifth of a millisecond causes such interrupts.
 """
 
 import os

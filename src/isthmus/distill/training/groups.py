@@ -12,8 +12,7 @@ def whole_groups(groups: torch.Tensor, batch: int, generator: torch.Generator) -
     """Return the batches of an epoch; there are as many as for single rows, and none is empty.
 
     Groups, int64 (rows,), come in random order, the rows of a group in theirs. A batch has the groups that end within
-    its
-    share of `batch` rows, so no group may have more than `batch` rows.
+    its share of `batch` rows, so no group may have more than `batch` rows.
     """
     sizes = groups.bincount()
     order = torch.randperm(len(sizes), generator=generator)

@@ -64,10 +64,8 @@ class Training:
     """A training run. `run` trains the module in place and leaves it in eval mode with the best weights.
 
     On the CPU of one machine, the same attributes give bitwise equal weights, even if the run was killed and restarted:
-    with
-    a folder, it resumes from its last checkpoint. The caller removes the checkpoints (`checkpoint.discard`) once the
-    weights
-    are stored elsewhere; until then a finished run returns the same result again.
+    with a folder, it resumes from its last checkpoint. The caller removes the checkpoints (`checkpoint.discard`) once
+    the weights are stored elsewhere; until then a finished run returns the same result again.
 
     Attributes:
         module: module whose parameters that require a gradient are trained.
@@ -255,8 +253,7 @@ class _Run:
         """Add zero to each gradient that the backward pass did not touch, since other processes wait for it.
 
         This happens when the weight of a loss becomes 0. The optimizer skips weights that no process has used, as it
-        does with
-        one process. All processes see the same sum.
+        does with one process. All processes see the same sum.
         """
         pairs = zip(self.trainable.values(), before, self._versions(), strict=True)
         if unused := [(weights, was is None) for weights, was, now in pairs if was == now]:

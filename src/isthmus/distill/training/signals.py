@@ -15,8 +15,7 @@ def interruption() -> Iterator[list[int]]:
     """Collect the first SIGINT or SIGTERM within the block in the list; a second one has its usual effect.
 
     Only the main thread may handle signals: in any other thread the list stays empty. An ignored signal stays ignored,
-    like
-    SIGINT in background jobs of a shell.
+    like SIGINT in background jobs of a shell.
     """
     caught: list[int] = []
     before: dict[signal.Signals, Any] = {}

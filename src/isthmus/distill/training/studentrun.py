@@ -165,8 +165,7 @@ def _checked(
     """Check that the parts fit, and return the floating-point operations of training on a row.
 
     These are counted on the first rows, halfway through training. The smallest part of an epoch is checked too, since
-    batch
-    norm rejects a single row and some losses need several. The module's weights are restored.
+    batch norm rejects a single row and some losses need several. The module's weights are restored.
     """
     where = task.material.declaration.where
     full, last = min(settings.batch, len(batches)), len(batches) % settings.batch or settings.batch

@@ -49,8 +49,7 @@ def most_parameters(parameters: int, size: int) -> int:
     """Return the maximum number of parameters for a student of this teacher.
 
     For a network this is its number of parameters, also in half precision. For trees it is their bytes as float32
-    numbers,
-    since each node is one record.
+    numbers, since each node is one record.
     """
     return max(parameters, size // 4)
 
@@ -59,8 +58,7 @@ def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progres
     """Open the outputs of a teacher for these rows, by position; missing ones are computed when first read.
 
     Classes are reordered to the task's, if it has any. Raises a ConfigurationError if the teacher is not a `Teacher`,
-    or
-    its labels are not the task's classes.
+    or its labels are not the task's classes.
     """
     if not isinstance(teacher, Teacher):
         raise ConfigurationError(
@@ -97,9 +95,8 @@ def complete_outputs(  # noqa: PLR0913 - all parts of a pass
     """Return the complete outputs of a teacher for these rows, and its cost.
 
     Both are cached, so nothing is computed twice, and a teacher with complete outputs is not even loaded. Pass
-    `outputs` if
-    `open_outputs` was already called with the same arguments. `paused` is called with the seconds of each pause for
-    servers. Raises a ConfigurationError if the teacher is not a `Teacher`.
+    `outputs` if `open_outputs` was already called with the same arguments. `paused` is called with the seconds of each
+    pause for servers. Raises a ConfigurationError if the teacher is not a `Teacher`.
     """
     outputs = outputs or open_outputs(task, teacher, rows, cache, progress)
     if outputs.missing:
