@@ -115,7 +115,6 @@ class Tabular:
     preparation: Mapping[str, Sequence[Step] | Text] = field(default_factory=dict)
 
     def plan(self, inputs: Sequence[_Input]) -> Plan:
-        """Return the preparation of each input of the student."""
         numbers: dict[str, tuple[Step, ...]] = {}
         texts: dict[str, Text] = {}
         for item in inputs:
@@ -127,7 +126,6 @@ class Tabular:
         return Plan(numbers, texts)
 
     def misfits(self, where: str, inputs: Sequence[_Input]) -> list[Problem]:
-        """Return a problem for each place where the preparation does not fit the student's inputs."""
         problems = []
         for pattern, how in self.preparation.items():
             place = f"{where}: preparation of {pattern!r}"
@@ -150,7 +148,6 @@ class Tabular:
         return problems
 
     def problems(self, where: str) -> list[Problem]:
-        """Return the invalid values, each with valid ones."""
         if wrong := mistyped(self, f"{where}: ", ("label", "calibration", "preparation")):
             return wrong
         checks = [
@@ -172,7 +169,7 @@ class Tabular:
         return [*failed_checks(self, where, checks), *self.label.problems(f"{where}: label")]
 
     def unfit(self, where: str, spine: Spine) -> list[Problem]:
-        """Return problems of the spine: a label of the wrong type, or no column for the groups."""
+        """Return a problem if the spine's label has the wrong type, or the column for the groups is missing."""
         if not isinstance(self.label, Label):
             return []
         problems, (name, dtype) = [], (spine.label.name, spine.label.dtype)
@@ -228,7 +225,6 @@ class Search:
     seed: int = 0
 
     def problems(self, where: str, task: "Tabular | Causal | str") -> list[Problem]:
-        """Return the invalid values, each with valid ones."""
         if wrong := mistyped(self, f"{where}: "):
             return wrong
         checks = [
@@ -269,7 +265,6 @@ _PLAIN_VALUES = "numbers, truth values, texts, and tuples of them"
 
 
 def _bounded(gates: Sequence[Gate]) -> bool:
-    """Return whether each gate has a bound and all bounds are finite."""
     bounds = [[bound for bound in (gate.at_least, gate.at_most) if bound is not None] for gate in gates]
     return all(own and all(map(_is_finite, own)) for own in bounds)
 
@@ -365,7 +360,6 @@ class Distillation:
 
     @property
     def required(self) -> Sequence[Gate]:
-        """The declared gates, or the default gates of the task."""
         if self.gates is not None:
             return self.gates
         if isinstance(self.task, Causal) and self.task.base is not None:
@@ -374,11 +368,9 @@ class Distillation:
         return (helped, Gate("lift_kept", at_least=0.95)) if isinstance(self.task, Tabular) else (helped,)
 
     def misfits(self, inputs: Sequence[_Input]) -> list[Problem]:
-        """Return a problem for each place where the task does not fit the student's inputs."""
         return self.task.misfits(self.where, inputs) if isinstance(self.task, Tabular) else []
 
     def problems(self) -> list[Problem]:
-        """Return the invalid values, each with valid ones."""
         # `checks` below covers the type of the task.
         wrong = mistyped(self, f"{self.where}: ", ("task", "stale", "owner"))
         for gate in () if wrong else (*self.required, *self.bounds):

@@ -126,7 +126,6 @@ def _require_ready(declaration: Distillation) -> None:
 
 
 def _existing(task: Task, path: Path, progress: Progress) -> DistillationReport | None:
-    """Return the student in a folder if it is complete and readable."""
     if not path.exists():
         return None
     try:
@@ -143,7 +142,7 @@ def _existing(task: Task, path: Path, progress: Progress) -> DistillationReport 
 def _complete(
     task: Task, teacher: Teacher, opened: TeacherOutputs, cache: Path, stages: "_Stages"
 ) -> tuple[dict[str, TeacherOutputs], dict[str, TeacherCost]]:
-    """Complete the outputs of teacher (all rows) and references (test part); return outputs and costs."""
+    """Complete the outputs of teacher (all rows) and references (test part); return them with their costs."""
     rows, test, references = np.arange(task.material.table.num_rows), task.material.parts.test, task.references()
     outputs, costs = {"teacher": opened}, dict[str, TeacherCost]()
     # Open these before the teacher runs, since it rejects references whose labels differ from the task's.
@@ -238,8 +237,6 @@ class _Trainings:
 
 @dataclass
 class _Stages:
-    """Seconds and pauses of each stage, and the share of the whole work that is done."""
-
     progress: Progress
     seconds: dict[str, float] = field(default_factory=dict)
     paused: dict[str, float] = field(default_factory=dict)

@@ -44,7 +44,6 @@ class Label(ABC):
         """Return whether `value` could be a prediction, so that it can be the answer for stale features."""
 
     def problems(self, where: str) -> list[Problem]:  # noqa: ARG002 - for subclasses
-        """Return the invalid values, each with valid ones."""
         return []
 
 
@@ -175,7 +174,6 @@ class Monitor:
     slices: Sequence[str] | None = None
 
     def problems(self, where: str, spine: Spine) -> list[Problem]:
-        """Return the invalid values, each with valid ones."""
         if wrong := mistyped(self, f"{where}: "):
             return wrong
         problems = failed_checks(self, where, [("within", self.within >= timedelta(0), "at least 0")])
@@ -189,7 +187,6 @@ class Monitor:
 
 
 def _matchable(spine: Spine) -> list[str]:
-    """Return the join keys and request fields of a spine, except arrays."""
     keys = [key for entity in spine.entities for key in entity.join_keys]
     fields = [field.name for field in spine.request.schema if field.dtype.element is None] if spine.request else []
     return list(dict.fromkeys([*keys, *fields]))

@@ -52,7 +52,6 @@ class TrainingSettings:
     seed: int = 0
 
     def problems(self, where: str) -> list[Problem]:
-        """Return the invalid values, each with valid ones."""
         if wrong := mistyped(self, f"{where}: "):
             return wrong
         counts = ("batch", "accumulation")
@@ -78,7 +77,6 @@ class TrainingSettings:
         return {key: value for key, value in asdict(self).items() if not key.startswith("checkpoint")}
 
     def total(self, rows: int) -> int:
-        """Return the number of optimizer steps for this many rows."""
         return self.steps or (self.epochs or 0) * math.ceil(rows / self.batch)
 
     def rate(self, step: int, total: int) -> float:

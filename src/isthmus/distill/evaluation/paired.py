@@ -26,7 +26,7 @@ class PairedLoss(NamedTuple):
 def lost(metric: str, labels: Array, scores: Array, former: Array) -> PairedLoss:
     """Return how much worse (n,) scores are than (n,) scores of a former model for the same rows and labels.
 
-    The standard error is that of the paired difference, so rows that are hard for both models add no noise. It treats
+    The standard error belongs to the paired difference, so rows that are hard for both models add no noise. It treats
     rows as independent and is a large-sample approximation.
 
     Raises:
@@ -62,7 +62,7 @@ def _auc(labels: Array, scores: Array, former: Array) -> PairedLoss:
 
 
 def _rmse(labels: Array, scores: Array, former: Array) -> PairedLoss:
-    """Compare two RMSEs; the error is that of the linear part (the delta method)."""
+    """Compare two RMSEs; the error follows from the linear part (the delta method)."""
     squares = [np.square(part - labels) for part in (scores, former)]
     roots = [float(np.sqrt(part.mean())) for part in squares]
     linear = [part / (2 * root) if root else part for part, root in zip(squares, roots, strict=True)]

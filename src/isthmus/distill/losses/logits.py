@@ -237,7 +237,6 @@ def _share(name: str, value: float) -> Problem | None:
 
 
 def _counting(labels: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
-    """Return the labels that count, as int64, and the mask of their positions."""
     wide = labels.long()  # before the comparison: among bytes, 156 is -100
     counts = wide != ignored
     return wide[counts], counts

@@ -331,7 +331,6 @@ class _Open:
         return len(self._rows) - self._count
 
     def add(self, rows: Array, arrays: Mapping[str, Array]) -> int:
-        """Append rows and return the index of the first one."""
         begin, self._count = self._count, self._count + len(rows)
         self._rows[begin : self._count] = rows
         for key, array in arrays.items():

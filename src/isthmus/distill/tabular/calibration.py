@@ -175,5 +175,4 @@ class _Block(NamedTuple):
         return math.log(self.ones / (self.rows - self.ones))
 
     def falls_from(self, before: "_Block") -> bool:
-        """Return whether the share of ones does not increase from the block `before`, or increases too steeply."""
         return not 0 < self.value - before.value <= STEEPEST * (self.start - before.start)

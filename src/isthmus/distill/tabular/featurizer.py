@@ -36,7 +36,6 @@ def head(student: Student, request: RequestInputs, inputs: Sequence[ModelInput])
 
 
 def _sources(inputs: Sequence[ModelInput]) -> list[Source]:
-    """Return the tensors that `package.inputs.feeds` makes."""
     numbers = [RawInput(item.name, item.dtype.name, "number") for item in inputs if item.is_number]
     texts = [RawInput(item.name, item.dtype.name, "text") for item in inputs if item.is_category]
     types = {item.name: item.dtype for item in inputs if item.row}

@@ -178,7 +178,6 @@ def _computed(build: Building, request: RequestInputs, inputs: list[onnx.ValueIn
 
 
 def _or(build: Building, valid: str, value: str, nothing: str, name: str) -> str:
-    """Return the value where it is valid, else `nothing`."""
     return value if build.always(valid) else build.add("Where", [valid, value, nothing], f"{name}/or_null")
 
 

@@ -68,7 +68,6 @@ def rank_correlation(values: Values, labels: Array) -> float:
 
 
 def _valid(values: Values) -> Array:
-    """Return the mask of rows that are neither null nor NaN."""
     valid: Array = values.valid & ~np.isnan(values.data) if values.data.dtype.kind == "f" else values.valid
     return valid
 

@@ -30,7 +30,7 @@ NUMBERS = "numbers"
 
 
 def fit_preparation(rows: Any, plan: Plan, before: int) -> Preparation:
-    """Fit a plan to the training part of the DataFrame `rows`: the rows before `before`, in microseconds since 1970."""
+    """Fit a plan to the rows of a DataFrame before `before`, in microseconds since 1970."""
     return fit.fit(fit.training_part(rows, before), plan.numbers, plan.texts)
 
 
@@ -123,14 +123,12 @@ def grouped(numbers: Sequence[FittedNumber]) -> list[list[int]]:
 
 
 def _index(build: Building, text: FittedText, place: int) -> str:
-    """Return the category index of each text, int64 (N,)."""
     # The graph uses only the shape of the mask.
     fed = dict.fromkeys((input_name("string"), input_name(VALID)), f"text_{place}")
     return build.include(fit.place_graph(text.places), f"place_of_{place}", fed)[output_name("int64")]
 
 
 def _encode(build: Building, text: FittedText, index: str, place: int) -> str:
-    """Return the one-hot or ordinal encoding of a text, (N, k)."""
     column = build.add("Unsqueeze", [index, build.constant("at_1", np.array([1]))], f"text_{place}/column")
     if isinstance(text.text, OneHot):
         every = build.constant(f"text_{place}/every", np.arange(text.count))
@@ -142,7 +140,6 @@ def _encode(build: Building, text: FittedText, index: str, place: int) -> str:
 
 
 def _picked(build: Building, tensor: str, places: Sequence[int], count: int) -> str:
-    """Return the rows at `places` of a tensor with `count` rows."""
     if list(places) == list(range(count)):
         return tensor
     name = f"{tensor}/{'_'.join(map(str, places))}"

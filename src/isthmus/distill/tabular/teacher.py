@@ -134,8 +134,6 @@ class Boosting(Teacher):
 
 
 class _Fitted(NamedTuple):
-    """A fitted learner, the matrix of its table, the known texts, and the mask of columns without a training value."""
-
     model: Any
     matrix: Array
     words: Sequence[Sequence[str]]

@@ -127,7 +127,6 @@ def group_numbers(table: pa.Table, within: str) -> Index:
 
 
 def _latest(times: Index, groups: Index) -> Index:
-    """Return the latest time of each row's group."""
     latest = np.full(groups.max(initial=-1) + 1, np.iinfo(np.int64).min)
     np.maximum.at(latest, groups, times)
     return latest[groups]

@@ -18,14 +18,13 @@ class EstimatorTeacher(Teacher):
     Possible keys:
 
     * "probabilities": `predict_proba`, (rows, classes);
-    * "logits": the logarithm of the probabilities, at least that of the smallest normal float32; without
+    * "logits": the logarithm of the probabilities, clipped at the smallest normal float32; without
     `predict_proba`,
       the `decision_function`;
     * "predictions": `predict`.
 
     A batch is the argument of these methods; a tensor is converted to an array. The default key is "logits", or
-    "predictions" for an estimator without classes; the default name is that of the class. Do not fit the estimator
-    again.
+    "predictions" for an estimator without classes; the default name is the class name. Do not fit the estimator again.
     """
 
     def __init__(

@@ -32,9 +32,9 @@ def fingerprint(value: Any, *, versioned: bool = False) -> str:
     """Return the SHA-256 of a network, an estimator, a function, or any part of these.
 
     Arrays and tensors count by content. Functions and classes of the user count by their code and everything it refers
-    to; those of libraries by name and library version. Other objects count by the state that pickle would store,
-    without pickling it. With `versioned`, the caller's version identifies the value, so parts that cannot be read count
-    only by the name of their type.
+    to; library functions and classes by name and library version. Other objects count by the state that pickle would
+    store, without pickling it. With `versioned`, the caller's version identifies the value, so parts that cannot be
+    read count only by the name of their type.
 
     Raises:
         ConfigurationError: the state of a part cannot be read.
@@ -131,7 +131,7 @@ class _Walk:
             attributes: Any = module.__getstate__()  # type: ignore[no-untyped-call,unused-ignore]
         except RuntimeError:  # a module with parametrizations
             attributes = vars(module)
-        # Drop the keys of hooks, which are process-wide counters, and all hooks except those of forward.
+        # Drop the keys of hooks, which are process-wide counters, and all hooks except forward hooks.
         state = {
             key: list(value.values()) if "_hooks" in key else value
             for key, value in attributes.items()

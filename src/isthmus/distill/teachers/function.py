@@ -17,8 +17,7 @@ class FunctionTeacher(Teacher):
     Its fingerprint covers its code and everything that refers to: helpers, constants, and arrays, networks and
     estimators in its closure. A remote model, or state that cannot be read, needs a `version`, which then replaces
     everything except the code. If the function returns names of its `labels` instead of numbers, each becomes logits or
-    probabilities with all mass on that class. Arguments are those of `Teacher`; the default name is that of the
-    function.
+    probabilities with all mass on that class. Arguments are as in `Teacher`; the default name is the function's.
     """
 
     def __init__(

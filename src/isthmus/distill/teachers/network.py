@@ -26,7 +26,7 @@ class NetworkTeacher(Teacher):
         taps: further outputs by key, each the output of the submodule with this name.
         labels: class names in the order of its logits; None if unknown.
         version: text that changes the fingerprint, if it cannot see a change by itself.
-        name: name for messages; by default that of the class.
+        name: name for messages; by default the class name.
     """
 
     def __init__(

@@ -33,8 +33,8 @@ class PretrainedTeacher(NetworkTeacher):
     or
       the first position, depending on `pooling`.
 
-    Attentions need a model that was loaded with `attn_implementation="eager"`. Labels default to those of the
-    configuration; other arguments are those of `NetworkTeacher`.
+    Attentions need a model that was loaded with `attn_implementation="eager"`. Labels default to the configuration's;
+    other arguments are as in `NetworkTeacher`.
     """
 
     module: "PreTrainedModel"
@@ -124,7 +124,7 @@ def pretrained(  # noqa: PLR0913 - options of the model, by name
         offline: use only repositories in the local cache.
         device: device to compute on.
         pooling: pooling of "embedding".
-        labels: class names; by default those of the configuration.
+        labels: class names; by default the configuration's.
 
     Raises:
         ConfigurationError: lists all problems of the folder, or the weights that it lacks.

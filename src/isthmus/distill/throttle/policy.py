@@ -149,7 +149,6 @@ class Throttle:
         return "lowest priority"
 
     def _warn_if_starved(self, now: float, latency: Latency | None) -> None:
-        """Warn once if training would never end."""
         if self._policy.degree <= LOWEST:
             self._free = now, self.paused
         began, paused = self._free

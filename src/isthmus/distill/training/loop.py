@@ -321,7 +321,6 @@ class _Run:
         return stops, due
 
     def _evaluate(self) -> None:
-        """Measure the module, copy its weights if they are the best, and decide whether to continue."""
         state, settings, where = self.state, self.settings, self.training.where
         metrics: dict[str, float] = {}
         if self.training.evaluate:

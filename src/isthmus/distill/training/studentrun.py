@@ -154,7 +154,6 @@ def train_student(  # noqa: PLR0913 - all parts of a run
 
 
 def _not_finite(outputs: Mapping[str, Any]) -> str:
-    """Name the outputs of a student that are not finite, as the beginning of a message."""
     wrong = [key for key, value in outputs.items() if isinstance(value, Tensor) and not value.isfinite().all()]
     return f"the student's {', '.join(wrong)} are not finite, and so " if wrong else ""
 

@@ -116,7 +116,6 @@ class ClassLabels(Kind):
 
 
 def _column(table: pa.Table, label: str) -> pa.Array:
-    """Return the labels as texts or as int64."""
     column = required_column(table, label, "classes: texts or whole numbers")
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):

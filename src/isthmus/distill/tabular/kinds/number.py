@@ -129,7 +129,6 @@ def _numbers(table: pa.Table, label: str) -> Array:
 
 
 def _require_scale(label: str, known: Array, scale: float) -> None:
-    """Raise a DataError for constant labels, or labels whose differences get lost in float32."""
     if not scale > 0:
         remedy = "use a longer period or different shares"
         raise DataError(f"label {label}", f"only {known[0]:g} in the {PARTS[0]} part", expected="numbers that differ",

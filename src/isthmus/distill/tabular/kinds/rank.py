@@ -122,7 +122,6 @@ def _relevance(table: pa.Table, label: str) -> Index:
 
 
 def _require_order(label: str, part: str, values: Index, groups: Index, rows: Index) -> None:
-    """Raise a DataError if no group of the part has rows of different relevance."""
     _, numbers = np.unique(groups[rows], return_inverse=True)
     high, low = np.zeros(numbers.max() + 1, np.int64), np.full(numbers.max() + 1, MOST_RELEVANT)
     np.maximum.at(high, numbers, values[rows])
