@@ -163,7 +163,7 @@ def _train(
     declaration, trained = task.material.declaration, dict[tuple[str, int], Trained]()
     rows, cpu = task.material.parts.validation, torch.device("cpu")
     theirs = outputs.float32(rows)
-    if trainings.judged_anew:
+    if trainings.only_reporting_changed:
         stages.note(JUDGED_ANEW)
     for seed in range(declaration.seed, declaration.seed + declaration.seeds):
         for name in PUPILS:
@@ -186,7 +186,7 @@ def _train(
             run = train_student(task, student, objective, outputs, seeded, trainings.folder / place, report_progress)
             student = task.finished(student)
             require_steady(task, student, rows[:STEADY], place)
-            if trainings.judged_anew:
+            if trainings.only_reporting_changed:
                 run = replace(run, best=task.score(student_answers(task, student, rows, cpu), rows, theirs))
             trained[name, seed] = Trained(student, run)
             stages.pause(run.waited)
@@ -216,7 +216,7 @@ class _Trainings:
             write_atomically(self._selected, self.student.encode())
 
     @property
-    def judged_anew(self) -> bool:
+    def only_reporting_changed(self) -> bool:
         """Return whether the reporting code has changed since the weights were selected."""
         return self._selected.read_text(encoding="utf-8") != self.student
 

@@ -17,11 +17,11 @@ def input_problems(
 
     `distillations` are all distillations of the project.
     """
-    problems = _unreadable(distillation, contract) + _beyond_the_device(distillation, contract)
+    problems = _unreadable(distillation, contract) + _unavailable_on_device(distillation, contract)
     problems += _not_in_the_spine(distillation, contract)
     if isinstance(distillation.task, Causal):
         problems += distillation.task.unknown(distillation.where, contract, distillation.student.name)
-    return problems + _unfit_instead(distillation, distillations, contract)
+    return problems + _unusable_fallback(distillation, distillations, contract)
 
 
 def _unreadable(distillation: Distillation, contract: Contract) -> list[Problem]:
@@ -42,7 +42,7 @@ def _unreadable(distillation: Distillation, contract: Contract) -> list[Problem]
     ]  # fmt: skip
 
 
-def _unfit_instead(
+def _unusable_fallback(
     distillation: Distillation, distillations: Iterable[Distillation], contract: Contract
 ) -> list[Problem]:
     """Report a `stale` that names a distillation that does not exist or reads stored features."""
@@ -59,7 +59,7 @@ def _unfit_instead(
     return []
 
 
-def _beyond_the_device(distillation: Distillation, contract: Contract) -> list[Problem]:
+def _unavailable_on_device(distillation: Distillation, contract: Contract) -> list[Problem]:
     """Report a student that reads features only a server has."""
     beyond = [c.name for c in contract.inputs(distillation.student.name) if c.available == "server"]
     if not beyond:

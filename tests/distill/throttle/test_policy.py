@@ -66,7 +66,7 @@ def test_a_degree_at_a_time_deeper_under_strain_alone_and_back_in_calm_alone(
         if step:
             # What was changed has had its time to show; what was taken back too early is given at once.
             assert step > 0 or now - changed >= SHORTEST_SECONDS
-            assert step < 0 or before.rose or now - deepened >= SETTLE_SECONDS
+            assert step < 0 or before.recovering or now - deepened >= SETTLE_SECONDS
             deepened, changed = now if step > 0 else deepened, now
         # The lowest priority stays.
         assert after.degree >= min(before.degree, 1)

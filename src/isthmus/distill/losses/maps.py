@@ -99,12 +99,12 @@ class Perceptual(nn.Module):
             network(precise(student))
         with torch.no_grad(), tapped(network, self.layers) as wanted:
             network(precise(teacher))  # cached outputs have half precision
-        strange = [
+        problems = [
             Problem(layer, f"returns a {type(seen[layer]).__name__}" if layer in seen else "is not called", "a tensor")
             for layer in self.layers
             if not isinstance(seen.get(layer), Tensor)
         ]
-        agree("perceptual loss: layers of the network", *strange)
+        agree("perceptual loss: layers of the network", *problems)
         return torch.stack([mse_loss(precise(seen[layer]), precise(wanted[layer])) for layer in self.layers]).sum()
 
 

@@ -131,7 +131,7 @@ class _Computed(NamedTuple):
 def _computed(build: Building, request: RequestInputs, inputs: list[onnx.ValueInfoProto], truth: int) -> _Computed:
     if not request.transforms:
         return _Computed([], [], None)
-    fed_layout = Layout.of({column.name: column.dtype for column in request.taken})
+    fed_layout = Layout.of({column.name: column.dtype for column in request.columns})
     inputs += [
         _rows(input_name(kind), truth if kind == "bool" else TensorProto.DataType.Value(kind.upper()), len(names))
         for kind, names in fed_layout.inputs.items()

@@ -18,12 +18,12 @@ class RequestInputs:
 
     Attributes:
         transforms: the transforms.
-        taken: their input columns, each once.
+        columns: their input columns, each once.
         computed: transform and field of each input that they compute.
     """
 
     transforms: Sequence[TransformContract] = ()
-    taken: Sequence[Column] = ()
+    columns: Sequence[Column] = ()
     computed: Sequence[tuple[TransformContract, Column]] = ()
 
     @classmethod
@@ -40,7 +40,7 @@ class RequestInputs:
     def fed(self, inputs: Sequence[ModelInput]) -> tuple[ModelInput, ...]:
         """Return the inputs of the graph: network inputs that are not computed, then the transforms' inputs."""
         computed = {transform.full_name(field.name) for transform, field in self.computed}
-        rows = (ModelInput(column.name, column.dtype, row=True) for column in self.taken)
+        rows = (ModelInput(column.name, column.dtype, row=True) for column in self.columns)
         return (*(item for item in inputs if item.name not in computed), *rows)
 
     def complete(self, raw: Mapping[str, Values]) -> tuple[dict[str, Values], Mask]:

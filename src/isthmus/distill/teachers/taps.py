@@ -33,14 +33,14 @@ def tapped(network: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Any]]
         for name in names:
             hooks.callback(modules[name].register_forward_hook(partial(record, name)).remove)
         yield outputs
-    lost = [
+    overwritten = [
         Problem(name, "its output was overwritten in place", "an unchanged output")
         for name, output in outputs.items()
         if _version(output) != versions[name]
     ]
-    if lost:
+    if overwritten:
         remedy = "name the submodule that overwrites it, or use inplace=False there"
-        raise ConfigurationError(where, lost, remedy=remedy)
+        raise ConfigurationError(where, overwritten, remedy=remedy)
 
 
 def _version(output: Any) -> int:

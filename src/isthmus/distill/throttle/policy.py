@@ -36,29 +36,29 @@ class Policy:
         changed: time of the last change of the degree.
         strained: time when the p99 was last above its objective, or the degree changed.
         hold: seconds that the p99 must meet its objective before the degree falls.
-        rose: True if the last change lowered the degree.
+        recovering: True if the last change lowered the degree.
     """
 
     degree: int = 0
     changed: float = -SETTLE_SECONDS
     strained: float = 0.0
     hold: float = SHORTEST_SECONDS
-    rose: bool = False
+    recovering: bool = False
 
     def then(self, strained: bool, now: float, deepest: int) -> "Policy":
         """Return the next state; `strained` says if the p99 is above its objective, `deepest` is the last degree."""
         if strained:
-            settles = not self.rose and now - self.changed < SETTLE_SECONDS
+            settles = not self.recovering and now - self.changed < SETTLE_SECONDS
             if settles or self.degree == deepest:
                 return replace(self, strained=now)
             # The degree fell too early, so hold longer the next time.
-            hold = min(2 * self.hold, LONGEST_SECONDS) if self.rose else self.hold
+            hold = min(2 * self.hold, LONGEST_SECONDS) if self.recovering else self.hold
             return Policy(self.degree + 1, now, now, hold)
         if now - self.strained < self.hold:
             return self
         if self.degree > LOWEST:
-            return Policy(self.degree - 1, now, now, self.hold, rose=True)
-        return replace(self, hold=SHORTEST_SECONDS, rose=False)
+            return Policy(self.degree - 1, now, now, self.hold, recovering=True)
+        return replace(self, hold=SHORTEST_SECONDS, recovering=False)
 
 
 class Throttle:
