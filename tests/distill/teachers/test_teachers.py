@@ -434,7 +434,7 @@ def test_what_has_no_fingerprint_is_refused_until_it_has_a_version() -> None:
     def remote(batch: Tensor, line: Iterator[int] = (n for n in range(3))) -> Tensor:
         return batch + next(line)
 
-    with pytest.raises(ConfigurationError, match=r'generator has no state.*Give the teacher a version, version="1"'):
+    with pytest.raises(ConfigurationError, match=r'generator has no state.*Pass a version to the teacher, such as version="1"'):
         FunctionTeacher(remote).fingerprint()
     versions = [FunctionTeacher(remote, version=version).fingerprint() for version in ("1", "1", "2")]
     assert versions[0] == versions[1] != versions[2]
@@ -449,7 +449,7 @@ def test_a_version_stands_for_the_code_of_a_network_that_cannot_be_read() -> Non
     exec("class Typed(nn.Linear):\n    pass", space)  # noqa: S102
     torch.manual_seed(0)
     module = space["Typed"](2, 3)
-    with pytest.raises(ConfigurationError, match=r"the code of Typed cannot be read.*Give the teacher a version"):
+    with pytest.raises(ConfigurationError, match=r"the code of Typed cannot be read.*Pass a version to the teacher"):
         NetworkTeacher(module).fingerprint()
     found = [NetworkTeacher(module, version=version).fingerprint() for version in ("1", "1", "2")]
     assert found[0] == found[1] != found[2]
@@ -578,7 +578,7 @@ def _no_model(folder: Path) -> None:
         (_kernel, "config.json, _attn_implementation: 'some/kernels'"),
         (lambda folder: (folder / "adapter_config.json").write_text("{}"), "an adapter"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 100), "model"),
-        (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "where each weight is"),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "the file of each weight"),
     ],
 )  # fmt: skip
 def test_a_folder_that_is_no_safe_teacher_is_refused_with_the_reason(folder: Path, spoil: Any, found: str) -> None:
