@@ -434,7 +434,7 @@ def test_what_has_no_fingerprint_is_refused_until_it_has_a_version() -> None:
     def remote(batch: Tensor, line: Iterator[int] = (n for n in range(3))) -> Tensor:
         return batch + next(line)
 
-    with pytest.raises(ConfigurationError, match=r'generator has no state.*Pass a version to the teacher, such as version="1"'):
+    with pytest.raises(ConfigurationError, match=r"generator has no state.*Pass a version to the teacher, such as"):
         FunctionTeacher(remote).fingerprint()
     versions = [FunctionTeacher(remote, version=version).fingerprint() for version in ("1", "1", "2")]
     assert versions[0] == versions[1] != versions[2]

@@ -168,7 +168,7 @@ def problems(task: Tabular, dtype: Any = Int64, **changes: Any) -> list[str]:
     (Tabular(label=Classes()), Float64, "label late: is of type Float64; expected one of Bool, Int32, Int64, String"),
     (Tabular(label="classes"), Int64, "label: 'classes'; expected Binary, Classes, Number or Rank"),  # type: ignore[arg-type]
     (Tabular(label=Classes(), calibration=Isotonic()), Int64,
-     "calibration: Isotonic(); expected None, or a calibration for Classes(), which predicts the probabilities of classes"),
+     "calibration: Isotonic(); expected None, or a calibration for Classes(), which predicts the probabilities"),
     (Tabular(label=Number(), calibration=Temperature()), Int64, "calibration: Temperature(); expected None"),
     (Tabular(calibration=Isotonic), Int64, "calibration: <class 'isthmus.distill.labels.Isotonic'>; expected None"),  # type: ignore[arg-type]
     (Tabular(calibration="temperature"), Int64, "calibration: 'temperature'; expected None"),  # type: ignore[arg-type]
