@@ -6,7 +6,7 @@ from isthmus.lazy import lazily
 
 if TYPE_CHECKING:
     from isthmus.distill.outputs.cache import TeacherOutputs
-    from isthmus.distill.outputs.form import Form
+    from isthmus.distill.outputs.form import OutputFormat
     from isthmus.distill.outputs.identity import identities
     from isthmus.distill.teachers.compatibility import agreed, compatible
     from isthmus.distill.teachers.estimator import EstimatorTeacher
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EstimatorTeacher",
-    "Form",
     "FunctionTeacher",
     "NetworkTeacher",
+    "OutputFormat",
     "PretrainedTeacher",
     "Teacher",
     "TeacherOutputs",
@@ -35,7 +35,7 @@ __getattr__, __dir__ = lazily(
     __name__,
     {
         "isthmus.distill.outputs.cache": "TeacherOutputs",
-        "isthmus.distill.outputs.form": "Form",
+        "isthmus.distill.outputs.form": "OutputFormat",
         "isthmus.distill.outputs.identity": "identities",
         "isthmus.distill.teachers.compatibility": "agreed compatible",
         "isthmus.distill.teachers.estimator": "EstimatorTeacher",

@@ -13,7 +13,7 @@ from isthmus.distill.declaration import Distillation, Plan, Tabular
 from isthmus.distill.distillation import DistillationReport, distill
 from isthmus.distill.export.parity import Parity
 from isthmus.distill.settings import Settings
-from isthmus.distill.tabular.preparation import learned
+from isthmus.distill.tabular.preparation import fit_preparation
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.task import Learn, Material
 from isthmus.distill.types import Answers
@@ -91,7 +91,7 @@ def learn(table: pa.Table) -> Learn:
 
     def learned_by_engine(plan: Plan, before: int) -> Preparation:
         with engine.session("sail") as spark:
-            return learned(spark.createDataFrame(table), plan, before)
+            return fit_preparation(spark.createDataFrame(table), plan, before)
 
     return learned_by_engine
 

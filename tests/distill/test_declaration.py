@@ -95,7 +95,7 @@ def test_a_task_is_named_by_module_and_class() -> None:
 def test_a_table_is_split_by_time() -> None:
     assert declaration(task="search:Search", split_by="question").problems() == []
     (problem,) = declaration(split_by="carrier").problems()
-    assert "split_by: 'carrier'; expected None: tables are prepared by the rows before a time" in str(problem)
+    assert "split_by: 'carrier'; expected None: a Tabular is always split by time" in str(problem)
 
 
 def test_the_profile_says_how_long_where_the_declaration_does_not() -> None:

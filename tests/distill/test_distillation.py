@@ -59,10 +59,10 @@ def test_the_same_input_gives_the_same_student(trained: DistillationReport, tmp_
     weights = (first.path / "student.safetensors").read_bytes()
     assert first.id == trained.id
     assert weights == (trained.path / "student.safetensors").read_bytes()
-    assert not any("kept outputs" in note for note in notes)
+    assert not any("cached outputs" in note for note in notes)
     again = run(tmp_path, training_set(), notes=notes, again=True)
     assert again.trained
-    assert sum("kept outputs" in note for note in notes) == 2
+    assert sum("cached outputs" in note for note in notes) == 2
     assert (again.path / "student.safetensors").read_bytes() == weights
     assert again.data["models"]["teacher"] == first.data["models"]["teacher"]
     assert [folder.name for folder in (tmp_path / "models").iterdir()] == [first.id]

@@ -104,8 +104,8 @@ def test_another_model_or_a_number_answers_where_they_are_too_old(
     ("stale", "expected"),
     [
         ("1.5", "stale: 1.5; expected a probability, or a distillation"),
-        ('"bear_order"', "no other distillation 'bear_order' .did you mean bare_order"),
-        ('"late_order"', "no other distillation 'late_order' .did you mean bare_order.*; expected bare_order"),
+        ('"bear_order"', "no other distillation is named 'bear_order' .did you mean bare_order"),
+        ('"late_order"', "no other distillation is named 'late_order' .did you mean bare_order.*; expected bare_order"),
     ],
 )
 def test_a_wrong_declaration_is_named(tmp_path: Path, stale: str, expected: str) -> None:

@@ -220,7 +220,7 @@ def test_a_spine_without_the_request_fields_of_its_models_is_refused(shop: Shop)
     (problem,) = problems(shop)
     assert problem == (
         "distillation late_order, spine placed: has no column hour, weight, which its models read from the request; "
-        "expected the line: @spine(..., request=basket), and the columns in what the function returns"
+        "expected @spine(..., request=basket), and these columns in the result of the spine function"
     )
 
 

@@ -1,6 +1,6 @@
-"""How a large model becomes a small one: teacher, student, evaluation, export.
+"""Distillation of a large model into a small one: teacher, student, evaluation, export.
 
-Importing this package loads no learning library; the modules that train and export load theirs.
+Importing this package loads no machine-learning library; the modules that train and export import theirs.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Where a module is trained, as `[profiles.training]` says it: device, precision and processes."""
+"""Device, precision and memory of a training, from `[profiles.training]`."""
 
 import resource
 import sys
@@ -18,12 +18,15 @@ _WHERE = "profiles.training"
 
 
 def accelerator(profile: TrainingProfile) -> Accelerator:
-    """This process's device and precision, and the peers that `accelerate launch` started. Raises like `resolve`."""
+    """Create the Accelerator of this process, with any peers that `accelerate launch` started.
+
+    Raises a DependencyError like `resolve`, or if torch.compile is requested and does not work here.
+    """
     device = resolve(profile)
     if profile.compile:
         _require_compiler(device)
-    # accelerate never changes the first choice of a process, but a process may train by two profiles. An existing
-    # process group stays: it is torch's.
+    # accelerate keeps a process's first device and precision, but one process may train with two profiles. An existing
+    # process group stays, since it belongs to torch.
     AcceleratorState._reset_state(reset_partial_state=True)
     return Accelerator(
         cpu=device.type == "cpu",
@@ -33,7 +36,7 @@ def accelerator(profile: TrainingProfile) -> Accelerator:
 
 
 def resolve(profile: TrainingProfile) -> torch.device:
-    """The device of a profile; raises a DependencyError if this machine has no CUDA device, or no bf16 for it."""
+    """Return the device of a profile. Raises a DependencyError if CUDA or bf16 is requested but not available."""
     if profile.device == "cuda" and not torch.cuda.is_available():
         raise DependencyError(
             f"{_WHERE}.device",
@@ -45,7 +48,7 @@ def resolve(profile: TrainingProfile) -> torch.device:
     if profile.precision == "bf16" and not _has_bf16(device):
         raise DependencyError(
             f"{_WHERE}.precision",
-            f'"bf16", but this {device.type} has no bf16 arithmetic',
+            f'"bf16", but this {device.type} does not support bf16',
             expected="a device with bf16",
             remedy='set precision = "fp32"',
         )
@@ -54,7 +57,7 @@ def resolve(profile: TrainingProfile) -> torch.device:
 
 @contextmanager
 def enough_memory(where: str, device: torch.device, settings: TrainingSettings, rows: int) -> Iterator[None]:
-    """If memory runs out within the block, raises an error that says which settings need less of it."""
+    """Turn an out-of-memory error in the block into a DependencyError that names the settings to change."""
     try:
         yield
     except RuntimeError as error:
@@ -70,7 +73,7 @@ def enough_memory(where: str, device: torch.device, settings: TrainingSettings, 
 
 
 def peak(device: torch.device) -> int:
-    """This process's peak memory in bytes: what torch allocated on a GPU, else the resident set."""
+    """Return this process's peak memory in bytes: torch's allocations on a GPU, else the resident set."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -78,7 +81,7 @@ def peak(device: torch.device) -> int:
 
 
 def is_full(error: Exception) -> bool:
-    """Whether an error of torch means that memory ran out."""
+    """Return whether an error of torch means that memory ran out."""
     return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
@@ -89,7 +92,7 @@ def _has_bf16(device: torch.device) -> bool:
 
 
 def _require_compiler(device: torch.device) -> None:
-    """Compiles a small function: what torch.compile needs (Triton, a C++ compiler, headers) differs by device."""
+    """Compile a small function, since the requirements (Triton, C++ compiler, headers) differ by device."""
     try:
         with warnings.catch_warnings(action="ignore"):
             torch.compile(torch.sigmoid)(torch.zeros(2, device=device))
@@ -104,7 +107,7 @@ def _require_compiler(device: torch.device) -> None:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Within the block, torch computes with `count` threads."""
+    """Set the number of torch's threads within the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

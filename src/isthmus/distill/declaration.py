@@ -1,4 +1,4 @@
-"""The declaration of a distillation: which features each model sees, how the student learns, and what it must reach."""
+"""The declaration of a distillation: inputs of each model, training of the student, and the gates it must pass."""
 
 import json
 import math
@@ -19,59 +19,58 @@ from isthmus.features.types import DataType, String
 from isthmus.transforms.preparation.steps import Embed, Impute, Standardize, Step, Text
 
 if TYPE_CHECKING:
-    # Definitions import no third-party library.
+    # Definitions must not import third-party libraries.
     from isthmus.features.profiles import TrainingProfile
 
 DEFAULT: tuple[Step, ...] = (Standardize(), Impute(0.0))
-"""The default steps of a number."""
 
 TABLES = TrainingSettings(learning_rate=2e-3, weight_decay=1e-2)
-"""The default settings of a student of tables."""
+"""Default settings for the student of a `Tabular`."""
 LEAST_STEPS = 800
-"""Steps that a student of tables is trained for at least, if neither its settings nor the profile name epochs."""
+"""Minimum training steps for a `Tabular` if neither its settings nor the profile set epochs."""
 
 ONNX_RUNTIME, EXECUTORCH, LITERT, COREML = RUNTIMES = ("onnxruntime", "executorch", "litert", "coreml")
 
 STAGES = ("staleness", "skew", "distillation", "precision", "runtime")
-"""Between an ideal answer and one that is given, in their order: `isthmus attribute` splits their difference."""
+"""Stages between an ideal prediction and a device's, in order; `isthmus attribute` splits their difference."""
 EACH = "row"
-"""The measure of a stage that is how far it moves the score of a row, on average."""
+"""Measure of a stage: how far it moves the score of a row, on average."""
 ATTRIBUTED: Mapping[type[Label], Sequence[str]] = {
     Binary: ("score", "log_loss", "auc", EACH),
     Number: ("score", "rmse", "mae", EACH),
 }
-"""The measures that are attributed, by the kind of label; of other kinds teacher and student have no common score."""
+"""Measures that `isthmus attribute` supports per kind of label; for other kinds the models share no score."""
 
 EXPORTING = frozenset({
     "tolerance", "tolerances", "rounding", "quantized", "golden", "compared", "max_sizes", "padded", "graph_rows",
     "graph_batches", "network", "writer", "figures", "core", "core_feeds", "expected", "case", "edges", "cases",
     "replies", "shipped",
 })  # fmt: skip
-"""Members of a `Task` that only its package depends on."""
+"""Members of a `Task` that affect only the package."""
 
 JUDGING = EXPORTING | {
     "quality", "score", "agreement", "measures", "measured", "sliced", "about", "pipeline", "references", "leaks",
     "line", "model", "feeds", "files",
 }  # fmt: skip
-"""Members of a `Task` that only its report and its package depend on. Everything else may change the weights."""
+"""Members of a `Task` that affect only the report and the package. All other members may affect the weights."""
 
 PRODUCTION = "production"
-"""The beginning of a bound on what `isthmus monitor` measures."""
+"""Prefix of bounds on metrics that `isthmus monitor` measures."""
 SLICES = "slices."
-"""Behind that, of a bound on each slice of the answers."""
+"""Second prefix of such bounds that apply to each slice."""
 LOST = "lost"
-"""The beginning of a bound on what a deployment loses of a measure beside the package before it."""
+"""Prefix of bounds on how much worse a deployment may be than the package before it."""
 COMPARED: Mapping[type[Label], Sequence[str]] = {
     Binary: ("auc", "log_loss", "brier"),
     Number: ("rmse", "mae"),
 }
-"""The measures of which a loss is known with its error, row by row."""
+"""Metrics whose loss has a standard error from paired rows."""
 MONITORED: Mapping[type[Label], Sequence[str]] = {
     Binary: ("auc", "log_loss", "brier", "ece"),
     Classes: ("log_loss", "accuracy", "ece"),
     Number: ("rmse", "mae"),
 }
-"""The measures of recorded answers, by the kind of label; the groups of a `Rank` are seldom answered whole."""
+"""Metrics of recorded predictions per kind of label. `Rank` is left out: few groups are recorded completely."""
 
 
 class _Input(Protocol):
@@ -82,7 +81,7 @@ class _Input(Protocol):
 
 
 class Plan(NamedTuple):
-    """How each input is prepared: the steps of each number, the encoding of each text."""
+    """The preparation of each input: the steps of each number, the encoding of each text."""
 
     numbers: Mapping[str, Sequence[Step]]
     texts: Mapping[str, Text]
@@ -90,20 +89,19 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Tabular:
-    """A label of a row of features: gradient boosting teaches a small network.
+    """Predict a label from a row of features: gradient boosting teaches a small network.
 
     Attributes:
         label: `Binary`, `Classes`, `Number` or `Rank`.
-        calibration: of the student's probabilities: `Temperature` or `Isotonic`; None for none.
-        hidden: width of the student's hidden layers, first to last.
-        dropout: share of hidden units left out in a training step.
-        temperature: T of the distillation loss; larger softens the teacher's probabilities.
-        soft_weight: share of the teacher's term in the loss; the rest is that of the labels.
-        teacher_rounds: trees of the gradient boosting.
+        calibration: calibration of the student's probabilities: `Temperature`, `Isotonic` or None.
+        hidden: widths of the student's hidden layers, first to last.
+        dropout: share of hidden units dropped in a training step.
+        temperature: temperature of the distillation loss; higher values soften the teacher's probabilities.
+        soft_weight: weight of the teacher's term in the loss; the label term gets 1 - soft_weight.
+        teacher_rounds: number of trees in the gradient boosting.
         teacher_learning_rate: weight of each tree.
-        preparation: of the student's inputs: an input, or a pattern of inputs with * and ?, to the steps of a number or
-            the encoding of a text. The first matching pattern counts; by default numbers are standardized and texts
-            embedded.
+        preparation: maps an input, or a pattern of inputs with * and ?, to the steps of a number or the encoding of a
+            text. The first matching pattern counts; by default numbers are standardized and texts embedded.
     """
 
     label: Label = field(default_factory=Binary)
@@ -117,7 +115,6 @@ class Tabular:
     preparation: Mapping[str, Sequence[Step] | Text] = field(default_factory=dict)
 
     def plan(self, inputs: Sequence[_Input]) -> Plan:
-        """The preparation of each input of the student."""
         numbers: dict[str, tuple[Step, ...]] = {}
         texts: dict[str, Text] = {}
         for item in inputs:
@@ -129,14 +126,13 @@ class Tabular:
         return Plan(numbers, texts)
 
     def misfits(self, where: str, inputs: Sequence[_Input]) -> list[Problem]:
-        """Each place where the preparation does not fit the student's inputs."""
         problems = []
         for pattern, how in self.preparation.items():
             place = f"{where}: preparation of {pattern!r}"
             matches = [item for item in inputs if fnmatchcase(item.name, pattern)]
             if not matches:
                 names = one_of(item.name for item in inputs)
-                problems.append(Problem(place, "no input of the student has such a name", names))
+                problems.append(Problem(place, "no input of the student has this name", names))
             steps = isinstance(how, Sequence) and not isinstance(how, str)
             if not (isinstance(how, Text) or (steps and all(isinstance(step, Step) for step in how))):
                 problems.append(Problem(place, repr(how), "a list of Log1p, Clip, Impute and Standardize, or "
@@ -146,20 +142,19 @@ class Tabular:
             problems += [Problem(place, repr(part), misfit) for part in parts if (misfit := part.misfit())]
             for item in matches:
                 if (item.dtype == String) == steps:
-                    kind = "a text, which has no steps" if steps else f"of type {item.dtype}, which has no words"
+                    kind = "a String, which takes an encoding" if steps else f"of type {item.dtype}, which takes steps"
                     expected = "Embed, OneHot, Ordinal or Hashed" if steps else "a list of steps"
                     problems.append(Problem(place, f"{item.name} is {kind}", expected))
         return problems
 
     def problems(self, where: str) -> list[Problem]:
-        """The invalid values, each with what would be valid."""
         if wrong := mistyped(self, f"{where}: ", ("label", "calibration", "preparation")):
             return wrong
         checks = [
             ("hidden", all(width >= 1 for width in self.hidden), "widths of at least 1"),
             ("dropout", 0 <= self.dropout < 1, "at least 0, less than 1"),
             ("temperature", 0 < self.temperature < math.inf, "more than 0"),
-            ("soft_weight", 0 < self.soft_weight < 1, "more than 0, less than 1: the control has no teacher"),
+            ("soft_weight", 0 < self.soft_weight < 1, "more than 0, less than 1: the control learns from labels alone"),
             ("teacher_rounds", self.teacher_rounds >= 1, "at least 1"),
             ("teacher_learning_rate", 0 < self.teacher_learning_rate <= 1, "more than 0, at most 1"),
         ]
@@ -168,11 +163,13 @@ class Tabular:
             return failed_checks(self, where, checks)
         known = isinstance(self.calibration, Calibration) and isinstance(self.label, self.calibration.labels)
         fits = self.calibration is None or known
-        checks.append(("calibration", fits, f"None, or one for {self.label}, which gives {self.label.gives}"))
+        checks.append(
+            ("calibration", fits, f"None, or a calibration for {self.label}, which predicts {self.label.gives}")
+        )
         return [*failed_checks(self, where, checks), *self.label.problems(f"{where}: label")]
 
     def unfit(self, where: str, spine: Spine) -> list[Problem]:
-        """Where the label of a spine is none of the declared kind, or the spine lacks the column of its groups."""
+        """Return a problem if the spine's label has the wrong type, or the column for the groups is missing."""
         if not isinstance(self.label, Label):
             return []
         problems, (name, dtype) = [], (spine.label.name, spine.label.dtype)
@@ -189,14 +186,14 @@ class Tabular:
 
 @dataclass(frozen=True)
 class Gate:
-    """What a student must reach to be packaged.
+    """A requirement that a student must meet to be packaged.
 
     Attributes:
-        metric: a figure of its report: "taught" (what the teacher adds to the metric of the task), "gap_closed" (the
-            share of the way from the control to the teacher), a figure that the task adds, or a model and its figure,
-            such as "student.auc" or "student.p99_us".
-        at_least: the least that passes.
-        at_most: the most that passes.
+        metric: a figure of the report: "taught" (what the teacher adds to the task's metric), "gap_closed" (the share
+            of the way from the control to the teacher), a figure that the task adds, or a model and its figure, such as
+            "student.auc" or "student.p99_us".
+        at_least: smallest value that passes; None for no lower bound.
+        at_most: largest value that passes; None for no upper bound.
     """
 
     metric: str
@@ -206,19 +203,19 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """Which students `isthmus search` trains, to find those that are good, fast and small on this machine.
+    """The students that `isthmus search` trains to find good, fast and small ones for this machine.
 
-    `[profiles.serving]` limits a student's p99 and memory and sets its precision, which is searched too where that is
-    "fastest".
+    `[profiles.serving]` limits a student's p99 and memory and sets its precision. With precision "fastest", the
+    precision is searched too.
 
     Attributes:
-        shape: of the student: names of its task's `shape`, each with the values to try. Neighboring values should be
-            alike: the search moves along them. Of a `Tabular` these are `width`, of the first hidden layer, and
-            `depth`: each layer is half as wide as the layer before.
-        trials: number of students.
-        settings: how each is trained, if not as the distillation says: shorter, say.
-        most_bytes: of a model file in ORT format; None for any.
-        seed: of the choice.
+        shape: values to try for names of the task's `shape`. Order them so that neighbors are similar, since the search
+            moves along them. A `Tabular` has `width`, the width of the first hidden layer, and `depth`, the number of
+            layers; each layer is half as wide as the one before.
+        trials: number of students to train.
+        settings: training settings of the students, for example shorter ones; None for those of the distillation.
+        most_bytes: largest model file in ORT format, in bytes; None for any size.
+        seed: seed of the search.
     """
 
     shape: Mapping[str, Sequence[Any]]
@@ -228,7 +225,6 @@ class Search:
     seed: int = 0
 
     def problems(self, where: str, task: "Tabular | Causal | str") -> list[Problem]:
-        """The invalid values, each with what would be valid."""
         if wrong := mistyped(self, f"{where}: "):
             return wrong
         checks = [
@@ -241,35 +237,34 @@ class Search:
         for name, values in self.shape.items():
             place = f"{where}: shape {name!r}"
             if name == "precision":
-                problems.append(Problem(place, "is what [profiles.serving] says", "another name"))
+                problems.append(Problem(place, "is set in [profiles.serving]", "another name"))
             elif not isinstance(values, Sequence) or isinstance(values, str) or not len(values):
                 problems.append(Problem(place, repr(values), "a sequence of values"))
             elif not all(map(_plain, values)):
                 problems.append(Problem(place, repr(values), _PLAIN_VALUES))
-            elif len(set(map(json.dumps, values))) < len(values):  # as in the file of a search
+            elif len(set(map(json.dumps, values))) < len(values):  # as in the search file
                 problems.append(Problem(place, repr(values), "each value once"))
             elif isinstance(task, Tabular) and name not in LAYERS:
-                problems.append(Problem(place, "is no part of a Tabular's student", one_of(LAYERS)))
+                problems.append(Problem(place, "is not part of the shape of a Tabular's student", one_of(LAYERS)))
             elif isinstance(task, Tabular) and not all(type(value) is int and value >= 1 for value in values):
                 problems.append(Problem(place, repr(values), "whole numbers of at least 1"))
         return problems
 
 
 LAYERS = ("width", "depth")
-"""The shape of a `Tabular`'s student, for a search."""
+"""Names in the shape of a `Tabular`'s student, for a search."""
 
 OVERALL = ("taught", "gap_closed")
-"""Figures of every report that are not of a single model."""
+"""Figures of every report that do not belong to a single model."""
 
 MEASURED = ("lift_kept", "age_cost")
-"""Figures that a `Tabular` adds to those; the second, where a device keeps its inputs."""
+"""Figures that a `Tabular` adds; `age_cost` only if a device keeps its inputs."""
 
 
 _PLAIN_VALUES = "numbers, truth values, texts, and tuples of them"
 
 
 def _bounded(gates: Sequence[Gate]) -> bool:
-    """Whether each has a bound, and all are finite."""
     bounds = [[bound for bound in (gate.at_least, gate.at_most) if bound is not None] for gate in gates]
     return all(own and all(map(_is_finite, own)) for own in bounds)
 
@@ -279,12 +274,11 @@ def _is_finite(bound: object) -> bool:
 
 
 def _is_in_json(number: object) -> bool:
-    """Whether a manifest can hold it as a number: none of NumPy's, nor a truth value."""
+    """Return whether a manifest can store it as a number: neither a NumPy number nor a boolean."""
     return type(number) in (int, float)
 
 
 def _plain(value: Any) -> bool:
-    """Whether JSON can hold a value."""
     if isinstance(value, tuple | list):
         return all(map(_plain, value))
     return isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
@@ -295,37 +289,39 @@ class Distillation:
     """A teacher, a student, and how the student learns.
 
     Attributes:
-        name: unique within the project; the name of the model and the start of its package folder.
+        name: unique name within the project; also the model's name and the prefix of its package folder.
         spine: the examples and their label.
-        teacher: what the teacher sees: everything the server has.
-        student: what the student sees: only what the device has when it predicts. If the service has `device`, it is as
-            old as that says: the student learns from ages that a device may meet, and is measured at the greatest.
-        task: the kind of model: a `Tabular`, a `Causal`, or your own `Task` as "module:Class", in a module beside the
-            definitions, which only training imports.
-        settings: how student and control are trained; if it names neither epochs nor steps, as many epochs as
-            `[profiles.training]` says, or four. If no one says so, a `Tabular` takes `LEAST_STEPS` steps or more. None
-            also takes the batch from the profile, with the settings of `TABLES`.
+        teacher: features the teacher sees; may use everything the server has.
+        student: features the student sees; only what the device has when it predicts. If the service has `device`, its
+            stored features may be as old as that says: the student is trained on ages that a device may meet, and
+            measured at the greatest age.
+        task: the kind of model: a `Tabular`, a `Causal`, or your own `Task` as "module:Class", in a module next to the
+            definitions that only training imports.
+        settings: training settings of student and control. Without epochs or steps, the epochs come from
+            `[profiles.training]`, or are four; if the profile does not set them either, a `Tabular` trains for at least
+            800 steps. None also takes the batch size from the profile.
         split: shares of the training, validation and test parts, in order of event time.
-        split_by: a column of the training set: rows with the same value are in the same part; for rows without times,
-            and not with a `Tabular`.
-        seeds: number of students and of controls to train, each with its own weights, order of rows and dropout.
-        seed: the first of the seeds.
-        shape: of the student of a `Causal` or of a task of your own: values for names of its task's `shape`.
-        search: the other students that `isthmus search` trains.
-        gates: what the student must reach to be packaged. None: the teacher helped, and a student of tables has 95 % of
-            the reference's lift over chance; a `base` gained on the domain, and lost at most 1 % elsewhere.
-        runtimes: of the package: "onnxruntime", in which gates and budgets are measured, and any of "executorch",
-            "litert" and "coreml", for models that they support (docs/packages.md).
-        stale: what a device answers whose stored features are older than the student's service says, or missing: a
-            number, or another distillation's name, whose student reads no stored features. None: it refuses.
-        description: for people.
-        owner: who answers for the model, an email address or "team:NAME".
-        bounds: what a stage between the ideal answer and that of the package may change, for `isthmus attribute`: gates
-            on a stage and a measure, such as "staleness.auc" (docs/attribution.md); and what answers must reach once
-            their labels are known, for `isthmus monitor`, such as "production.auc" (docs/production.md). Both are
-            checks in Dagster, too. A bound on what a deployment loses beside the one before it, such as "lost.auc",
-            undoes it.
-        monitor: how answers find the labels that become known later.
+        split_by: column of the training set whose equal values stay in one part, for rows without times; not for a
+            `Tabular`.
+        seeds: number of students and of controls to train, each with its own initial weights, row order and dropout.
+        seed: first seed.
+        shape: values for names of the task's `shape`, for the student of a `Causal` or of your own task.
+        search: students that `isthmus search` trains.
+        gates: requirements for packaging. By default the teacher must help, and the student of a `Tabular` must keep 95
+            % of the reference's lift over chance; a `Causal` with a `base` must gain on the domain and may lose at most
+            1 % elsewhere.
+        runtimes: runtimes of the package: "onnxruntime", which gates and budgets are measured in, and optionally
+            "executorch", "litert" and "coreml", for models that they support (docs/packages.md).
+        stale: answer of a device whose stored features are missing or older than the student's service allows: a
+            number, or the name of another distillation whose student reads no stored features. None: the device gives
+            no answer.
+        description: text for reports and pages.
+        owner: who is responsible for the model, an email address or "team:NAME".
+        bounds: gates checked after packaging, also as checks in Dagster. `isthmus attribute` checks bounds on a stage
+            and a measure, such as "staleness.auc" (docs/attribution.md). `isthmus monitor` checks bounds on recorded
+            predictions once their labels are known, such as "production.auc" (docs/production.md). A bound on what a
+            deployment loses against the package before it, such as "lost.auc", rolls the deployment back.
+        monitor: how recorded predictions are matched with labels that become known later.
     """
 
     name: str
@@ -346,26 +342,24 @@ class Distillation:
     description: str = ""
     owner: str = ""
     bounds: Sequence[Gate] = ()
-    monitor: Monitor = Monitor()  # noqa: RUF009 - it never changes
+    monitor: Monitor = Monitor()  # noqa: RUF009 - immutable
 
     @property
     def where(self) -> str:
-        """The distillation, for messages."""
         return f"distillation {self.name}"
 
     @property
     def label(self) -> Label | None:
-        """The kind of label; None with a task of your own."""
+        """The kind of label; None for a task that is not a `Tabular`."""
         return self.task.label if isinstance(self.task, Tabular) and isinstance(self.task.label, Label) else None
 
     @property
     def kind(self) -> str:
-        """The kind of model, for reports and packages: "tabular", "causal", or the class of a task of your own."""
+        """The kind of model, for reports and packages: "tabular", "causal", or "module:Class" for your own task."""
         return self.task if isinstance(self.task, str) else type(self.task).__name__.lower()
 
     @property
     def required(self) -> Sequence[Gate]:
-        """The declared gates, or the default gates of the task."""
         if self.gates is not None:
             return self.gates
         if isinstance(self.task, Causal) and self.task.base is not None:
@@ -374,12 +368,10 @@ class Distillation:
         return (helped, Gate("lift_kept", at_least=0.95)) if isinstance(self.task, Tabular) else (helped,)
 
     def misfits(self, inputs: Sequence[_Input]) -> list[Problem]:
-        """Each place where the task does not fit the student's inputs."""
         return self.task.misfits(self.where, inputs) if isinstance(self.task, Tabular) else []
 
     def problems(self) -> list[Problem]:
-        """The invalid values, each with what would be valid."""
-        # A task of another type has a check below.
+        # `checks` below covers the type of the task.
         wrong = mistyped(self, f"{self.where}: ", ("task", "stale", "owner"))
         for gate in () if wrong else (*self.required, *self.bounds):
             wrong += mistyped(gate, f"{self.where}: gate, ", ("at_least", "at_most"))
@@ -390,24 +382,24 @@ class Distillation:
         named = re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", self.name)
         own_task = re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", str(self.task))
         label = self.label or Binary()
-        fixed = "nothing: the layers of a Tabular are its `hidden`" if tabular else ""
+        fixed = "no shape: set the layers of a Tabular with `hidden`" if tabular else ""
         fixed = UNSHAPED if isinstance(self.task, Causal) and not self.task.shaped else fixed
         checks = [
             ("name", bool(named), "a letter, then letters, digits, - or _"),
             ("task", built_in or bool(own_task), 'a Tabular, a Causal, or "module:Class"'),
             ("split", three_shares and math.isclose(sum(self.split), 1), "three shares above 0 whose sum is 1"),
-            ("split_by", self.split_by is None or not tabular, "None: tables are prepared by the rows before a time"),
+            ("split_by", self.split_by is None or not tabular, "None: a Tabular is always split by time"),
             ("seeds", self.seeds >= 1, "at least 1"),
             ("seed", 0 <= self.seed < 2**32, "0 to 2**32 - 1"),
             (
                 "student",
                 tabular or self.student.device is None,
-                "a service without `device`: only a Tabular learns from features as old as on a device",
+                "a service without `device`: only a Tabular can learn from the older features of a device",
             ),
             (
                 "stale",
                 self.stale is None or self.student.device is not None,
-                "None: no device keeps features of its student",
+                "None: the student's service has no `device`",
             ),
             (
                 "stale",
@@ -426,7 +418,7 @@ class Distillation:
             (
                 "runtimes",
                 not isinstance(self.task, Causal) or {*self.runtimes} <= {ONNX_RUNTIME, EXECUTORCH},
-                f'"{ONNX_RUNTIME}", alone or with "{EXECUTORCH}": no other one grows a cache',
+                f'"{ONNX_RUNTIME}", alone or with "{EXECUTORCH}": other runtimes cannot grow a cache',
             ),
         ]
         problems = [*failed_checks(self, self.where, checks), *self._misbound()]
@@ -443,14 +435,13 @@ class Distillation:
         return problems + self._misset(self.settings, self.where)
 
     def misnamed(self, measured: Sequence[str]) -> list[Problem]:
-        """Gates on a figure that is neither a model's, nor common to all reports, nor in `measured`, the task's."""
+        """Return a problem for each gate on an unknown figure; `measured` are the task's own figures."""
         known = (*OVERALL, *measured)
         names = [gate.metric for gate in self.required if "." not in gate.metric and gate.metric not in known]
         expected = f"{one_of(known)}, or a model and its figure, such as student.p99_us"
         return [Problem(f"{self.where}: gate", repr(name), expected) for name in names]
 
     def _misbound(self) -> list[Problem]:
-        """Bounds on what is not attributed."""
         measures = () if self.label is None else ATTRIBUTED.get(type(self.label), ())
         monitored = () if self.label is None else MONITORED.get(type(self.label), ())
         compared = () if self.label is None else COMPARED.get(type(self.label), ())
@@ -459,8 +450,8 @@ class Distillation:
         known += [f"{LOST}.{measure}" for measure in compared]
         production = f"{PRODUCTION} or {PRODUCTION}.{SLICES.rstrip('.')}"
         parts = [(" or ".join(STAGES), measures), (production, monitored), (LOST, compared)]
-        expected = ", or ".join(f"{first}, a point, and {one_of(names)}" for first, names in parts if names)
-        expected = expected or "none: only a Tabular whose label is Binary, Classes or a Number is measured"
+        expected = ", or ".join(f"{first}, a dot, and {one_of(names)}" for first, names in parts if names)
+        expected = expected or "no bounds: only a Tabular with a Binary, Classes or Number label has bounds"
         names = [bound.metric for bound in self.bounds if bound.metric not in known]
         wrong = [Problem(f"{self.where}: bound", repr(name), expected) for name in names]
         losses = [bound for bound in self.bounds if bound.metric.startswith(f"{LOST}.")]
@@ -473,18 +464,18 @@ class Distillation:
 
     def _misset(self, settings: TrainingSettings | None, where: str) -> list[Problem]:
         if not isinstance(settings, TrainingSettings):
-            return []  # none, or one of another type, which is named already
+            return []  # None, or a wrong type that is already reported
         wrong = replace(self._timed(settings), gate="the task's").problems(where)
         if settings.gate is not None:
             wrong.append(Problem(f"{where}: gate", repr(settings.gate), "None: the task's metric decides"))
         return wrong
 
     def training_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
-        """Return the settings that train student and control under a profile on this many rows."""
+        """Return the settings of student and control for this many training rows."""
         return self._timed(self.settings or replace(TABLES, batch=profile.batch), profile, rows)
 
     def search_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
-        """Return the settings that train the students of a search under a profile on this many rows."""
+        """Return the settings of the students of a search for this many training rows."""
         settings = None if self.search is None else self.search.settings
         if settings is None:
             return self.training_settings(profile, rows)

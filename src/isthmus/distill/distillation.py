@@ -1,4 +1,4 @@
-"""The step: a teacher and, over several seeds, a student beside the same student trained without the teacher."""
+"""Distillation: trains a teacher and, for several seeds, a student next to the same student without the teacher."""
 
 import json
 import os
@@ -33,16 +33,19 @@ from isthmus.features.errors import ConfigurationError, DataError, DependencyErr
 from isthmus.features.files import publish, write_atomically
 from isthmus.features.progress import Progress, silent
 
-UNCHANGED = "training set, settings, task and code are the same as in its training, so nothing was trained"
+UNCHANGED = "training set, settings, task and code have not changed, so nothing was trained"
 JUDGED_ANEW = (
-    "only how the student is judged has changed: the trained students are not trained again and keep "
-    "the weights that the earlier metric selected; `isthmus distill --again` trains and selects anew"
+    "only reporting code has changed: the students are measured again but keep the weights that the earlier metric "
+    "selected; run `isthmus distill --again` to train again"
 )
 
 
 @dataclass(frozen=True)
 class DistillationReport:
-    """`report.json` as plain data (docs/evaluation.md), in the folder of a student that existed unless `trained`."""
+    """The `report.json` of a student as plain data (docs/evaluation.md), with the folder of the student.
+
+    `trained` is False if the student already existed.
+    """
 
     path: Path
     data: Mapping[str, Any]
@@ -50,29 +53,28 @@ class DistillationReport:
 
     @property
     def id(self) -> str:
-        """A digest of everything that the student depends on."""
+        """Digest of everything that the student depends on."""
         return str(self.data["id"])
 
     def as_dict(self) -> dict[str, Any]:
-        """The report with the path."""
         return {**self.data, "path": str(self.path), "trained": self.trained}
 
 
 def distill(
     material: Material, *, folder: Path, cache: Path, runs: Path, again: bool = False, progress: Progress = silent
 ) -> DistillationReport:
-    """Trains students and controls, measures all models, and writes the best student to `folder/<id>`.
+    """Train students and controls, measure all models, and write the best student to `folder/<id>`.
 
-    A student of the same training set, settings, task, teacher and code is not trained again, unless `again`. Where
-    only that code has changed by which it is judged, it is judged again. `runs` has event files of each training for
-    TensorBoard, in `<training_identity>/<model>-<seed>`, and checkpoints; the weights of the last training stay there.
+    A student of the same training set, settings, task, teacher and code is not trained again, unless `again`. If only
+    reporting code changed, the weights are reused and only the report is computed. `runs` receives TensorBoard event
+    files in `<training_identity>/<model>-<seed>`, and checkpoints; the weights of the last training stay there.
 
     Raises:
-        ConfigurationError: the declaration is wrong, or models do not fit each other.
-        DataError: the table lacks what was declared.
-        DependencyError: the machine lacks what the profile needs, or memory or the disk is full.
+        ConfigurationError: the declaration is invalid, or the models do not fit each other.
+        DataError: the table lacks declared columns or values.
+        DependencyError: the machine lacks what the profile needs, or memory or disk is full.
         GateFailed: a loss is not finite.
-        Stopped: by SIGINT or SIGTERM while a model was trained; the same call continues from there.
+        Stopped: SIGINT or SIGTERM arrived during training; the same call continues from there.
     """
     declaration, stages = material.declaration, _Stages(progress)
     _require_ready(declaration)
@@ -85,9 +87,9 @@ def distill(
     if not again and (existing := _existing(task, folder / identity, progress)) is not None:
         return existing
     trainings = _Trainings(runs / training_identity(task, settings, opened.path.name), identity)
-    # Says what this machine lacks before a teacher runs, perhaps for hours.
+    # Fail on a missing device now: the teacher may run for hours.
     resolve(material.profile)
-    with opened:  # keeps what the teacher has answered, whatever ends this
+    with opened:  # saves the teacher's outputs even on an error
         rehearse(task, teacher, opened, settings, stages.note)
         outputs, costs = _complete(task, teacher, opened, cache, stages)
     require_measured(task, outputs["teacher"], costs["teacher"], outputs.keys() - {"teacher"})
@@ -102,11 +104,11 @@ def distill(
         raise DependencyError(
             str(folder),
             f"student {identity} cannot be written: {error}",
-            remedy="make room there; the same command goes on from where training ended",
+            remedy="make room there and run the same command, which continues after training",
         ) from error
     trainings.end()
     reached = data["models"]["student"]["quality"][task.metric]
-    progress(f"student {identity}: test {task.metric} {'not known' if reached is None else f'{reached:.4f}'}", 1.0)
+    progress(f"student {identity}: test {task.metric} {'undefined' if reached is None else f'{reached:.4f}'}", 1.0)
     return DistillationReport(folder / identity, data)
 
 
@@ -117,14 +119,13 @@ def _require_ready(declaration: Distillation) -> None:
     if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise DependencyError(
             declaration.where,
-            f"was started as {processes} processes, which would all train the teacher and write the student",
+            f"was started as {processes} processes, each of which would train the teacher and write the student",
             expected="one process",
             remedy="launch a script of your own that runs a Training (docs/training.md)",
         )
 
 
 def _existing(task: Task, path: Path, progress: Progress) -> DistillationReport | None:
-    """The student in a folder, if all of it can be read."""
     if not path.exists():
         return None
     try:
@@ -141,10 +142,10 @@ def _existing(task: Task, path: Path, progress: Progress) -> DistillationReport 
 def _complete(
     task: Task, teacher: Teacher, opened: TeacherOutputs, cache: Path, stages: "_Stages"
 ) -> tuple[dict[str, TeacherOutputs], dict[str, TeacherCost]]:
-    """Outputs and costs of the teacher, for all rows, and of the references, for the test part."""
+    """Complete the outputs of teacher (all rows) and references (test part); return them with their costs."""
     rows, test, references = np.arange(task.material.table.num_rows), task.material.parts.test, task.references()
     outputs, costs = {"teacher": opened}, dict[str, TeacherCost]()
-    # Before the teacher runs: this also refuses references whose labels are not the task's.
+    # Open these before the teacher runs, since it rejects references whose labels differ from the task's.
     for name, reference in references.items():
         outputs[name] = open_outputs(task, reference, test, cache, stages.within(name, 0.35))
     models = [("teacher", teacher, rows, 0.35), *((name, model, test, 0.5) for name, model in references.items())]
@@ -162,7 +163,7 @@ def _train(
     declaration, trained = task.material.declaration, dict[tuple[str, int], Trained]()
     rows, cpu = task.material.parts.validation, torch.device("cpu")
     theirs = outputs.float32(rows)
-    if trainings.judged_anew:
+    if trainings.only_reporting_changed:
         stages.note(JUDGED_ANEW)
     for seed in range(declaration.seed, declaration.seed + declaration.seeds):
         for name in PUPILS:
@@ -172,10 +173,10 @@ def _train(
                 torch.manual_seed(seed)
                 student, objective = task.student(), task.objective()
             if name == "control":
-                if not objective.asks_teacher:  # then the student is its own control
+                if not objective.asks_teacher:  # the student is its own control
                     trained[name, seed] = trained["student", seed]
                     continue
-                if (alone := objective.alone()) is None:  # then it learns nothing
+                if (alone := objective.alone()) is None:  # without the teacher there is nothing to learn
                     untrained = task.finished(student.eval())
                     best = task.score(student_answers(task, untrained, rows, cpu), rows, theirs)
                     trained[name, seed] = Trained(untrained, StudentRun(RunState(over=True), best))
@@ -185,7 +186,7 @@ def _train(
             run = train_student(task, student, objective, outputs, seeded, trainings.folder / place, report_progress)
             student = task.finished(student)
             require_steady(task, student, rows[:STEADY], place)
-            if trainings.judged_anew:
+            if trainings.only_reporting_changed:
                 run = replace(run, best=task.score(student_answers(task, student, rows, cpu), rows, theirs))
             trained[name, seed] = Trained(student, run)
             stages.pause(run.waited)
@@ -195,18 +196,18 @@ def _train(
 
 @dataclass(frozen=True)
 class _Trainings:
-    """The runs of a training: checkpoints, and the weights of what is trained, which stay to be judged anew.
+    """The runs of one training: their checkpoints and final weights, which stay so that a new report can use them.
 
     Attributes:
-        folder: has a subfolder for each run.
-        student: id of the student that is to be written.
+        folder: folder with a subfolder per run.
+        student: id of the student to write.
     """
 
     folder: Path
     student: str
 
     def begin(self, *, again: bool) -> None:
-        if again and self._written.exists():  # otherwise an earlier `again` was interrupted, and goes on
+        if again and self._written.exists():  # otherwise continue an interrupted `again`
             for run in self.folder.glob("*-*"):
                 discard(run)
             self._selected.unlink(missing_ok=True)
@@ -215,12 +216,12 @@ class _Trainings:
             write_atomically(self._selected, self.student.encode())
 
     @property
-    def judged_anew(self) -> bool:
-        """Return whether the weights were selected under judging code that has changed since."""
+    def only_reporting_changed(self) -> bool:
+        """Return whether the reporting code has changed since the weights were selected."""
         return self._selected.read_text(encoding="utf-8") != self.student
 
     def end(self) -> None:
-        """Record that the student is written. Remove all checkpoints, which are large, but keep these weights."""
+        """Record that the student is written; delete all checkpoints, which are large, but keep its final weights."""
         write_atomically(self._written, self.student.encode())
         for run in self.folder.parent.glob("*/*"):
             discard(run, finished=run.parent != self.folder)
@@ -236,8 +237,6 @@ class _Trainings:
 
 @dataclass
 class _Stages:
-    """Seconds and pauses of each stage, and the share of the whole step that is done."""
-
     progress: Progress
     seconds: dict[str, float] = field(default_factory=dict)
     paused: dict[str, float] = field(default_factory=dict)
@@ -272,7 +271,7 @@ def _write(
     for name, content in files.items():
         (folder / name).write_bytes(content)
     for name, student in students.items():
-        # Contiguous copies: a student may share weights between layers.
+        # Copy, since a student may share weights between layers, which safetensors rejects.
         weights = {key: value.clone().contiguous() for key, value in student.state_dict().items()}
         save_file(weights, folder / f"{name}.safetensors")
     (folder / "report.json").write_text(json.dumps(data, indent=2, allow_nan=False), encoding="utf-8")

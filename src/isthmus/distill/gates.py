@@ -10,14 +10,14 @@ from isthmus.features.errors import ConfigurationError, Problem, one_of
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """A gate and the figure of the report."""
+    """A gate and the report's value for it, or None if the report has no value."""
 
     gate: Gate
     value: float | None
 
     @property
     def holds(self) -> bool:
-        """Whether the figure is within the bounds; without a value it is not."""
+        """True if the value is within the bounds; False without a value."""
         least, most, value = self.gate.at_least, self.gate.at_most, self.value
         return value is not None and (least is None or value >= least) and (most is None or value <= most)
 
@@ -27,7 +27,6 @@ class GateResult:
 
     @property
     def failure(self) -> str:
-        """Describe the broken bound."""
         if self.value is None:
             return f"gate {self.gate.metric} failed: it has no value"
         least = self.gate.at_least is not None and self.value < self.gate.at_least
@@ -36,14 +35,13 @@ class GateResult:
 
     @property
     def expected(self) -> str:
-        """The bounds, in words."""
         least = [] if self.gate.at_least is None else [f"at least {self.gate.at_least:g}"]
         most = [] if self.gate.at_most is None else [f"at most {self.gate.at_most:g}"]
         return f"{self.gate.metric} {' and '.join(least + most)}"
 
 
 def check_gates(report: Mapping[str, Any], gates: Sequence[Gate], where: str) -> list[GateResult]:
-    """Checks every gate. Raises a ConfigurationError if the report does not have the figure of a gate."""
+    """Check every gate. Raises a ConfigurationError if the report lacks the figure of a gate."""
     figures = gate_figures(report)
     problems = [Problem("gate", repr(gate.metric), one_of(figures)) for gate in gates if gate.metric not in figures]
     if problems:
@@ -52,12 +50,12 @@ def check_gates(report: Mapping[str, Any], gates: Sequence[Gate], where: str) ->
 
 
 def check_figures(figures: Mapping[str, float | None], gates: Iterable[Gate]) -> list[GateResult]:
-    """Checks those gates whose figures are known."""
+    """Check the gates whose figures are in `figures` and skip the others."""
     return [GateResult(gate, figures[gate.metric]) for gate in gates if gate.metric in figures]
 
 
 def gate_figures(report: Mapping[str, Any]) -> dict[str, float | None]:
-    """All numbers of a report that a gate can name."""
+    """Return all figures of a report that a gate can name."""
     figures: dict[str, float | None] = {name: (report[name] or {}).get("value") for name in OVERALL}
     figures |= report["measures"]
     for model, record in report["models"].items():

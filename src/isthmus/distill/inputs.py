@@ -1,4 +1,4 @@
-"""What a distillation may read, held against the contract: by a model, and by a model on a device."""
+"""Checks the inputs of a distillation against the contract: types, availability on devices, and the spine."""
 
 from collections.abc import Iterable
 
@@ -13,16 +13,19 @@ from isthmus.features.types import INPUTS
 def input_problems(
     distillation: Distillation, distillations: Iterable[Distillation], contract: Contract
 ) -> list[Problem]:
-    """Each input that a model cannot read, or a device not have; `distillations` are all of the project."""
-    problems = _unreadable(distillation, contract) + _beyond_the_device(distillation, contract)
+    """Return a problem for each input that a model cannot read or a device does not have.
+
+    `distillations` are all distillations of the project.
+    """
+    problems = _unreadable(distillation, contract) + _unavailable_on_device(distillation, contract)
     problems += _not_in_the_spine(distillation, contract)
     if isinstance(distillation.task, Causal):
         problems += distillation.task.unknown(distillation.where, contract, distillation.student.name)
-    return problems + _unfit_instead(distillation, distillations, contract)
+    return problems + _unusable_fallback(distillation, distillations, contract)
 
 
 def _unreadable(distillation: Distillation, contract: Contract) -> list[Problem]:
-    """Inputs of teacher and student that are bytes or arrays, and arrays that the student's graph would need."""
+    """Report inputs that are bytes or arrays, and arrays that a request transform in the student's graph takes."""
     return [
         Problem(f"distillation {distillation.name}, {role}", f"reads {column.name}, of type {column.dtype}",
                 "numbers, times and Strings")
@@ -32,38 +35,38 @@ def _unreadable(distillation: Distillation, contract: Contract) -> list[Problem]
     ] + [
         Problem(f"distillation {distillation.name}, student",
                 f"reads request transform {transform.name}, which takes {column.name}, an Array",
-                "request transforms of numbers, times and Strings: a package is fed no arrays")
+                "request transforms of numbers, times and Strings: packages do not take arrays")
         for transform in contract.used(distillation.student.name)
         for column in contract.transform_inputs(transform)
         if column.dtype.element is not None
     ]  # fmt: skip
 
 
-def _unfit_instead(
+def _unusable_fallback(
     distillation: Distillation, distillations: Iterable[Distillation], contract: Contract
 ) -> list[Problem]:
-    """A distillation that is to answer for another one's student, and cannot."""
+    """Report a `stale` that names a distillation that does not exist or reads stored features."""
     known = {each.name: each for each in distillations}
     name, where = distillation.stale, f"distillation {distillation.name}: stale"
     if not isinstance(name, str):
         return []
     if name not in known or name == distillation.name:
         others = [other for other in known if other != distillation.name]
-        return [Problem(where, f"no other distillation {name!r}{nearest(name, others)}", one_of(others))]
+        return [Problem(where, f"no other distillation is named {name!r}{nearest(name, others)}", one_of(others))]
     if stored := [f"{view}:{feature}" for view, feature in contract.read(known[name].student.name)]:
         return [Problem(where, f"the student of {name} reads {', '.join(stored[:3])}",
-                        "a student without stored features: they are what is missing")]  # fmt: skip
+                        "a student without stored features, since those are missing or stale")]  # fmt: skip
     return []
 
 
-def _beyond_the_device(distillation: Distillation, contract: Contract) -> list[Problem]:
-    """A student that reads what only a server has."""
+def _unavailable_on_device(distillation: Distillation, contract: Contract) -> list[Problem]:
+    """Report a student that reads features only a server has."""
     beyond = [c.name for c in contract.inputs(distillation.student.name) if c.available == "server"]
     if not beyond:
         return []
     uses = f"uses {', '.join(beyond)}"
     for transform in contract.used(distillation.student.name):
-        # The results of a transform exist only where all of its inputs do.
+        # A transform's results are only available where all of its inputs are.
         if inputs := [c.name for c in contract.transform_inputs(transform) if c.available == "server"]:
             uses += f", where request transform {transform.name} takes {', '.join(inputs)}"
     stored = {name for view in contract.views.values() for name in map(view.full_name, (c.name for c in view.fields))}
@@ -78,7 +81,7 @@ def _beyond_the_device(distillation: Distillation, contract: Contract) -> list[P
 
 
 def _not_in_the_spine(distillation: Distillation, contract: Contract) -> list[Problem]:
-    """Request fields of teacher and student that no row of the spine has."""
+    """Report request fields of teacher and student that the spine lacks."""
     spine, services = distillation.spine, (distillation.teacher, distillation.student)
     there = {key for entity in spine.entities for key in entity.join_keys}
     there |= {field.name for field in spine.request.schema} if spine.request else set()
@@ -95,7 +98,7 @@ def _not_in_the_spine(distillation: Distillation, contract: Contract) -> list[Pr
         Problem(
             f"distillation {distillation.name}, spine {spine.name}",
             f"has no column {', '.join(missing)}, which its models read from the request",
-            f"the line: @spine(..., request={name}), and the columns in what the function returns",
+            f"@spine(..., request={name}), and these columns in the result of the spine function",
         )
         for name in sorted(sources)[:1]
     ]

@@ -1,4 +1,4 @@
-"""What a model of tables predicts, how its probabilities are calibrated, and how answers meet labels: declarations."""
+"""Declarations for tabular models: kinds of label, calibration of probabilities, and monitoring of predictions."""
 
 import math
 from abc import ABC, abstractmethod
@@ -14,9 +14,9 @@ from isthmus.features.errors import Problem, one_of
 from isthmus.features.types import Bool, DataType, Float32, Float64, Int32, Int64, String
 
 MOST_CLASSES = 256
-"""Beyond that many, a label is a key and no class."""
+"""A label with more distinct values is a key rather than a class."""
 MOST_RELEVANT = 30
-"""The gain of a row is 2 to the power of its relevance, minus 1."""
+"""Highest relevance; the gain of a row is 2**relevance - 1."""
 Loss = Literal["squared", "absolute"]
 
 _WHOLE = (Bool, Int32, Int64)
@@ -24,11 +24,11 @@ _NUMBERS = (*_WHOLE, Float32, Float64)
 
 
 class Label(ABC):
-    """A kind of label.
+    """Base of the kinds of label.
 
     Attributes:
-        types: of a label's column.
-        gives: what the student answers, in words.
+        types: allowed types of the label's column.
+        gives: what the student predicts, in words.
     """
 
     types: ClassVar[tuple[DataType, ...]] = _NUMBERS
@@ -36,32 +36,30 @@ class Label(ABC):
 
     @property
     def grouped_by(self) -> str | None:
-        """The column whose values are groups of rows, which no part of a split and no batch cuts."""
+        """Column whose equal values form a group of rows that stays in one part and one batch; None without groups."""
         return None
 
     @abstractmethod
     def stands_for(self, value: float) -> bool:
-        """Whether a student may have answered a number, so that it can be a default."""
+        """Return whether `value` could be a prediction, so that it can be the answer for stale features."""
 
-    def problems(self, where: str) -> list[Problem]:  # noqa: ARG002 - of subclasses
-        """The invalid values, each with what would be valid."""
+    def problems(self, where: str) -> list[Problem]:  # noqa: ARG002 - for subclasses
         return []
 
 
 @dataclass(frozen=True)
 class Binary(Label):
-    """0 or 1. The student answers with the `probability` of a 1."""
+    """A label of 0 or 1. The student predicts `probability`, the probability of a 1."""
 
     gives = "a probability"
 
     def stands_for(self, value: float) -> bool:
-        """A probability."""
         return 0 <= value <= 1
 
 
 @dataclass(frozen=True)
 class Classes(Label):
-    """Texts or whole numbers, at most 256 of them. The student answers with the `probabilities` of all.
+    """Texts or whole numbers, at most 256 different ones. The student predicts `probabilities`, one per class.
 
     The classes are those of the training part: whole numbers ascending, texts in the order of their code points.
     """
@@ -69,28 +67,26 @@ class Classes(Label):
     types = (*_WHOLE, String)
     gives = "the probabilities of classes"
 
-    def stands_for(self, value: float) -> bool:  # noqa: ARG002 - none does
-        """No number is an answer."""
+    def stands_for(self, value: float) -> bool:  # noqa: ARG002 - no number fits
         return False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Number(Label):
-    """Any number that float32 has. The student answers with a `value`, between the labels of the training part.
+    """A number within the range of float32. The student predicts `value`, within the range of the training labels.
 
     Attributes:
-        loss: "squared", for the mean of what may come, measured by rmse; or "absolute", for its median, by mae.
+        loss: "squared" predicts the mean and is measured by rmse; "absolute" predicts the median and is measured by
+            mae.
     """
 
     gives = "a number"
     loss: Loss = "squared"
 
     def stands_for(self, value: float) -> bool:
-        """A finite number."""
         return math.isfinite(value)
 
     def problems(self, where: str) -> list[Problem]:
-        """Of the loss."""
         known = get_args(Loss)
         wrong = Problem(f"{where}: loss", repr(self.loss), " or ".join(map(repr, known)))
         return [] if self.loss in known else [wrong]
@@ -98,14 +94,14 @@ class Number(Label):
 
 @dataclass(frozen=True, kw_only=True)
 class Rank(Label):
-    """How relevant the rows of a group are, from 0 (not at all) to 30. The student answers with a `score`.
+    """The relevance of rows within a group, from 0 (not relevant) to 30. The student predicts `score`.
 
-    A score orders the rows of its group, the highest first. It says nothing by itself, nor of rows of two groups.
+    Within a group, rows with higher scores come first. Scores of different groups cannot be compared.
 
     Attributes:
-        within: the column whose values are the groups: a join key or a request field of the spine, or
+        within: column whose equal values form a group: a join key or a request field of the spine, or
             "event_timestamp".
-        at: the rows of a group that count in ndcg, from the top.
+        at: number of top rows per group that count in ndcg.
     """
 
     types = (*_WHOLE, Float32, Float64)
@@ -115,15 +111,12 @@ class Rank(Label):
 
     @property
     def grouped_by(self) -> str:
-        """The column of groups."""
         return self.within
 
     def stands_for(self, value: float) -> bool:
-        """A finite number."""
         return math.isfinite(value)
 
     def problems(self, where: str) -> list[Problem]:
-        """Of the column, and of the rows that count."""
         checks = [
             ("within", self.within, isinstance(self.within, str), "the name of a column"),
             ("at", self.at, type(self.at) is int and self.at >= 1, "a whole number of at least 1"),
@@ -134,9 +127,10 @@ class Rank(Label):
 
 
 class Calibration(ABC):
-    """How the student's probabilities become the shares of rows that turn out so: learned on the validation part.
+    """Base of the calibrations, which are fitted to the validation part to match observed frequencies.
 
-    `labels` are the kinds of labels that it is for.
+    Attributes:
+        labels: kinds of label that the calibration supports.
     """
 
     labels: ClassVar[tuple[type[Label], ...]]
@@ -144,17 +138,17 @@ class Calibration(ABC):
 
 @dataclass(frozen=True)
 class Temperature(Calibration):
-    """All logits are divided by the number that makes the labels likeliest (Guo et al., 2017, arXiv:1706.04599)."""
+    """Divides all logits by the number that makes the labels most likely (Guo et al., 2017, arXiv:1706.04599)."""
 
     labels = (Binary, Classes)
 
 
 @dataclass(frozen=True)
 class Isotonic(Calibration):
-    """A rising, piecewise linear map of the logit (after Zadrozny and Elkan, KDD 2002).
+    """Maps the logit by an increasing, piecewise linear function (after Zadrozny and Elkan, KDD 2002).
 
-    Its points are shares of ones over bins of equal mass, pooled until they rise. It rises strictly, so that the order
-    of rows, and the AUC, stay but for rounding.
+    Its points are the shares of ones in bins of equal mass, pooled until they increase. The map is strictly increasing,
+    so the order of rows, and with it the AUC, does not change except for rounding.
     """
 
     labels = (Binary,)
@@ -162,17 +156,17 @@ class Isotonic(Calibration):
 
 @dataclass(frozen=True, kw_only=True)
 class Monitor:
-    """How recorded answers of a model find the labels that become known later: `isthmus monitor`.
+    """How `isthmus monitor` matches recorded predictions with labels that become known later.
 
-    The label of an answer is that of the spine's row with the same join keys and request fields whose `event_timestamp`
-    is nearest to the moment of the answer.
+    The label of a prediction is taken from the spine's row with the same join keys and request fields whose
+    `event_timestamp` is nearest to the time of the prediction.
 
     Attributes:
-        within: how far apart the two moments may be.
-        match: the join keys and request fields by which rows are found; None for all of them that a request has. Leave
-            out a field that an app may know otherwise than the spine.
-        slices: the join keys and request fields by whose values quality is measured, too; None for all of them
-            but the join keys of private views.
+        within: largest difference between the two times.
+        match: join keys and request fields that must be equal; None for all of them that a request has. Leave out a
+            field whose value in the app may differ from the spine.
+        slices: join keys and request fields by whose values quality is also measured; None for all except the join keys
+            of private views.
     """
 
     within: timedelta = timedelta(hours=1)
@@ -180,7 +174,6 @@ class Monitor:
     slices: Sequence[str] | None = None
 
     def problems(self, where: str, spine: Spine) -> list[Problem]:
-        """The invalid values, each with what would be valid."""
         if wrong := mistyped(self, f"{where}: "):
             return wrong
         problems = failed_checks(self, where, [("within", self.within >= timedelta(0), "at least 0")])
@@ -194,7 +187,6 @@ class Monitor:
 
 
 def _matchable(spine: Spine) -> list[str]:
-    """The join keys and request fields of a spine, without arrays."""
     keys = [key for entity in spine.entities for key in entity.join_keys]
     fields = [field.name for field in spine.request.schema if field.dtype.element is None] if spine.request else []
     return list(dict.fromkeys([*keys, *fields]))

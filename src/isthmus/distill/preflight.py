@@ -1,4 +1,4 @@
-"""Checks with an untrained student before the first step: everything that the end of a training would refuse."""
+"""Checks with an untrained student before training, to find errors that would otherwise appear only at the end."""
 
 import math
 from collections.abc import Callable, Collection
@@ -25,7 +25,7 @@ from isthmus.features.errors import ConfigurationError, DataError, GateFailed, P
 from isthmus.package.featurizer.form import HEAD
 
 STEADY = 4
-"""Rows that a student is asked several times."""
+"""Number of rows on which a student must give the same output twice."""
 
 _MEASURED = ("parameters", "bytes", "p50_us", "p99_us")
 
@@ -33,12 +33,14 @@ _MEASURED = ("parameters", "bytes", "p50_us", "p99_us")
 def rehearse(
     task: Task, teacher: Teacher, outputs: TeacherOutputs, settings: TrainingSettings, note: Callable[[str], None]
 ) -> None:
-    """Computes the loss of the first batch and runs the graph of a new student, before the teacher computes the rest.
+    """Compute the loss of the first batch and run the graph of a new student, before the teacher computes all outputs.
+
+    Restores torch's random state. Runtimes that cannot run the student are reported with `note`, not raised.
 
     Raises:
-        ConfigurationError: a gate is about a figure that no report has, the student is larger than its teacher, a step
-            has no loss, a batch would part a group of rows, or student, teacher and objective do not fit each
-            other: outputs, labels, tokenizers, shared parameters.
+        ConfigurationError: a gate names a figure that no report has, the student is larger than its teacher, a step has
+            no loss, a batch would split a group of rows, or student, teacher and objective do not fit each other:
+            outputs, labels, tokenizers, shared parameters.
         DataError: an input leaks the label.
         GateFailed: the loss of the first batch is not finite.
     """
@@ -56,17 +58,16 @@ def rehearse(
     if (alone := objective.alone()) is not None:
         alone.require_weight(steps, f"{where}: control")
     else:
-        note(f"no control is trained: every term of the objective asks the teacher ({', '.join(objective.terms)})")
+        note(f"no control is trained: every term of the objective needs the teacher ({', '.join(objective.terms)})")
     if leaks := task.leaks():
         raise DataError(
             f"{where}: inputs",
             "; ".join(leaks),
-            expected="inputs that are known before the label, none of which says it alone",
-            remedy="leave what is known only after the label out of the features; if it is known before, no model is "
-            "needed",
+            expected="inputs that are known before the label and do not reveal it on their own",
+            remedy="remove inputs that are known only after the label; if they are known before, you need no model",
         )
     if calls := announced(teacher, outputs, task.material.parts.train[: _first_rows(task, settings)]):
-        note(f"teacher {teacher.name} is asked in {calls}")
+        note(f"teacher {teacher.name} runs in {calls}")
     _first_step(task, student, objective, outputs, settings)
     _require_compatible(task, teacher, student, outputs)
     if outputs.missing and objective.asks_teacher and (size := teacher.size()) is not None:
@@ -94,11 +95,11 @@ def rehearse(
 
 
 def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, references: Collection[str]) -> None:
-    """Measures a new student on the validation part.
+    """Measure a new student on the validation part and check that metric and gates exist.
 
     Raises:
-        ConfigurationError: the student is larger than its teacher, there is no such metric, or a gate is about a figure
-            that no model has.
+        ConfigurationError: the student is larger than its teacher, the task's metric is not one of its figures, or a
+            gate names a figure that no model has.
     """
     where, rows = task.material.declaration.where, task.material.parts.validation
     with torch.random.fork_rng(devices=[]):
@@ -109,7 +110,7 @@ def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, ref
     ours = student_answers(task, student, rows, torch.device("cpu"))
     quality = {*task.quality(theirs, rows, theirs), *task.quality(ours, rows, theirs)}
     if task.metric not in quality:
-        raise ConfigurationError(f"{where}: metric", [Problem("of the task", repr(task.metric), one_of(quality))])
+        raise ConfigurationError(f"{where}: metric", [Problem("task", repr(task.metric), one_of(quality))])
     pupils = {*quality, *_MEASURED, *task.agreement(ours, theirs)}
     known = {f"{model}.{figure}" for model in ("teacher", *references) for figure in (*quality, *_MEASURED)}
     known |= {f"{model}.{figure}" for model in ("student", "control") for figure in pupils}
@@ -123,7 +124,7 @@ def _require_compatible(task: Task, teacher: Teacher, student: nn.Module, output
     if outputs.missing:
         few = task.asked(task.material.parts.train[:2])
         compatible(teacher, few, {}, labels=task.classes, student=student, tokenizers=tokenizers)
-    # A teacher with complete outputs is not loaded: they were checked already, except for the student's tokenizer.
+    # If all outputs are cached they were checked before, so do not load the teacher; only check the tokenizers.
     elif tokenizers is not None and (problems := differing_tokens(*tokenizers)):
         raise ConfigurationError(teacher.where, problems)
 
@@ -139,7 +140,7 @@ def _first_step(
     where, train, cpu = task.material.declaration.where, task.material.parts.train, torch.device("cpu")
     rows = _first_rows(task, settings)
     place = f"{where}: the first {rows:,} rows"
-    remedy = "correct the objective, the student or the teacher's outputs: only those of these rows have been computed"
+    remedy = "correct the objective, the student or the teacher; so far only outputs for these rows were computed"
     with torch.random.fork_rng(devices=[]), enough_memory(place, cpu, settings, rows):
         data = TeacherBatches(task, train[:rows], outputs, cpu, with_teacher=objective.asks_teacher)
         first = data[torch.arange(rows)]
@@ -154,22 +155,22 @@ def _first_step(
         except GateFailed as error:
             raise GateFailed(
                 f"{place}: {error.where}", error.found, expected=error.expected,
-                remedy="look at their labels and inputs, and at the teacher's outputs for them",
+                remedy="check the labels, the inputs and the teacher's outputs of these rows",
             ) from error  # fmt: skip
-        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # of torch or the task
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # from torch or the task
             if is_full(error):
                 raise
-            problem = Problem("student and loss", f"end with {type(error).__name__}: {error}".rstrip("."))
+            problem = Problem("student and loss", f"raise {type(error).__name__}: {error}".rstrip("."))
             raise ConfigurationError(place, [problem], remedy=remedy) from error
 
 
 def _require_smaller(student: nn.Module, teacher: int, where: str) -> list[str]:
-    """Refuse a student with more parameters than its teacher, and note an equal number; bytes depend on precision."""
+    """Raise an error if the student has more parameters than its teacher; return a note if they are equal."""
     size = sum(weights.numel() for weights in student.parameters())
     if size > teacher:
         raise ConfigurationError(
             f"{where}: student",
             [Problem("its parameters", f"{size:,}", f"at most the teacher's {teacher:,}")],
-            remedy="make the student smaller: nothing would be gained by it",
+            remedy="make the student smaller than its teacher",
         )
     return [f"the student has as many parameters as its teacher ({size:,})"] if size == teacher else []

@@ -1,4 +1,4 @@
-"""The task of a declaration, a trained student with its task, and the identities of a student."""
+"""Creates the task of a declaration, loads trained students, and computes their identities."""
 
 import ast
 import dataclasses
@@ -39,7 +39,10 @@ REPORT = "report.json"
 
 @dataclass(frozen=True, eq=False)
 class Restored:
-    """A trained student, in eval mode, on the CPU, without gradients; `contract` is the hash of its training's."""
+    """A trained student in eval mode on the CPU, without gradients, and its task.
+
+    `contract` is the hash of the contract it was trained under.
+    """
 
     task: Task
     student: nn.Module
@@ -48,11 +51,11 @@ class Restored:
 
 
 def create_task(material: Material) -> Task:
-    """The task that a declaration names.
+    """Create the task that a declaration names.
 
     Raises:
-        ConfigurationError: there is no such task, or it lacks a name of the declared shape.
-        DataError: the table lacks what the task needs.
+        ConfigurationError: the task does not exist, or lacks a name of the declared shape.
+        DataError: the table lacks columns or values that the task needs.
     """
     kind = task_class(material.declaration)
     require_shape(kind, material.declaration.shape, material.declaration.where)
@@ -60,7 +63,7 @@ def create_task(material: Material) -> Task:
 
 
 def task_class(declared: Distillation) -> type[Task]:
-    """Return the task class that a declaration names. Raise a ConfigurationError if it does not exist."""
+    """Return the task class that a declaration names. Raises a ConfigurationError if it does not exist."""
     if isinstance(declared.task, str):
         module, _, name = declared.task.partition(":")
         where = f"{declared.where}: task"
@@ -76,29 +79,29 @@ def task_class(declared: Distillation) -> type[Task]:
 
 
 def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> None:
-    """Raises a ConfigurationError with each name that is not in a task's `shape`."""
+    """Raise a ConfigurationError that lists the names that are not in the task's `shape`."""
     if unknown := [name for name in names if name not in task.shape]:
-        expected = one_of(task.shape) if task.shape else "a task that has a `shape`"
-        problems = [Problem(f"shape {name!r}", "the student is not created with it", expected) for name in unknown]
+        expected = one_of(task.shape) if task.shape else "a task with a `shape`"
+        problems = [Problem(f"shape {name!r}", "is not in the task's `shape`", expected) for name in unknown]
         raise ConfigurationError(where, problems)
 
 
 def restored(material: Material, folder: Path, weights: str = "student") -> Restored:
-    """A student with its fitted preparation; the contract and the profile may differ from those of its training.
+    """Load a student with its fitted preparation; contract and profile may differ from its training.
 
     Raises:
-        ContractMismatch: it was trained on other rows, or as another declaration.
-        DataError: it cannot be read.
+        ContractMismatch: it was trained on another training set, or its declaration has changed.
+        DataError: a file is missing or damaged.
     """
     try:
         report = json.loads((folder / REPORT).read_bytes())
         before, identity, contract = report["made_of"], str(report["id"]), str(report["contract"])
-        learned = str(before["training_set"])
+        trained_on = str(before["training_set"])
     except (OSError, ValueError, LookupError) as error:
         raise unreadable(folder / REPORT, error) from error
     where = f"student {identity} of {material.declaration.name}"
-    if learned != material.training_set:
-        raise ContractMismatch(where, f"learned from training set {learned}", expected=material.training_set,
+    if trained_on != material.training_set:
+        raise ContractMismatch(where, f"was trained on training set {trained_on}", expected=material.training_set,
                                remedy="run `isthmus distill`")  # fmt: skip
     if isinstance(material.declaration.task, Tabular):
         preparation = read_record(folder).preparation
@@ -107,7 +110,7 @@ def restored(material: Material, folder: Path, weights: str = "student") -> Rest
     if not trained_alike(before, task):
         raise ContractMismatch(
             where,
-            "what is declared of it has changed since it was trained",
+            "its declaration has changed since it was trained",
             expected="the same split, inputs and task",
             remedy="run `isthmus distill`",
         )
@@ -115,9 +118,9 @@ def restored(material: Material, folder: Path, weights: str = "student") -> Rest
 
 
 def require_readable(task: Task, folder: Path, weights: Iterable[str]) -> dict[str, Any]:
-    """The report of a student, after reading everything that `restored` needs for each name in `weights`.
+    """Read everything that `restored` needs for each name in `weights`; return the report.
 
-    Raises a DataError if something cannot be read.
+    Raises a DataError if a file is missing or damaged.
     """
     try:
         report: dict[str, Any] = msgspec.json.decode((folder / REPORT).read_bytes(), type=dict[str, Any])
@@ -127,7 +130,7 @@ def require_readable(task: Task, folder: Path, weights: Iterable[str]) -> dict[s
         read_record(folder)
     for name in task.files(folder.name):
         if not (folder / name).is_file():
-            raise unreadable(folder / name, FileNotFoundError("there is none"))
+            raise unreadable(folder / name, FileNotFoundError("file not found"))
     for name in weights:
         _load(task, folder / f"{name}.safetensors")
     return report
@@ -144,18 +147,18 @@ def _load(task: Task, file: Path) -> nn.Module:
 
 
 def training_identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
-    """Digest what the weights of all seeds depend on.
+    """Return a digest of everything that the weights of all seeds depend on.
 
-    These are the rows and their split, the inputs and the label, the shape of the student, the code of the task but for
-    `JUDGING`, the name of the metric that selects the weights, the teacher's outputs, the settings, the seeds, the
-    profile, and the versions of Isthmus and torch.
+    These are the rows and their split, inputs and label, the shape of the student, the code of the task without
+    `JUDGING`, the metric that selects the weights, the teacher's outputs, settings, seeds, profile, and the versions of
+    Isthmus and torch.
     """
     metric = [task.metric, task.more]
     return _identity(task, settings, outputs, {"training": origins(task)["training"], "metric": metric})
 
 
 def student_identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
-    """Digest what the weights and the report depend on: all of `training_identity`, and the rest of the task's code."""
+    """Return a digest of what weights and report depend on: `training_identity` and all code of the task."""
     return _identity(task, settings, outputs, whole(origins(task)))
 
 
@@ -173,17 +176,17 @@ def _identity(task: Task, settings: TrainingSettings, outputs: str, made_of: dic
 
 
 def origins(task: Task) -> dict[str, str]:
-    """Digest the task with its training set, label, inputs, split and shape, for the `made_of` of a report.
+    """Return digests of the task with its training set, label, inputs, split and shape, for `made_of` in a report.
 
     Returns:
-        The training set; the digest of everything (`kind`), of what training depends on, and of what training and
-        report depend on. Reports of earlier versions have the first two.
+        The training set, and the digests of everything (`kind`), of what training depends on (`training`), and of what
+        training and report depend on (`report`). Reports of earlier versions only have the first two.
     """
     return origins_of(type(task), task.material)
 
 
 def origins_of(kind: type, material: Any) -> dict[str, str]:
-    """Return the `origins` of a task of this class. They use only a few fields of the material."""
+    """Return the `origins` of a task of this class; uses only a few fields of `material`."""
     declared = material.declaration
     kinds: dict[str, Any] = {"kind": fingerprint(kind)}
     if isinstance(declared.task, Tabular):
@@ -192,7 +195,7 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
         preparation = {**numbers, **{name: described(text) for name, text in plan.texts.items()}}
         kinds = {"kind": {**_options(declared.task), "preparation": preparation}}
     elif isinstance(declared.task, Causal):
-        # What base and teacher answer is in the identity of their outputs.
+        # The identity of the outputs covers base and teacher.
         new = declared.task.student
         digest = None if new is None else fingerprint(function_of(new))
         kinds = {"kind": {"causal": declared.task.identity(), "student": digest}}
@@ -200,7 +203,7 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
         kinds |= {"training": code(kind, JUDGING), "report": code(kind, EXPORTING)}
     device = declared.student.device
     about = {
-        # Only where a device keeps rows: other students keep their identity.
+        # Leave this out without a device, so that those students keep their identity.
         **({} if device is None else {"ages": device.identity()}),
         "label": material.label,
         "inputs": [[item.name, item.dtype.name] for item in material.student_inputs],
@@ -213,7 +216,7 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
 
 
 def whole(made_of: dict[str, str]) -> dict[str, str]:
-    """Return `origins` as earlier versions wrote them, without separate parts for training and judging."""
+    """Return the `origins` in the form of earlier versions, which have one digest for all code."""
     return {key: made_of[key] for key in ("training_set", "kind")}
 
 
@@ -230,11 +233,11 @@ def trained_alike(before: dict[str, Any], task: Task, part: str = "training") ->
 
 @lru_cache
 def code(kind: type, without: frozenset[str]) -> Any:
-    """Describe the code of a task class and its bases that runs if the members `without` are never called.
+    """Describe the code of a task class and its bases that can run if the members `without` are never called.
 
-    It starts at the other members that Isthmus calls and follows the names that their code mentions. Every member
-    counts where names are computed, where a decorator or a metaclass sees the class, and where a base class comes from
-    an installed package.
+    The description starts at the other members that Isthmus calls and follows the names that their code mentions. It
+    includes every member if names are computed, if a decorator or a metaclass sees the class, or if a base class comes
+    from an installed package.
     """
     users = [each for each in kind.__mro__ if codehash.is_user_code(each)]
     ours = [each for each in kind.__mro__ if each.__module__.startswith("isthmus.")]
@@ -254,7 +257,7 @@ def code(kind: type, without: frozenset[str]) -> Any:
 
 
 def _described(kinds: Sequence[type], without: Collection[str]) -> str:
-    """Describe the code of classes without these members, and the code that the other members refer to."""
+    """Describe the code of classes without some members, and the code that the remaining members refer to."""
     parts = []
     for kind in kinds:
         tree = codehash.class_tree(kind)
@@ -269,7 +272,7 @@ def _mentioned(names: Collection[str], text: str) -> set[str]:
     computed = rf"{unknown}|attrgetter|methodcaller|getmembers|(vars|dir)\(|__dict__|(?<![.\w])(eval|exec)\("
     if re.search(computed, text):
         return {*names}
-    return {*names} & {found for pair in re.findall(r"\.(\w+)|'(\w+)'", text) for found in pair}
+    return {*names} & {name for pair in re.findall(r"\.(\w+)|'(\w+)'", text) for name in pair}
 
 
 def _read(tree: ast.ClassDef) -> list[str]:
@@ -302,13 +305,13 @@ def _set(node: ast.Assign) -> set[str]:
 
 
 class _Unset(ast.NodeTransformer):
-    """Drops assignments to attributes of these names: a task may set a tolerance in `__init__`."""
+    """Removes assignments to some attributes of `self`: a task may set a tolerance in `__init__`."""
 
     def __init__(self, names: Collection[str]) -> None:
         self.names = {*names}
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-        return node  # whose `self` is not the task
+        return node  # its `self` is not the task
 
     def visit_Assign(self, node: ast.Assign) -> ast.stmt:
         calls = [part for part in ast.walk(node.value) if isinstance(part, ast.Call | ast.NamedExpr)]
@@ -317,7 +320,7 @@ class _Unset(ast.NodeTransformer):
 
 
 def _options(task: Tabular) -> dict[str, Any]:
-    """What a Tabular says but its preparation. With the usual label and calibration, students keep their identity."""
+    """Return the options of a Tabular except its preparation; default label and calibration are left out."""
     options = dataclasses.asdict(replace(task, preparation={}))
     for name, usual in (("label", Binary()), ("calibration", None)):
         value = getattr(task, name)

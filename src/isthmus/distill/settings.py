@@ -1,4 +1,4 @@
-"""The settings of a training run: how long, how fast, and what decides."""
+"""The settings of a training run: duration, learning rate, and selection of the best weights."""
 
 import math
 from collections.abc import Iterable
@@ -11,26 +11,27 @@ from isthmus.features.errors import Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
-    """How a module is trained.
+    """Settings of a training run.
 
     Attributes:
-        epochs: passes over the data; this or `steps`.
-        steps: steps of the optimizer.
-        batch: rows of a step, of all processes together.
-        accumulation: parts into which each process divides its share of a batch, to save memory; results change by
-            rounding only.
-        learning_rate: the largest step of AdamW.
+        epochs: passes over the data; set either this or `steps`.
+        steps: optimizer steps.
+        batch: rows per step, over all processes.
+        accumulation: number of parts into which each process divides its share of a batch, to save memory; changes
+            results only by rounding.
+        learning_rate: maximum learning rate of AdamW.
         weight_decay: decoupled weight decay of AdamW.
-        schedule: how the learning rate falls to zero after the warm-up, or that it stays.
-        warm_up: share of the steps over which it rises.
-        clip: largest norm of all gradients together; None for any.
-        gate: the metric by which the best weights are selected; None for the last weights.
-        best: whether more or less of it is better.
-        patience: evaluations without a better gate after which training stops; None for never.
+        schedule: decay of the learning rate after the warm-up: to zero, or "constant".
+        warm_up: share of the steps over which the learning rate rises.
+        clip: maximum norm of all gradients together; None to not clip.
+        gate: metric that selects the best weights; None for the last weights.
+        best: "max" if a higher gate is better, else "min".
+        patience: evaluations without a better gate after which training stops; None to never stop early.
         evaluate_every: steps between evaluations; None to evaluate after each epoch. The last step is always evaluated.
-        checkpoint_steps: steps between checkpoints; None for none.
-        checkpoint_seconds: seconds between checkpoints; None for none. A run that ends in order always writes a last.
-        seed: of the order of the rows, and of everything random in a step.
+        checkpoint_steps: steps between checkpoints; None for none by steps.
+        checkpoint_seconds: seconds between checkpoints; None for none by time. A run that ends or is stopped by a
+            signal always writes a last checkpoint.
+        seed: seed of the row order and of everything random in a step.
     """
 
     epochs: int | None = None
@@ -51,7 +52,6 @@ class TrainingSettings:
     seed: int = 0
 
     def problems(self, where: str) -> list[Problem]:
-        """The invalid values, each with what would be valid."""
         if wrong := mistyped(self, f"{where}: "):
             return wrong
         counts = ("batch", "accumulation")
@@ -66,22 +66,21 @@ class TrainingSettings:
             ("warm_up", 0 <= self.warm_up <= 1, "0 to 1"),
             ("clip", self.clip is None or 0 < self.clip < math.inf, "more than 0"),
             ("best", self.best in ("max", "min"), "max or min"),
-            ("patience", self.patience is None or self.gate is not None, "a gate beside it"),
+            ("patience", self.patience is None or self.gate is not None, "None, since `gate` is None"),
             ("checkpoint_seconds", self.checkpoint_seconds is None or self.checkpoint_seconds > 0, "more than 0"),
             ("seed", 0 <= self.seed < 2**63, "0 to 2**63 - 1"),
         ]
         return failed_checks(self, where, checks)
 
     def identity(self) -> dict[str, Any]:
-        """The values that the trained weights depend on: all but when checkpoints are written."""
+        """Return the values that the trained weights depend on: all except when to write checkpoints."""
         return {key: value for key, value in asdict(self).items() if not key.startswith("checkpoint")}
 
     def total(self, rows: int) -> int:
-        """Steps of the optimizer over `rows` rows."""
         return self.steps or (self.epochs or 0) * math.ceil(rows / self.batch)
 
     def rate(self, step: int, total: int) -> float:
-        """Share of the largest learning rate at a step: a linear rise, then down to zero unless it is constant."""
+        """Return the share of the maximum learning rate at a step."""
         rise = round(self.warm_up * total)
         if step < rise:
             return (step + 1) / rise
@@ -95,7 +94,7 @@ Settings = TrainingSettings
 
 
 def failed_checks(declared: object, where: str, checks: Iterable[tuple[str, bool, str]]) -> list[Problem]:
-    """A problem for each check (attribute, whether it holds, what would be accepted) that does not hold."""
+    """Return a problem for each failed check; a check is (attribute, whether it holds, valid values)."""
     return [
         Problem(f"{where}: {key}", repr(getattr(declared, key)), expected) for key, good, expected in checks if not good
     ]

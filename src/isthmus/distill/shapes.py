@@ -1,4 +1,4 @@
-"""Checks of the kinds, sizes and devices of tensors, before anything is computed from them."""
+"""Checks of the types, sizes and devices of tensors before anything is computed from them."""
 
 import math
 from dataclasses import dataclass
@@ -12,11 +12,12 @@ from isthmus.features.errors import ConfigurationError, Problem
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expected:
-    """A value that must be a tensor.
+    """A value that must be a tensor of a certain layout and kind.
 
     Attributes:
-        layout: its sizes in words, first to last. A number is that size; a word is a size that all tensors share; a
-            leading "..." is any number of sizes, which all tensors share.
+        tensor: the value.
+        layout: names of its sizes, first to last, separated by spaces. A number means exactly that size; a word means a
+            size that all tensors share; a leading "..." means any leading sizes, which all tensors share.
         kind: "floats", "integers" or "booleans".
     """
 
@@ -26,25 +27,24 @@ class Expected:
 
 
 def floats(tensor: Any, layout: str) -> Expected:
-    """A tensor of floating-point numbers of any precision."""
+    """Expect a tensor of floating-point numbers of any precision."""
     return Expected(tensor, layout, "floats")
 
 
 def integers(tensor: Any, layout: str) -> Expected:
-    """A tensor of integers."""
     return Expected(tensor, layout, "integers")
 
 
 def booleans(tensor: Any, layout: str) -> Expected | None:
-    """A mask: a tensor of booleans, true where a position counts, or None if all do."""
+    """Expect a boolean mask, True where a position counts; None stands for a mask of all positions."""
     return None if tensor is None else Expected(tensor, layout, "booleans")
 
 
 def agree(where: str, *problems: Problem | None, **tensors: Expected | None) -> None:
-    """Refuses tensors whose kinds, sizes or devices do not go together, together with the problems passed in.
+    """Check that the tensors' kinds, sizes and devices fit together.
 
     Raises:
-        ConfigurationError: with every problem. An empty tensor is a problem: it has no mean.
+        ConfigurationError: lists every misfit, any problems passed in, and empty tensors, which have no mean.
     """
     failures = [problem for problem in problems if problem is not None]
     sizes: dict[str, tuple[Any, str]] = {}
@@ -58,19 +58,19 @@ def agree(where: str, *problems: Problem | None, **tensors: Expected | None) -> 
 def agree_pair(
     where: str, layout: str, student: Any, teacher: Any, *problems: Problem | None, **tensors: Expected | None
 ) -> None:
-    """`agree` for floats of student and teacher in the same layout, and further tensors."""
+    """Check like `agree`, for floats of student and teacher in the same layout and further tensors."""
     agree(where, *problems, student=floats(student, layout), teacher=floats(teacher, layout), **tensors)
 
 
 def positive(name: str, value: float) -> Problem | None:
-    """The problem of a number that is not above 0 and finite."""
+    """Return a problem unless the number is above 0 and finite."""
     return None if 0 < value < math.inf else Problem(name, repr(value), "a finite number above 0")
 
 
 def below(name: str, indexes: Tensor, limit: int) -> Problem | None:
-    """The problem of indexes that are not at least 0 and below a limit.
+    """Return a problem unless all indexes are at least 0 and below `limit`.
 
-    Waits for a GPU: an index out of range would kill the process there, without a word about whose it was.
+    Synchronizes with a GPU: there, an index out of range would kill the process without naming the tensor.
     """
     if indexes.numel() == 0:
         return None
@@ -81,20 +81,20 @@ def below(name: str, indexes: Tensor, limit: int) -> Problem | None:
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """The tensor in float32 if it has half precision, else as it is."""
+    """Return the tensor as float32 if it has half precision, else unchanged."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def select(tensor: Tensor, where: Tensor | None) -> Tensor:
-    """The positions that count, (..., n) to (positions, n), in no less than float32.
+    """Return the positions of the mask, (..., n) to (positions, n), at least in float32.
 
-    The rest is dropped before anything is computed: what is not finite there reaches neither loss nor gradient.
+    Other positions are dropped before anything is computed, so that NaN there reaches neither loss nor gradient.
     """
     return precise(tensor if where is None else tensor[where])
 
 
 def average(values: Tensor) -> Tensor:
-    """The mean, and 0 if no position counts."""
+    """Return the mean, or 0 for an empty tensor."""
     return values.sum() / max(values.numel(), 1)
 
 

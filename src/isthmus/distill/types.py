@@ -1,4 +1,4 @@
-"""The arrays that training, outputs and metrics exchange."""
+"""Array types of training, outputs and metrics."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,12 +7,12 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 Answers = Mapping[str, Array]
-"""The outputs of a model for n rows, (n, ...) by key."""
+"""Outputs of a model for n rows: arrays (n, ...) by key."""
 Index = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def spread(count: int, wanted: int) -> Index:
-    """Up to `wanted` row numbers below `count`, evenly spread."""
+    """Return at most `wanted` row numbers below `count`, evenly spread."""
     return np.unique(np.linspace(0, count - 1, min(wanted, count)).astype(np.int64))
 
 
@@ -23,6 +23,6 @@ def usual(numbers: Array) -> Array:
 
 
 def in_batches(rows: Index, size: int) -> Iterator[Index]:
-    """The rows in their order, up to `size` at a time."""
+    """Yield the rows in order, at most `size` at a time."""
     for begin in range(0, len(rows), size):
         yield rows[begin : begin + size]

@@ -81,5 +81,5 @@ def test_the_least_is_what_chance_leaves() -> None:
 
 @pytest.mark.parametrize("labels", [[], [1.0], [1.0, 1, 1], [1.0, 0, 0]])
 def test_too_few_rows_say_nothing(labels: list[float]) -> None:
-    with pytest.raises(DataError, match="two or more"):
+    with pytest.raises(DataError, match="at least two rows"):
         lost("auc", np.array(labels), np.zeros(len(labels)), np.zeros(len(labels)))

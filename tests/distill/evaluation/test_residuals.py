@@ -10,7 +10,8 @@ import sklearn.metrics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.distill.evaluation.multiclass import log_softmax, multiclass_metrics
+from isthmus.distill.evaluation.metrics import log_softmax
+from isthmus.distill.evaluation.multiclass import multiclass_metrics
 from isthmus.distill.evaluation.residuals import correlation, mae, r2, rmse
 
 NUMBERS = st.floats(-1e6, 1e6, width=32)

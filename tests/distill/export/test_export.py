@@ -31,9 +31,9 @@ from isthmus.distill.onnx.ortbytes import canonical
 from isthmus.distill.onnx.runtime import ask, oldest_runtime, ort_format, predict, session
 from isthmus.distill.restore import create_task
 from isthmus.distill.tabular.graph import graph
-from isthmus.distill.tabular.preparation import Prepare, compiled
+from isthmus.distill.tabular.preparation import Prepare, preparation_graph
 from isthmus.distill.tabular.student import Student
-from isthmus.distill.tabular.tensors import Tensors
+from isthmus.distill.tabular.tensors import TabularTensors
 from isthmus.distill.tasks.task import Task
 from isthmus.distill.types import Index
 from isthmus.features.errors import ContractMismatch, DataError, DependencyError, GateFailed, PackageError
@@ -308,9 +308,9 @@ def test_what_must_not_be_exported(trained: DistillationReport, table: pa.Table,
     assert not [*tmp_path.iterdir()]
     with pytest.raises(ContractMismatch, match="trained under contract cccccccccccc; expected dddddddddddd"):
         make_package(trained.path, table, tmp_path, contract="d" * 64)
-    with pytest.raises(ContractMismatch, match="learned from training set set-1; expected set-2"):
+    with pytest.raises(ContractMismatch, match="was trained on training set set-1; expected set-2"):
         make_package(trained.path, table, tmp_path, training_set="set-2")
-    with pytest.raises(ContractMismatch, match="what is declared of it has changed since it was trained"):
+    with pytest.raises(ContractMismatch, match="its declaration has changed since it was trained"):
         make_package(trained.path, table, tmp_path, hidden=(16, 9))
     with pytest.raises(DataError, match=r"student\.safetensors: cannot be read"):
         make_package(damaged(trained.path, tmp_path.parent / "cut" / "x"), table, tmp_path)
@@ -405,10 +405,10 @@ def test_graphs_of_every_shape_answer_like_torch(numbers: int, words: tuple[tupl
             for n, known in enumerate(words)
         ),
     )
-    student = Student(Prepare(learned, compiled(learned)), (5,), 0.1)
+    student = Student(Prepare(learned, preparation_graph(learned)), (5,), 0.1)
     numeric = np.array([[np.nan, 1e38], [-1, 3], [0.1, -np.inf]], np.float32)[:, :numbers]
     categories = np.array([["é", "x"], ["", ""], ["?", "x"]], object)[:, : len(words)]
-    data = Tensors(numeric, categories)
+    data = TabularTensors(numeric, categories)
     model = graph(student).SerializeToString()
     for form in (model, ort_format(model)):
         for rows in (data, data[:1]):

@@ -204,7 +204,7 @@ LINEAR = nn.Linear(3, 3)
         (
             soft_targets,
             {"student": "student.logits", "teacher": "teacher.logits", "temperature": 2.0},
-            r"temperature: 2\.0; expected \"student\.KEY\".*options of the loss are bound by functools\.partial",
+            r"temperature: 2\.0; expected \"student\.KEY\".*bind options of the loss with functools\.partial",
         ),
         (torch.dist, {"input": "student.logits", "other": "teacher.logits"}, "arguments: no signature found"),
         (squared, {"student": "student.logits", "labels": "labels"}, "arguments: .*'teacher'"),

@@ -85,7 +85,7 @@ def test_the_teacher_gets_no_gradient(loss: Callable[..., Tensor]) -> None:
 
 @pytest.mark.parametrize("loss", BOTH)
 def test_what_does_not_fit_is_refused(loss: Callable[..., Tensor]) -> None:
-    with pytest.raises(ConfigurationError, match="candidates: a single candidate of each query; expected at least two"):
+    with pytest.raises(ConfigurationError, match="candidates: a single candidate per query; expected at least two"):
         loss(seeded(3, 1), seeded(3, 1))
     with pytest.raises(ConfigurationError, match="teacher: candidates 5; expected 4, as in student"):
         loss(seeded(3, 4), seeded(3, 5))

@@ -141,7 +141,7 @@ def test_without_the_teacher_only_what_is_kept_is_there(tmp_path: Path) -> None:
         _ = some[:10]
     alone = live.open(tmp_path, teacher=FunctionTeacher(answer, ["logits", "hidden"]).fingerprint())
     assert same(alone[3:7], wanted(slice(3, 7)))
-    with pytest.raises(DataError, match="row 12 has none, with 50 of 60 in all"):
+    with pytest.raises(DataError, match="row 12 has no output; 50 of 60 rows have none"):
         alone[[1, 12]]
     with pytest.raises(DataError, match="fill"):
         alone.fill()
@@ -175,7 +175,7 @@ def test_arguments_that_cannot_be_are_refused(tmp_path: Path) -> None:
         Live().open(tmp_path, X, batch=0)
     with pytest.raises(ConfigurationError, match=r"(?s)3 problems.*temperature.*dtype.*top_k"):
         Form("float64", 0, -1.0)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=r"temperature: 2\.0; expected top_k beside it"):
+    with pytest.raises(ConfigurationError, match=r"temperature: 2\.0; expected 1 without top_k"):
         Form(temperature=2.0)
 
 
@@ -190,7 +190,7 @@ def test_float32_is_kept_as_it_is(tmp_path: Path) -> None:
 
 def test_what_float16_does_not_hold_is_refused_with_the_remedy(tmp_path: Path) -> None:
     teacher = FunctionTeacher(lambda x: x * torch.tensor([1.0, 1.0, 1.0, 0.0]) + 65504.0 * (x == X[41, 2]) * 1.1)
-    with pytest.raises(DataError, match=r'output logits: row 41 holds 720\d\d.*65504.*Form\(dtype="float32"\)'):
+    with pytest.raises(DataError, match=r'output logits: row 41 holds 720\d\d.*65504.*OutputFormat\(dtype="float32"\)'):
         Live().open(tmp_path, teacher=teacher).fill()
     Live().open(tmp_path, teacher=teacher, form=Form("float32")).fill()
     largest = FunctionTeacher(lambda x: torch.full_like(x, -65504.0))
@@ -223,7 +223,7 @@ def test_the_top_k_are_what_the_loss_takes(tmp_path: Path, dtype: Any) -> None:
     [
         (lambda x: x, "top_k: 9; expected at most the 4 classes"),
         (lambda x: x[:, 0], r"output logits: shape \(7,\)"),
-        (lambda x: {"logits": x, "residual": x}, "output residual: the teacher gives it"),
+        (lambda x: {"logits": x, "residual": x}, "output residual: the teacher returns it"),
     ],
 )
 def test_the_top_k_of_what_has_none_are_refused(tmp_path: Path, give: Callable[[Tensor], Any], found: str) -> None:

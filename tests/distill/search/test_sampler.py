@@ -125,12 +125,16 @@ def test_whatever_came_of_it_something_new_is_proposed(states: list[str], seed: 
         (
             "a:B",
             {"shape": {"precision": (1, 2)}},
-            r"shape 'precision': is what \[profiles.serving\] says; expected another",
+            r"shape 'precision': is set in \[profiles.serving\]; expected another",
         ),
         ("a:B", {"shape": {"units": (1, 2, 1)}}, r"shape 'units': \(1, 2, 1\); expected each value once"),
         ("a:B", {"settings": Settings(batch=0)}, "search: batch: 0; expected at least 1"),
         ("a:B", {"settings": Settings(steps=1, gate="auc")}, "search: gate: 'auc'; expected None: the task's"),
-        (None, {"shape": {"hidden": (1,)}}, "shape 'hidden': is no part of a Tabular's student; expected one of"),
+        (
+            None,
+            {"shape": {"hidden": (1,)}},
+            "shape 'hidden': is not part of the shape of a Tabular's student; expected",
+        ),
         (None, {"shape": {"width": (0,)}}, r"shape 'width': \(0,\); expected whole numbers of at least 1"),
         (None, {"shape": {"depth": (1.5,)}}, r"shape 'depth': \(1.5,\); expected whole numbers of at least 1"),
     ],
@@ -149,7 +153,7 @@ def test_a_search_is_right() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"of": {"shape": {"width": (1, 2)}}}, "shape 'width': the student is not created with it; expected one of"),
+        ({"of": {"shape": {"width": (1, 2)}}}, "shape 'width': is not in the task's `shape`; expected one of"),
         (
             {"task": "tests.distill.sampletasks:Exact"},
             "serving: precision: int8; expected a precision that the task has: fp32",
@@ -158,11 +162,11 @@ def test_a_search_is_right() -> None:
         ({"trials": 0}, "trials: 0; expected at least 1"),
         (
             {"task": "tests.distill.sampletasks:Lines"},
-            "'units': the student is not created with it; expected a task that has",
+            "'units': is not in the task's `shape`; expected a task with",
         ),
         (
             {"shape": {"width": 3}},
-            "distillation late: shape 'width': the student is not created with it; expected one of",
+            "distillation late: shape 'width': is not in the task's `shape`; expected one of",
         ),
     ],
 )
@@ -177,7 +181,7 @@ def test_what_cannot_be_searched_is_said_before_a_teacher_is_asked(
 
 def test_the_layers_of_a_table_are_declared_in_one_place() -> None:
     (problem,) = declaration(shape={"width": 3}).problems()
-    assert str(problem).endswith("shape: {'width': 3}; expected nothing: the layers of a Tabular are its `hidden`")
+    assert str(problem).endswith("shape: {'width': 3}; expected no shape: set the layers of a Tabular with `hidden`")
 
 
 @pytest.mark.accept
@@ -201,7 +205,7 @@ def test_what_was_found_is_declared_and_trained(few: pa.Table, tmp_path: Path) -
     assert report.data["models"]["student"]["parameters"] == sum(one.numel() for one in Line(5).parameters())
     again = restored(material(few, shape={"units": 5}, **changes), report.path)
     assert again.task.shape == {"units": 5, "layers": (1,)}
-    with pytest.raises(ContractMismatch, match="what is declared of it has changed"):
+    with pytest.raises(ContractMismatch, match="its declaration has changed"):
         restored(material(few, **changes), report.path)
 
 

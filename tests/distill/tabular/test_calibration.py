@@ -15,8 +15,8 @@ from isthmus.distill.evaluation.multiclass import confidence_error, multiclass_l
 from isthmus.distill.labels import Calibration, Isotonic, Temperature
 from isthmus.distill.onnx.builder import Building
 from isthmus.distill.onnx.runtime import predict, session
-from isthmus.distill.tabular.answers import Answer, Line, Probabilities, Probability
-from isthmus.distill.tabular.calibration import STEEPEST, Risen, calibrated, points
+from isthmus.distill.tabular.answers import NumberOutput, Probabilities, Probability, StudentOutput
+from isthmus.distill.tabular.calibration import STEEPEST, IsotonicCalibrator, create_calibrator, points
 from isthmus.distill.types import Array, Index
 
 ROWS = 20_000
@@ -37,7 +37,7 @@ def classes(seed: int = 0) -> tuple[Array, Index]:
     return (4 * right).astype(np.float32), labels
 
 
-def graph(answer: Answer) -> onnx.ModelProto:
+def graph(answer: StudentOutput) -> onnx.ModelProto:
     build = Building()
     answer.write(build, "last", answer.name)
     tensors = [helper.make_tensor_value_info("last", TensorProto.FLOAT, ["N", answer.width])]
@@ -46,7 +46,7 @@ def graph(answer: Answer) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("declared", [Temperature(), Isotonic()])
 def test_a_student_that_is_off_is_brought_right_on_rows_it_was_not_learned_from(declared: Calibration) -> None:
-    made = calibrated(declared)
+    made = create_calibrator(declared)
     assert made is not None
     raw, labels = off()
     made.learn(raw, labels)
@@ -65,14 +65,14 @@ def test_a_map_of_few_rows_does_no_harm_to_a_student_that_is_right(rows: int) ->
     draw = np.random.default_rng(0)
     raw = draw.normal(-4, 3, 20_000 + rows)
     labels = (draw.random(len(raw)) < sigmoid(raw)).astype(np.int64)
-    made = Risen()
+    made = IsotonicCalibrator()
     made.learn(raw[:rows], labels[:rows])
     after = made(torch.tensor(raw[rows:], dtype=torch.float32)).numpy()
     assert log_loss(labels[rows:], sigmoid(after)) < log_loss(labels[rows:], sigmoid(raw[rows:])) + 0.05
 
 
 def test_a_temperature_of_classes_is_that_of_the_least_loss() -> None:
-    made = calibrated(Temperature())
+    made = create_calibrator(Temperature())
     assert made is not None
     raw, labels = classes()
     made.learn(raw, labels)
@@ -87,7 +87,7 @@ def test_a_temperature_of_classes_is_that_of_the_least_loss() -> None:
 def test_a_temperature_is_that_of_the_least_loss_of_a_student_that_is_sure_of_what_is_wrong(
     size: int, spread: int
 ) -> None:
-    made = calibrated(Temperature())
+    made = create_calibrator(Temperature())
     assert made is not None
     draw = np.random.default_rng(0)
     labels = draw.integers(0, 2, 2_000)
@@ -114,7 +114,7 @@ def test_a_map_rises_and_is_never_too_steep(rows: list[tuple[float, int]], times
     assert (steps > 0).all()
     assert (rises > 0).all()
     assert (rises <= STEEPEST * steps * (1 + 1e-9)).all()
-    made = Risen()
+    made = IsotonicCalibrator()
     made.learn(logits.astype(np.float32), labels)
     after = made(torch.linspace(-50, 50, 2001)).numpy()
     assert np.isfinite(after).all()
@@ -122,7 +122,7 @@ def test_a_map_rises_and_is_never_too_steep(rows: list[tuple[float, int]], times
 
 
 def test_the_graph_of_a_map_never_falls_and_is_what_numpy_says_to_the_bit() -> None:
-    made = Risen()
+    made = IsotonicCalibrator()
     made.learn(*off())
     build = Building()
     output = made.write(build, "logits")
@@ -148,28 +148,29 @@ def test_the_graph_of_a_map_never_falls_and_is_what_numpy_says_to_the_bit() -> N
 
 
 @pytest.mark.parametrize("answer", [
-    Probability(), Probability(calibrated(Temperature())), Probability(calibrated(Isotonic())), Probabilities(3),
-    Probabilities(3, calibrated(Temperature())), Line("value", -1.5, 2.0, 250.0, 1e4), Line("score", -16.0, 16.0),
+    Probability(), Probability(create_calibrator(Temperature())), Probability(create_calibrator(Isotonic())),
+    Probabilities(3), Probabilities(3, create_calibrator(Temperature())),
+    NumberOutput("value", -1.5, 2.0, 250.0, 1e4), NumberOutput("score", -16.0, 16.0),
 ], ids=lambda answer: f"{answer.name} {type(answer.calibration).__name__}")  # fmt: skip
-def test_an_answer_is_the_same_in_torch_in_numpy_and_as_a_graph(answer: Answer) -> None:
+def test_an_answer_is_the_same_in_torch_in_numpy_and_as_a_graph(answer: StudentOutput) -> None:
     last = np.random.default_rng(0).normal(0, 9, (200, answer.width)).astype(np.float32)
     found = predict(session(graph(answer).SerializeToString(), 1), {"last": last})
     with torch.inference_mode():
         scores = answer.scores(torch.from_numpy(last))
         in_torch, final = answer(scores).numpy(), answer.final(scores).numpy()
     scale = max(1.0, float(np.abs(found).max()))
-    for other in (in_torch, answer.computed(final)):
+    for other in (in_torch, answer.from_scores(final)):
         np.testing.assert_allclose(found, other, atol=1e-6 * scale)
-    np.testing.assert_allclose(answer.computed(answer.replied(found)), found, atol=1e-6 * scale)
-    if isinstance(answer, Line):
-        low, high = answer.computed(np.array([answer.low, answer.high]))
+    np.testing.assert_allclose(answer.from_scores(answer.to_scores(found)), found, atol=1e-6 * scale)
+    if isinstance(answer, NumberOutput):
+        low, high = answer.from_scores(np.array([answer.low, answer.high]))
         assert (found.min(), found.max()) == pytest.approx((low, high))
 
 
 def test_before_it_has_learned_a_calibration_changes_nothing() -> None:
     raw = torch.linspace(-12, 12, 101)
     for declared in (Temperature(), Isotonic()):
-        made = calibrated(declared)
+        made = create_calibrator(declared)
         assert made is not None
         torch.testing.assert_close(made(raw), raw, rtol=0, atol=0)
-    assert calibrated(None) is None
+    assert create_calibrator(None) is None

@@ -12,7 +12,7 @@ from isthmus.distill.labels import Isotonic, Temperature
 from isthmus.distill.onnx.runtime import ask, described, session
 from isthmus.distill.restore import create_task, restored
 from isthmus.distill.runtimes.network import portable
-from isthmus.distill.tabular.calibration import Risen, Scaled
+from isthmus.distill.tabular.calibration import IsotonicCalibrator, TemperatureCalibrator
 from isthmus.distill.tabular.student import Student
 from isthmus.package.manifest import Tensor
 from tests.distill.labelled import labelled, material_of
@@ -52,9 +52,9 @@ def test_graph_core_and_torch_answer_alike_whatever_the_label(
         torch.manual_seed(0)
         student: Student = task.student().eval().requires_grad_(requires_grad=False)
     match student.answer.calibration:
-        case Scaled() as scaled:
+        case TemperatureCalibrator() as scaled:
             scaled.inverse.fill_(0.5)
-        case Risen() as risen:
+        case IsotonicCalibrator() as risen:
             draw = np.random.default_rng(0)
             risen.learn(draw.normal(size=4000), draw.integers(0, 2, 4000))
     model = task.model(student)

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark us
 from isthmus.distill.onnx.runtime import session
 from isthmus.distill.tabular.featurizer import head
 from isthmus.distill.tabular.graph import graph, head_graph
-from isthmus.distill.tabular.preparation import Prepare, compiled
+from isthmus.distill.tabular.preparation import Prepare, preparation_graph
 from isthmus.distill.tabular.student import CoreNetwork, Student, core_tensors
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.features.contract.schema import Column, TransformContract, request_column
@@ -90,7 +90,7 @@ def preparation(inputs: list[ModelInput]) -> Preparation:
 
 def student(inputs: list[ModelInput]) -> Student:
     fitted = preparation(inputs)
-    return Student(Prepare(fitted, compiled(fitted)), (8,), 0.0).eval()
+    return Student(Prepare(fitted, preparation_graph(fitted)), (8,), 0.0).eval()
 
 
 class Flights:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.distill.tabular.leakage import FEW, saying
+from isthmus.distill.tabular.leakage import FEW, separation_auc
 from isthmus.features.errors import DataError
 from isthmus.features.types import Array, Bytes, Float32, Float64, Int64, String
 from isthmus.features.values.columns import from_python
@@ -33,35 +33,39 @@ def test_numbers_are_ordered_as_all_pairs_say(rows: list[tuple[int | None, int]]
     kept = [(value, label) for value, label in rows if value is not None]
     ordered = naively([value for value, _ in kept], [label for _, label in kept])
     absent = naively([int(value is None) for value in values], labels)
-    assert saying(from_python(values, Int64), np.array(labels)) == pytest.approx(max(ordered, absent), abs=1e-12)
+    assert separation_auc(from_python(values, Int64), np.array(labels)) == pytest.approx(
+        max(ordered, absent), abs=1e-12
+    )
 
 
 def test_a_text_says_the_label_by_its_share_and_a_key_does_not() -> None:
     labels = np.random.default_rng(0).integers(0, 2, 1000)
-    assert saying(from_python([["on time", "late"][label] for label in labels], String), labels) == 1
+    assert separation_auc(from_python([["on time", "late"][label] for label in labels], String), labels) == 1
     noisy = [["on time", "late"][label] if place % 9 else "on time" for place, label in enumerate(labels)]
-    assert 0.9 < saying(from_python(noisy, String), labels) < 0.99
-    assert saying(from_python([f"row {place}" for place in range(1000)], String), labels) == 0.5
-    assert saying(from_python([None] * 1000, String), labels) == 0.5
-    assert saying(from_python([[b"on time", b"\xff"][label] for label in labels], Bytes), labels) == 1
+    assert 0.9 < separation_auc(from_python(noisy, String), labels) < 0.99
+    assert separation_auc(from_python([f"row {place}" for place in range(1000)], String), labels) == 0.5
+    assert separation_auc(from_python([None] * 1000, String), labels) == 0.5
+    assert separation_auc(from_python([[b"on time", b"\xff"][label] for label in labels], Bytes), labels) == 1
 
 
 def test_an_array_says_the_label_only_by_not_being_there() -> None:
     labels = np.random.default_rng(0).integers(0, 2, 1000)
     vectors = from_python([[float(label), 1.0] for label in labels], Array(Float32))
-    assert saying(vectors, labels) == 0.5
-    assert saying(from_python([[1.0] if label else None for label in labels], Array(Float32)), labels) == 1
+    assert separation_auc(vectors, labels) == 0.5
+    assert separation_auc(from_python([[1.0] if label else None for label in labels], Array(Float32)), labels) == 1
 
 
 def test_one_long_text_does_not_make_all_rows_long() -> None:
     labels = np.random.default_rng(0).integers(0, 2, 20_000)
     texts = from_python(["x" * 1_000_000, *(f"{n % 7}" for n in range(1, len(labels)))], String)
     tracemalloc.start()
-    saying(texts, labels)
+    separation_auc(texts, labels)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 20e6
-    assert saying(from_python([float(label) if label else float("nan") for label in labels], Float64), labels) == 1
+    assert (
+        separation_auc(from_python([float(label) if label else float("nan") for label in labels], Float64), labels) == 1
+    )
 
 
 @pytest.mark.parametrize("feature", ["distance", "secret"], ids=["of the student", "of the teacher alone"])

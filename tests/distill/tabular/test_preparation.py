@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
 from isthmus.distill.declaration import DEFAULT, Plan, Tabular
-from isthmus.distill.tabular.preparation import Prepare, compiled, grouped, learned
-from isthmus.distill.tabular.tensors import Tensors
+from isthmus.distill.tabular.preparation import Prepare, fit_preparation, grouped, preparation_graph
+from isthmus.distill.tabular.tensors import TabularTensors
 from isthmus.features.types import Float32, Int64, String
 from isthmus.package.inputs import ModelInput
 from isthmus.transforms import engine
@@ -94,17 +94,17 @@ def rows(count: int = 500, seed: int = 0) -> pa.Table:
     return pa.table({**columns, "event_timestamp": moment, "known_at": moment})
 
 
-def tensors_of(table: pa.Table) -> Tensors:
+def tensors_of(table: pa.Table) -> TabularTensors:
     def number(name: str) -> np.ndarray[Any, Any]:
         column = table[name].cast(pa.int64()) if pa.types.is_timestamp(table[name].type) else table[name]
         return np.array([NAN if value is None else value for value in column.to_pylist()]).astype(np.float32)
 
     numeric = np.stack([number(name) for name in STEPS], axis=1)
-    return Tensors(numeric, np.array([[row or "" for row in table[n].to_pylist()] for n in TEXTS], object).T)
+    return TabularTensors(numeric, np.array([[row or "" for row in table[n].to_pylist()] for n in TEXTS], object).T)
 
 
 def naive(
-    train: int, tensors: Tensors, parameters: list[tuple[tuple[float, ...], ...]], groups: list[list[int]]
+    train: int, tensors: TabularTensors, parameters: list[tuple[tuple[float, ...], ...]], groups: list[list[int]]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """All of it by NumPy, a column at a time, in doubles. Quantiles are as they were found: engines estimate them."""
 
@@ -155,10 +155,10 @@ def naive(
 
 def test_a_graph_is_what_numpy_says(sail: "SparkSession") -> None:
     table = rows()
-    preparation = learned(sail.createDataFrame(table), Plan(STEPS, TEXTS), 400)
+    preparation = fit_preparation(sail.createDataFrame(table), Plan(STEPS, TEXTS), 400)
     assert msgspec.json.decode(msgspec.json.encode(preparation), type=Preparation) == preparation
     data = tensors_of(table)
-    numbers, places = Prepare(preparation, compiled(preparation))(data)
+    numbers, places = Prepare(preparation, preparation_graph(preparation))(data)
     assert numbers.shape == (500, preparation.width)
     assert preparation.embedded == {0: (4, 1), 3: (5, 3), 4: (1, 1)}, "half as many numbers as places, or fewer"
     learned_of = [number.parameters for number in preparation.numbers]
@@ -170,7 +170,7 @@ def test_a_graph_is_what_numpy_says(sail: "SparkSession") -> None:
     hashed = preparation.texts[3]
     assert set(hashed.places.values()) <= set(range(1, 5))
     assert places[:, 1].tolist() == [hashed.places.get(word, 0) for word in data.categories[:, 3]]
-    assert compiled(preparation) == compiled(preparation)
+    assert preparation_graph(preparation) == preparation_graph(preparation)
 
 
 @pytest.mark.accept
@@ -178,7 +178,7 @@ def test_a_graph_is_what_the_engine_computes_to_the_bit(spark: "SparkSession") -
     table = rows(seed=1).append_column("row", pa.array(range(500)))
     frame = spark.createDataFrame(table)
     plan = Plan({name: steps for name, steps in STEPS.items() if not any(isinstance(s, Log1p) for s in steps)}, TEXTS)
-    preparation = learned(frame, plan, 400)
+    preparation = fit_preparation(frame, plan, 400)
     columns = {
         number.name: expressions.chain(expressions.number(frame, number.name), number.chain, [
             [F.lit(value).cast("float") for value in told] for told in number.parameters
@@ -191,7 +191,9 @@ def test_a_graph_is_what_the_engine_computes_to_the_bit(spark: "SparkSession") -
     )
     data = tensors_of(table)
     keep = [list(STEPS).index(name) for name in plan.numbers]
-    numbers, places = Prepare(preparation, compiled(preparation))(Tensors(data.numeric[:, keep], data.categories))
+    numbers, places = Prepare(preparation, preparation_graph(preparation))(
+        TabularTensors(data.numeric[:, keep], data.categories)
+    )
     order = [preparation.numbers[place] for group in grouped(preparation.numbers) for place in group]
     for position, number in enumerate(order):
         engine_says = np.array([0.0 if v is None else v for v in found[f"{number.name}_"].to_pylist()], np.float32)
@@ -207,7 +209,9 @@ def test_no_number_is_too_wild(sail: "SparkSession", values: list[float | None],
     table = pa.table({"x": pa.array(values, pa.float32())})
     preparation = fit.fit(sail.createDataFrame(table), {"x": steps}, {})
     numeric = np.array([[NAN if value is None else value] for value in values], np.float32)
-    numbers, _ = Prepare(preparation, compiled(preparation))(Tensors(numeric, np.empty((len(values), 0), object)))
+    numbers, _ = Prepare(preparation, preparation_graph(preparation))(
+        TabularTensors(numeric, np.empty((len(values), 0), object))
+    )
     assert not np.isnan(numbers).any()
     if any(isinstance(step, Standardize) for step in steps):
         assert np.isfinite(numbers).all()
@@ -225,9 +229,9 @@ def test_what_is_declared_is_found_by_name() -> None:
 
 
 @pytest.mark.parametrize(("preparation", "message"), [
-    ({"distanc": [Log1p()]}, "no input of the student has such a name"),
-    ({"carrier": [Log1p()]}, "carrier is a text, which has no steps; expected Embed"),
-    ({"hour": OneHot()}, "hour is of type Int64, which has no words; expected a list of steps"),
+    ({"distanc": [Log1p()]}, "no input of the student has this name"),
+    ({"carrier": [Log1p()]}, "carrier is a String, which takes an encoding; expected Embed"),
+    ({"hour": OneHot()}, "hour is of type Int64, which takes steps; expected a list of steps"),
     ({"hour": Log1p()}, r"Log1p\(\); expected a list of Log1p"),
     ({"hour": ["log"]}, r"\['log'\]; expected a list"),
     ({"hour": [Impute("mode")]}, r"Impute\(value='mode'\); expected 'mean', 'median' or a number of 32 bits"),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.distill.tabular.tensors import VOCABULARY, Tensors, tensors, vocabularies
+from isthmus.distill.tabular.tensors import VOCABULARY, TabularTensors, tensors, vocabularies
 from isthmus.features.errors import DataError
 from isthmus.features.types import Bytes, Float32, Int64, String
 from isthmus.features.values.columns import Values
@@ -66,7 +66,7 @@ def test_every_type_becomes_a_tensor() -> None:
 
 def test_a_vocabulary_is_capped_at_the_most_frequent() -> None:
     texts = [f"{number:03}" for number in range(300)] + ["299", "", ""]
-    data = Tensors(np.empty((303, 0), np.float32), np.array(texts, object)[:, None])
+    data = TabularTensors(np.empty((303, 0), np.float32), np.array(texts, object)[:, None])
     (vocabulary,) = vocabularies(data)
     assert len(vocabulary) == VOCABULARY
     assert vocabulary[:2] == ("299", "000")

@@ -158,7 +158,7 @@ def test_outputs_are_computed_once(table: pa.Table, tmp_path: Path) -> None:
     notes.clear()
     # Other rows of the same content have the same outputs; new ones are computed alone.
     trained(tmp_path, pa.concat_tables([table, table.slice(0, 10)]), training_set="set-2", notes=notes)
-    assert any(note.startswith("teacher, kept outputs") for note in notes)
+    assert any(note.startswith("teacher, cached outputs") for note in notes)
     trained(tmp_path, pa.concat_tables([table, training_set(30, seed=1)]), training_set="set-3", notes=notes)
     assert [note for note in notes if "of 2,030 rows" in note] == [
         note for note in notes if note.startswith("teacher, teacher outputs: 2,030 of 2,030 rows")
@@ -184,7 +184,7 @@ def test_outputs_are_computed_once(table: pa.Table, tmp_path: Path) -> None:
         ("Bare", r"task: its teacher: a Line; expected a Teacher of [\s\S]*Wrap it: NetworkTeacher"),
         (
             "Wrong",
-            r"distillation late: the first 64 rows: objective: 2 problems[\s\S]*these rows have been computed",
+            r"distillation late: the first 64 rows: objective: 2 problems[\s\S]*for these rows were computed",
         ),
         (
             "Deep",
@@ -192,12 +192,12 @@ def test_outputs_are_computed_once(table: pa.Table, tmp_path: Path) -> None:
         ),
         (
             "Misfit",
-            r"term taught: the loss ends with RuntimeError: .*a loss that takes student.value \(64,\), teacher",
+            r"term taught: the loss raises RuntimeError: .*a loss that takes student.value \(64,\), teacher",
         ),
-        ("Stiff", r"the first 64 rows: student and loss: end with RuntimeError: element 0 of tensors does not require"),
+        ("Stiff", r"the first 64 rows: student and loss: raise RuntimeError: element 0 of tensors does not require"),
         ("Renamed", r"teacher sorted: labels: 3 labels without 'middling' and with 'fair'; expected the student's 3"),
-        ("Unnamed", r"teacher sorted: labels: none are known; expected labels= of the teacher"),
-        ("Reworded", r"teacher sorted: [\s\S]*tokens of 'The quick brown fox': 19 ids, from place 0 on \[84"),
+        ("Unnamed", r"teacher sorted: labels: unknown; expected labels= passed to the teacher"),
+        ("Reworded", r"teacher sorted: [\s\S]*tokens of 'The quick brown fox': 19 ids, from position 0 on \[84"),
         ("Drawing", r"teacher drawing: output value: two answers to the same batch differ; expected the same"),
         ("NOTHING", r"tests.distill.sampletasks:NOTHING: is 3; expected a subclass of isthmus.distill.tasks.task.Task"),
         ("None_", r"is None"),
@@ -214,7 +214,7 @@ def test_what_does_not_fit_is_said_before_a_step(table: pa.Table, tmp_path: Path
 def test_an_objective_without_labels_has_the_untrained_student_as_its_control(table: pa.Table, tmp_path: Path) -> None:
     notes: list[str] = []
     report = run(tmp_path, table, task="tests.distill.sampletasks:Obedient", seeds=1, notes=notes).data
-    assert "no control is trained: every term of the objective asks the teacher (teacher)" in notes
+    assert "no control is trained: every term of the objective needs the teacher (teacher)" in notes
     control, student = (report["models"][name] for name in ("control", "student"))
     assert control["about"].startswith("the untrained student")
     assert control["quality"]["from_teacher"] > student["quality"]["from_teacher"]
@@ -236,18 +236,18 @@ def test_a_remote_teacher_is_asked_as_announced_and_never_twice(table: pa.Table,
     sampletasks.CALLS.clear()
     notes: list[str] = []
     sampletasks.REMOTE["fails_at"] = 7
-    with pytest.raises(DependencyError, match=r"ended with ConnectionError: 429.*only the rest is asked"):
+    with pytest.raises(DependencyError, match=r"raised ConnectionError: 429.*only missing rows are computed"):
         run(tmp_path, table, task="tests.distill.sampletasks:Remote", seeds=1, notes=notes)
     sampletasks.REMOTE["fails_at"] = -1
-    first, announced = len(sampletasks.CALLS), [note for note in notes if "is asked in" in note]
+    first, announced = len(sampletasks.CALLS), [note for note in notes if "runs in" in note]
     assert announced == [
-        "teacher remote is asked in 24 calls: 21 for 2,000 rows, 2 to see that it answers alike, 1 to time a row"
+        "teacher remote runs in 24 calls: 21 for 2,000 rows, 2 to check that outputs repeat, 1 to time a row"
     ]
     notes.clear()
     run(tmp_path, table, task="tests.distill.sampletasks:Remote", seeds=1, notes=notes)
-    (again,) = (note for note in notes if "is asked in" in note)
-    assert len(sampletasks.CALLS) - first == int(again.split(" is asked in ")[1].split()[0])
-    # Two of each call are to see that it answers alike, and one is for its time.
+    (again,) = (note for note in notes if "runs in" in note)
+    assert len(sampletasks.CALLS) - first == int(again.split(" runs in ")[1].split()[0])
+    # Two of each call are to check that outputs repeat, and one is for its time.
     assert sum(sampletasks.CALLS) == 2000 + 2 * 2 * 2 + 1
 
 
@@ -297,7 +297,8 @@ def test_rows_without_times_are_split_by_a_column(table: pa.Table, tmp_path: Pat
 def test_a_loss_that_is_not_finite_stops(table: pa.Table, tmp_path: Path) -> None:
     notes: list[str] = []
     with pytest.raises(
-        GateFailed, match=r"the first 64 rows: term labels: the value is nan; expected a finite value\. Look at their"
+        GateFailed,
+        match=r"the first 64 rows: term labels: the value is nan; expected a finite value\. Check the labels",
     ):
         trained(tmp_path, table, "Broken", notes=notes)
     assert not any("teacher outputs" in note for note in notes)
@@ -327,6 +328,6 @@ def test_a_device_or_a_precision_that_is_missing_is_said(table: pa.Table, tmp_pa
 
 def test_the_names_of_version_0_1_still_count() -> None:
     body = {"told": lambda _self: ["it says the label"], "most": {"P": 3}}
-    with pytest.warns(DeprecationWarning, match=r"Old\.(told is called leaks|most is called max_sizes) now"):
+    with pytest.warns(DeprecationWarning, match=r"Old\.(told was renamed to leaks|most was renamed to max_sizes)"):
         old: Any = type("Old", (Task,), body)
     assert (old.leaks(None), old.max_sizes) == (["it says the label"], {"P": 3})

@@ -224,7 +224,7 @@ def _load(module: nn.Sequential) -> None:
     ("thaw", "found"),
     [
         (_train, "3: is in training mode"),
-        (_unfreeze, "0.weight: needs a gradient"),
+        (_unfreeze, "0.weight: requires a gradient"),
         (_step, "weights: were changed"),
         (_load, "weights: were changed"),
         (lambda module: module.half(), "weights: were changed"),
@@ -275,7 +275,7 @@ def test_an_estimator_gives_what_it_can() -> None:
     with pytest.raises(ConfigurationError, match="output probabilities: it gives logits, predictions"):
         EstimatorTeacher(machine, ["probabilities"])
     several = RandomForestClassifier(2).fit(X, np.stack([Y, Y], 1))
-    with pytest.raises(ConfigurationError, match="several targets"):
+    with pytest.raises(ConfigurationError, match="one per target"):
         EstimatorTeacher(several).ask(X)
 
 
@@ -434,7 +434,7 @@ def test_what_has_no_fingerprint_is_refused_until_it_has_a_version() -> None:
     def remote(batch: Tensor, line: Iterator[int] = (n for n in range(3))) -> Tensor:
         return batch + next(line)
 
-    with pytest.raises(ConfigurationError, match=r'generator has no state.*Give the teacher a version, version="1"'):
+    with pytest.raises(ConfigurationError, match=r"generator has no state.*Pass a version to the teacher, such as"):
         FunctionTeacher(remote).fingerprint()
     versions = [FunctionTeacher(remote, version=version).fingerprint() for version in ("1", "1", "2")]
     assert versions[0] == versions[1] != versions[2]
@@ -449,7 +449,7 @@ def test_a_version_stands_for_the_code_of_a_network_that_cannot_be_read() -> Non
     exec("class Typed(nn.Linear):\n    pass", space)  # noqa: S102
     torch.manual_seed(0)
     module = space["Typed"](2, 3)
-    with pytest.raises(ConfigurationError, match=r"the code of Typed cannot be read.*Give the teacher a version"):
+    with pytest.raises(ConfigurationError, match=r"the code of Typed cannot be read.*Pass a version to the teacher"):
         NetworkTeacher(module).fingerprint()
     found = [NetworkTeacher(module, version=version).fingerprint() for version in ("1", "1", "2")]
     assert found[0] == found[1] != found[2]
@@ -568,17 +568,17 @@ def _no_model(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "found"),
     [
-        (_pickle, "model.safetensors: not there, beside pytorch_model.bin: pickled weights run code"),
+        (_pickle, "model.safetensors: missing; pytorch_model.bin is pickled and would run code"),
         (_pickle_in_the_index, "'part.bin'; expected names of safetensors in this folder"),
         (_headless, "1 weights of BertForSequenceClassification are missing or have a different shape: classifier"),
         (_resized, "classifier.weight"),
-        (_own_code, "'Mine', which is code beside the weights; expected a class of transformers"),
-        (_no_model, "'Trainer', which is no model of transformers"),
+        (_own_code, "'Mine', which is code next to the weights; expected a class of transformers"),
+        (_no_model, "'Trainer', which is not a transformers model"),
         (lambda folder: (folder / "config.json").unlink(), "config.json: .*expected the configuration of a model"),
         (_kernel, "config.json, _attn_implementation: 'some/kernels'"),
         (lambda folder: (folder / "adapter_config.json").write_text("{}"), "an adapter"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 100), "model"),
-        (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "where each weight is"),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "the file of each weight"),
     ],
 )  # fmt: skip
 def test_a_folder_that_is_no_safe_teacher_is_refused_with_the_reason(folder: Path, spoil: Any, found: str) -> None:
@@ -596,9 +596,9 @@ def test_everything_wrong_with_a_folder_is_said_at_once(folder: Path) -> None:
 
 
 def test_a_repository_that_is_not_to_be_had_is_said_to_be() -> None:
-    with pytest.raises(DependencyError, match="teacher nobody/nothing: is no folder"):
+    with pytest.raises(DependencyError, match="teacher nobody/nothing: is not a folder"):
         pretrained("nobody/nothing", offline=True)
-    with pytest.raises(DependencyError, match="is no folder"):
+    with pytest.raises(DependencyError, match="is not a folder"):
         pretrained("/no/such/folder", offline=True)
 
 
@@ -643,7 +643,7 @@ def test_all_that_does_not_fit_is_said_at_once(tmp_path: Path) -> None:
         "output logits: shape (4, 3); expected (rows, 4)",
         "output logits: 3 classes; expected 4, as many as labels",
         "labels: 3 labels without 'maybe', 'x' and with 'perhaps'; expected the student's 4: 'no', 'yes', 'maybe', 'x'",
-        "parameter 0.weight of the student: is the teacher's, with 2 in all; expected its own copy",
+        "parameter 0.weight of the student: belongs to the teacher (2 shared in total); expected its own copy",
         "vocabulary: 57 words; 'the' is 57 in the student's alone; expected the student's 58",
         "tokens of 'The quick brown fox': ",
     ):

@@ -66,7 +66,7 @@ def test_a_degree_at_a_time_deeper_under_strain_alone_and_back_in_calm_alone(
         if step:
             # What was changed has had its time to show; what was taken back too early is given at once.
             assert step > 0 or now - changed >= SHORTEST_SECONDS
-            assert step < 0 or before.rose or now - deepened >= SETTLE_SECONDS
+            assert step < 0 or before.recovering or now - deepened >= SETTLE_SECONDS
             deepened, changed = now if step > 0 else deepened, now
         # The lowest priority stays.
         assert after.degree >= min(before.degree, 1)
@@ -340,7 +340,7 @@ def test_what_starves_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
         giving = Throttle(hearing([True] * 200), told.append, 2)
         while not giving.look():
             pass
-        with pytest.warns(RuntimeWarning, match=r"starves: .* 10 minutes on end \(p99 12 ms > 5 ms\); raise") as warned:
+        with pytest.warns(RuntimeWarning, match=r"starves: .* 10 minutes \(p99 12 ms > 5 ms\); raise") as warned:
             giving.pause(())
         giving.end()
     assert len(warned) == 1

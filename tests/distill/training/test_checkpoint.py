@@ -83,7 +83,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, name: str, damage: 
     assert found is not None
     assert found[0].step == 1
     (note,) = notes
-    assert "passed over" in note
+    assert "is skipped" in note
     assert str(file.parent) in note
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from isthmus.distill.evaluation import multiclass, residuals
+from isthmus.distill.evaluation import metrics, multiclass, residuals
 from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
 from isthmus.features.errors import DataError, RequestError
 from isthmus.orchestration.monitoring import figures
@@ -43,7 +43,7 @@ def test_classes_have_theirs_and_one_that_the_package_has_not_is_wrong() -> None
     chance = np.random.default_rng(0)
     logits = chance.normal(0, 1, (ROWS, 3))
     labels = (logits + chance.gumbel(0, 1, (ROWS, 3))).argmax(1).astype(np.float64)
-    outputs = np.exp(multiclass.log_softmax(logits))
+    outputs = np.exp(metrics.log_softmax(logits))
     found = figures.quality(figures.measuring(declared(Classes())), labels, outputs, EVERY).measures
     expected = multiclass.multiclass_metrics(labels.astype(np.int64), logits)
     assert {name: found[name].value for name in found} == pytest.approx({name: expected[name] for name in found})

@@ -6,13 +6,14 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
+from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
 
 LEVEL = 0.95
 
 
 class Interval(NamedTuple):
-    """A mean and its two-sided 95 % interval, which a single value does not have."""
+    """A mean and its two-sided 95 % interval; a single value has no interval."""
 
     value: float
     low: float | None
@@ -20,24 +21,28 @@ class Interval(NamedTuple):
 
     @property
     def bounds(self) -> list[float] | None:
-        """Low and high; None for a single value."""
+        """Low and high end, or None without an interval."""
         return None if self.low is None or self.high is None else [self.low, self.high]
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """The mean of the seeds' values, with Student's t interval (Student, 1908).
+    """Return the mean of the seeds' values with Student's t interval (Student, 1908).
 
-    The interval is of the mean over all seeds, if their values are about normal; it says nothing about new rows. To
+    The interval is for the mean over all seeds and assumes roughly normal values; it says nothing about new rows. To
     compare two models, pass their differences, seed by seed.
 
     Raises:
-        DataError: there is no value, or a value is not finite.
+        DataError: `values` is empty or has a value that is not finite.
     """
     numbers = np.asarray(values, np.float64)
     if not numbers.size or not np.isfinite(numbers).all():
         raise DataError("interval", str(list(values)), expected="finite numbers, at least one")
+    return student_interval(numbers)
+
+
+def student_interval(numbers: Array) -> Interval:
     mean = float(numbers.mean())
-    if numbers.size == 1:
+    if numbers.size < 2:
         return Interval(mean, None, None)
     half = float(stdtrit(numbers.size - 1, (1 + LEVEL) / 2) * numbers.std(ddof=1) / np.sqrt(numbers.size))
     return Interval(mean, mean - half, mean + half)

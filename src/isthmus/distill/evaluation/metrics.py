@@ -1,4 +1,4 @@
-"""Quality of a model, agreement with its teacher, and latency of a row."""
+"""Metrics of binary classifiers, agreement with a teacher, and latency of a call."""
 
 import math
 import time
@@ -13,7 +13,7 @@ BINS = 15
 
 
 def metrics(labels: Array, probabilities: Array) -> dict[str, float]:
-    """AUC, log loss, Brier score and calibration error of (n,) probabilities against (n,) labels of both classes."""
+    """Return AUC, log loss, Brier score and ECE of (n,) probabilities for (n,) labels with both classes."""
     return {
         "auc": auc(labels, probabilities),
         "log_loss": log_loss(labels, probabilities),
@@ -23,28 +23,40 @@ def metrics(labels: Array, probabilities: Array) -> dict[str, float]:
 
 
 def auc(labels: Array, scores: Array) -> float:
-    """Area under the ROC curve: the chance that a 1 scores above a 0, ties counting half (Mann and Whitney, 1947)."""
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    rank = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    """Return the area under the ROC curve: the chance that a 1 scores above a 0, ties counting half."""
     positive = int(labels.sum())
-    return float((rank[labels == 1].sum() - positive * (positive + 1) / 2) / (positive * (len(labels) - positive)))
+    above = ranks(scores)[labels == 1].sum() - positive * (positive + 1) / 2
+    return float(above / (positive * (len(labels) - positive)))
+
+
+def ranks(numbers: Array) -> Array:
+    """Return each number's place in ascending order, from 1; equal numbers share the mean of their places."""
+    _, place, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    mean_places: Array = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return mean_places
 
 
 def log_loss(labels: Array, probabilities: Array) -> float:
-    """Mean negative log-likelihood in nats; probabilities are clipped to 1e-7 from 0 and 1."""
+    """Return the mean negative log-likelihood in nats; probabilities are clipped to [1e-7, 1 - 1e-7]."""
+    return float(log_losses(labels, probabilities).mean())
+
+
+def log_losses(labels: Array, probabilities: Array) -> Array:
     clipped = np.clip(probabilities.astype(np.float64), 1e-7, 1 - 1e-7)
-    return float(-np.where(labels == 1, np.log(clipped), np.log1p(-clipped)).mean())
+    losses: Array = -np.where(labels == 1, np.log(clipped), np.log1p(-clipped))
+    return losses
 
 
 def brier(labels: Array, probabilities: Array) -> float:
-    """Mean squared distance of (n,) probabilities from (n,) labels of 0 and 1 (Brier, 1950): 0 is best, 1 worst."""
+    """Return the mean squared distance of (n,) probabilities from (n,) labels (Brier, 1950); 0 is best, 1 worst."""
     return float(np.square(probabilities.astype(np.float64) - labels).mean())
 
 
 def calibration_error(labels: Array, probabilities: Array) -> float:
-    """Expected calibration error over 15 bins of equal mass (Naeini et al., 2015; Nixon et al., 2019).
+    """Return the expected calibration error over 15 bins of equal mass.
 
-    The mean over the bins, weighted by their rows, of |mean probability - share of ones|.
+    This is the mean over the bins, weighted by their rows, of |mean probability - share of ones| (Naeini et al., 2015;
+    Nixon et al., 2019).
     """
     order = np.argsort(probabilities, kind="stable")
     gap = probabilities[order].astype(np.float64) - labels[order]
@@ -52,43 +64,43 @@ def calibration_error(labels: Array, probabilities: Array) -> float:
 
 
 _ELEMENTS = 1 << 18
-"""Numbers compared at a time: 2 MB as float64, however many rows and classes there are."""
+"""Numbers compared at a time, 2 MB as float64, to bound memory for any number of rows and classes."""
 
 
 def agreement(student: Array, teacher: Array) -> dict[str, float]:
-    """How alike the logits of student and teacher are: (n,) of the second of two classes, or (n, c) of c classes.
+    """Compare the logits of student and teacher: (n,) for the second of two classes, or (n, c) for c classes.
 
     Returns:
-        `agreement`, the share of rows that both put into the same class (the first of those with equal logits), and
-        `kl`, the mean of KL(teacher || student) in nats, computed in float64.
+        `agreement`, the share of rows for which both choose the same class (the first one on ties), and `kl`, the mean
+        of KL(teacher || student) in nats, computed in float64.
 
     Raises:
-        DataError: shapes differ, there is no row, or a logit is not finite.
+        DataError: the shapes differ, there are no rows, or a logit is not finite.
     """
     same, divergence, rows = 0, 0.0, len(teacher)
     for ours, theirs in _parts(student, teacher, "logits", dimensions=(1, 2)):
         if ours.ndim == 1:
-            # Two classes whose logits are 0 and x.
+            # The logit x of the second class alone means the logits (0, x).
             ours, theirs = (np.stack([np.zeros_like(x), x], 1) for x in (ours, theirs))
         same += int((ours.argmax(1) == theirs.argmax(1)).sum())
-        ours, theirs = _log_softmax(ours), _log_softmax(theirs)
-        # Rounding may take a row of equal distributions below 0, which no divergence is.
+        ours, theirs = log_softmax(ours), log_softmax(theirs)
+        # A divergence is never negative, but rounding can take a row of equal distributions below 0.
         divergence += float((np.exp(theirs) * (theirs - ours)).sum(1).clip(0).sum())
     return {"agreement": same / rows, "kl": divergence / rows}
 
 
 def cosine(student: Array, teacher: Array) -> float:
-    """Mean cosine of the (n, d) embeddings of student and teacher, row by row, in float64.
+    """Return the mean cosine of the (n, d) embeddings of student and teacher, row by row, in float64.
 
     Raises:
-        DataError: shapes differ, there is no row, a number is not finite, or an embedding is zero and has no direction.
+        DataError: the shapes differ, there are no rows, a number is not finite, or an embedding is zero.
     """
     total = 0.0
     for pair in _parts(student, teacher, "embeddings", dimensions=(2,)):
-        # Scaled by the largest, so that no square leaves the range of floats.
+        # Scale by the largest number so that squares do not overflow.
         largest = [np.abs(part).max(1, keepdims=True) for part in pair]
         if not all(part.all() for part in largest):
-            raise DataError("embeddings", "an embedding is zero", expected="embeddings that have a direction")
+            raise DataError("embeddings", "an embedding is zero", expected="embeddings with a direction")
         ours, theirs = (part / most for part, most in zip(pair, largest, strict=True))
         lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
         total += float(((ours * theirs).sum(1) / lengths).sum())
@@ -96,7 +108,7 @@ def cosine(student: Array, teacher: Array) -> float:
 
 
 def _parts(student: Array, teacher: Array, kind: str, dimensions: tuple[int, ...]) -> Iterator[tuple[Array, Array]]:
-    """Both as float64, `_ELEMENTS` at a time."""
+    """Yield both arrays as float64, about `_ELEMENTS` numbers at a time."""
     if student.shape != teacher.shape or student.ndim not in dimensions or 0 in student.shape:
         shapes = " or ".join(("(n,)", "(n, c)")[number - 1] for number in dimensions)
         difference = f"{student.shape} of the student and {teacher.shape} of the teacher"
@@ -111,18 +123,19 @@ def _parts(student: Array, teacher: Array, kind: str, dimensions: tuple[int, ...
         yield parts[0], parts[1]
 
 
-def _log_softmax(logits: Array) -> Array:
-    shifted: Array = logits - logits.max(1, keepdims=True)
-    shifted -= np.log(np.exp(shifted).sum(1, keepdims=True))
-    return shifted
+def log_softmax(logits: Array) -> Array:
+    """Return log probabilities of (n, classes) logits, in float64."""
+    shifted = logits.astype(np.float64) - logits.max(1, keepdims=True)
+    result: Array = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    return result
 
 
 _FEWEST = 20
-"""Calls of a round, however slow they are."""
+"""Minimum number of calls per round, however slow they are."""
 
 
 def throughput(call: Callable[[], object], seconds: float = 0.5) -> float:
-    """Sequential calls per second."""
+    """Return sequential calls per second, measured for `seconds`."""
     began, calls = time.perf_counter(), 0
     while (spent := time.perf_counter() - began) < seconds:
         call()
@@ -133,11 +146,11 @@ def throughput(call: Callable[[], object], seconds: float = 0.5) -> float:
 def interleaved(
     models: Mapping[str, Callable[[], object]], *, calls: int = 1000, rounds: int = 5, seconds: float = 2.0
 ) -> dict[str, dict[str, float]]:
-    """p50 and p99 of a call of each model in microseconds, measured in turn.
+    """Measure the models in turn and return p50 and p99 of a call in microseconds, per model.
 
-    Every model is warmed up by a tenth as many calls, then called in each round, so that the machine's load affects all
-    alike. Of each model the round with the lowest p99 counts: load can only add to it. A slow model's part of a round
-    ends after `seconds`, with at least 20 calls; the p99 of fewer than a hundred calls is close to the slowest.
+    Each model is warmed up with a tenth of the calls, then called in every round, so the machine's load affects all
+    models alike. The round with the lowest p99 counts, since load can only add to it. A slow model's part of a round
+    ends after `seconds`, but not before 20 calls; with fewer than a hundred calls the p99 is close to the slowest call.
     """
     for call in models.values():
         _spent(call, calls // 10, seconds / 10)
@@ -149,7 +162,7 @@ def interleaved(
 
 
 def _spent(call: Callable[[], object], calls: int, seconds: float) -> Array:
-    """Nanoseconds of each call; of fewer calls if they take longer than `seconds`."""
+    """Return nanoseconds per call; stops early after `seconds`."""
     spent = np.empty(calls)
     until = time.perf_counter_ns() + seconds * 1e9
     for number in range(calls):
@@ -167,5 +180,5 @@ def _quietest(rounds: list[Array]) -> dict[str, float]:
 
 
 def sigmoid(logits: Array) -> Array:
-    """Probabilities of logits, in float64."""
+    """Return the probabilities of logits, in float64."""
     return np.exp(-np.logaddexp(0, -logits.astype(np.float64)))

@@ -1,58 +1,50 @@
-"""Measures of the logits of classes."""
+"""Metrics of multiclass logits."""
 
 import math
 
 import numpy as np
 
-from isthmus.distill.evaluation.metrics import BINS
+from isthmus.distill.evaluation.metrics import calibration_error, log_softmax
 from isthmus.distill.types import Array, Index
 
 
 def multiclass_metrics(labels: Index, logits: Array) -> dict[str, float]:
-    """Log loss, accuracy, macro F1 and calibration error of (n, classes) logits against (n,) labels; NaN without rows.
+    """Return log loss, accuracy, macro F1 and ECE of (n, classes) logits against (n,) labels; NaN without rows.
 
-    The calibration error is that of the likeliest class, over 15 bins of equal mass by its probability: the mean over
-    the bins, weighted by their rows, of |mean probability - accuracy| (Guo et al., 2017).
+    See `confidence_error` for the calibration error.
     """
     if not len(labels):
         return dict.fromkeys(("log_loss", "accuracy", "macro_f1", "ece"), math.nan)
-    logs = log_softmax(logits)
-    named = logs.argmax(1)
+    predicted = log_softmax(logits).argmax(1)
     return {
         "log_loss": multiclass_log_loss(labels, logits),
-        "accuracy": float((named == labels).mean()),
-        "macro_f1": macro_f1(labels, named, logits.shape[1]),
+        "accuracy": float((predicted == labels).mean()),
+        "macro_f1": macro_f1(labels, predicted, logits.shape[1]),
         "ece": confidence_error(labels, logits),
     }
 
 
 def multiclass_log_loss(labels: Index, logits: Array) -> float:
-    """Mean negative log-likelihood of (n,) labels in nats; probabilities are clipped to 1e-7."""
+    """Return the mean negative log-likelihood of (n,) labels in nats; probabilities below 1e-7 are raised to it."""
     if not len(labels):
         return math.nan
     logs = np.maximum(log_softmax(logits)[np.arange(len(labels)), labels], math.log(1e-7))
     return float(-logs.mean())
 
 
-def macro_f1(labels: Index, named: Index, classes: int) -> float:
-    """Mean over the classes among the (n,) labels of 2 PR / (P + R), with precision P and recall R of (n,) answers."""
-    right, are, said = (np.bincount(part, minlength=classes) for part in (labels[named == labels], labels, named))
-    present = are > 0
-    return float((2 * right[present] / (are + said)[present]).mean())
+def macro_f1(labels: Index, predicted: Index, classes: int) -> float:
+    """Return the mean of 2 PR / (P + R) over the classes that occur in `labels`; P is precision, R recall."""
+    correct = labels[predicted == labels]
+    hits, actual, chosen = (np.bincount(part, minlength=classes) for part in (correct, labels, predicted))
+    present = actual > 0
+    return float((2 * hits[present] / (actual + chosen)[present]).mean())
 
 
 def confidence_error(labels: Index, logits: Array) -> float:
-    """The calibration error of the likeliest class."""
+    """Return the calibration error of the likeliest class, over 15 bins of equal mass by its probability.
+
+    This is the mean over the bins, weighted by their rows, of |mean probability - accuracy| (Guo et al., 2017).
+    """
     logs = log_softmax(logits)
-    named = logs.argmax(1)
-    confidence = np.exp(logs[np.arange(len(named)), named])
-    order = np.argsort(confidence, kind="stable")
-    gap = confidence[order] - (named == labels)[order]
-    return float(sum(abs(part.sum()) for part in np.array_split(gap, BINS)) / len(gap))
-
-
-def log_softmax(logits: Array) -> Array:
-    """Logarithms of probabilities, of (n, classes) logits, in float64."""
-    shifted = logits.astype(np.float64) - logits.max(1, keepdims=True)
-    result: Array = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-    return result
+    predicted = logs.argmax(1)
+    return calibration_error(predicted == labels, np.exp(logs[np.arange(len(predicted)), predicted]))

@@ -1,4 +1,4 @@
-"""Measures of the order of rows within their groups. Of rows with the same score, no measure depends on their order."""
+"""Ranking metrics per group. Rows with equal scores are treated alike, so their order never matters."""
 
 import math
 
@@ -8,11 +8,11 @@ from isthmus.distill.types import Array, Index
 
 
 def ndcg(relevance: Index, scores: Array, groups: Index, at: int) -> float:
-    """Normalized discounted cumulative gain (Järvelin and Kekäläinen, 2002), the mean over the groups.
+    """Return the normalized discounted cumulative gain (Järvelin and Kekäläinen, 2002), the mean over the groups.
 
-    Of the first `at` rows of a group, the highest score first, the sum of (2**relevance - 1) / log2(place + 1), divided
-    by that of the best order. Rows with the same score have the mean of their gains (McSherry and Najork, ECIR 2008).
-    Groups without a relevant row do not count; NaN if there is no other. Arrays are (n,).
+    The gain of a group is the sum of (2**relevance - 1) / log2(place + 1) over its first `at` rows, highest score
+    first, divided by the gain of the best order. Rows with equal scores share the mean of their gains (McSherry and
+    Najork, ECIR 2008). Groups without a relevant row are skipped; NaN if no group is left. Arrays are (n,).
     """
     gains = np.exp2(relevance.astype(np.float64)) - 1
     best, reached = (_cumulated(gains, order, groups, at) for order in (gains, scores))
@@ -21,14 +21,14 @@ def ndcg(relevance: Index, scores: Array, groups: Index, at: int) -> float:
 
 
 def chance_ndcg(relevance: Index, groups: Index, at: int) -> float:
-    """The ndcg of an order by chance, on average: each row has the mean gain of its group."""
+    """Return the expected ndcg of a random order: each row has the mean gain of its group."""
     return ndcg(relevance, np.zeros(len(relevance)), groups, at)
 
 
 def reciprocal_rank(relevance: Index, scores: Array, groups: Index) -> float:
-    """Mean over the groups of 1 / the place of the first relevant row, after all others with its score.
+    """Return the mean over the groups of 1 / (place of the first relevant row), placed last among equal scores.
 
-    Groups without a relevant row do not count; NaN if there is no other. Arrays are (n,).
+    Groups without a relevant row are skipped; NaN if no group is left. Arrays are (n,).
     """
     numbers = _numbers(groups)
     best = np.full(numbers.max(initial=-1) + 1, -np.inf)
@@ -40,7 +40,7 @@ def reciprocal_rank(relevance: Index, scores: Array, groups: Index) -> float:
 
 
 def _cumulated(gains: Array, scores: Array, groups: Index, at: int) -> Array:
-    """The discounted gains of the first rows of each group, by the number of the group."""
+    """Return the discounted gain of the first `at` rows of each group."""
     if not len(gains):
         return np.empty(0)
     numbers = _numbers(groups)
@@ -55,6 +55,6 @@ def _cumulated(gains: Array, scores: Array, groups: Index, at: int) -> Array:
 
 
 def _numbers(groups: Index) -> Index:
-    """The groups, numbered from 0 without a gap."""
+    """Renumber the groups from 0 without gaps."""
     _, numbers = np.unique(groups, return_inverse=True)
     return numbers.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Where a student loses most against its teacher: slices of the test rows by the values of their features."""
+"""Slices of the test rows, by feature values, in which a student loses most against its teacher."""
 
 import hashlib
 import math
@@ -14,16 +14,16 @@ from isthmus.distill.types import Array, Index
 from isthmus.features.errors import DataError
 
 Measure = Callable[[Index], Mapping[str, float]]
-"""The metric of "teacher", "student" and, if any, "control" on these rows; NaN where it has no value."""
+"""Returns the metric of "teacher", "student" and optionally "control" on these rows; NaN where it is not defined."""
 
 _QUARTERS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The number of test rows with the same value of a feature, in words, and the metric of each model on them.
+    """The test rows with the same value of a feature, and the metric of each model on them.
 
-    The value is None for rows without a value; the control's metric is None if it has none here.
+    `value` is None for rows without a value; `control` is None if the control's metric is not defined here.
     """
 
     column: str
@@ -37,17 +37,18 @@ class Slice:
 def worst_slices(
     table: pa.Table, measure: Measure, *, least: int, count: int = 10, higher_is_better: bool = True
 ) -> list[Slice]:
-    """The slices in which the student loses most against the teacher, the largest loss first.
+    """Return the slices in which the student loses most against the teacher, the largest loss first.
 
-    Of slices with the same rows only the first counts. A text has a slice for each value, a boolean for both, a number
-    for each quarter (fewer where many rows have the same value). Rows without a value are a slice too; NaN is no value.
+    If several slices have the same rows, only the first is returned. A text has a slice per value, a boolean one for
+    each truth value, a number one per quarter (fewer where many rows have the same value). Rows without a value or with
+    NaN form a slice too.
 
     Args:
-        table: the columns of the test rows by which they are sliced.
-        measure: called with ascending places in the table.
-        least: rows of a slice, at least.
-        count: of slices, at most.
-        higher_is_better: of the metric: true of an AUC, false of a log loss.
+        table: columns of the test rows to slice by.
+        measure: called with ascending row numbers of the table.
+        least: minimum number of rows in a slice.
+        count: maximum number of slices.
+        higher_is_better: True for metrics like AUC, False for losses.
 
     Raises:
         DataError: a column is neither text, boolean nor number.
@@ -65,12 +66,12 @@ def worst_slices(
                 known = control if math.isfinite(control) else None
                 slices.append(Slice(name, value, len(rows), teacher, student, known))
     sign = 1 if higher_is_better else -1
-    # The sort is stable: of equal losses the earlier column comes first, then the earlier value.
+    # The sort is stable: equal losses keep the order of columns and values.
     return sorted(slices, key=lambda item: sign * (item.student - item.teacher))[:count]
 
 
 def parts(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str | None, Index]]:
-    """Value and rows of each slice that is large enough but not all rows."""
+    """Yield value and rows of each slice that has at least `least` rows, but not all rows."""
     values, codes = coded(name, column)
     order = np.argsort(codes, kind="stable")
     ends = np.searchsorted(codes[order], np.arange(len(values) + 1), side="left")
@@ -80,7 +81,7 @@ def parts(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str 
 
 
 def coded(name: str, column: pa.ChunkedArray) -> tuple[list[str | None], Index]:
-    """The values of a column in words, then None, and the place of each row's value among them."""
+    """Return the values of a column as text, followed by None, and the index of each row's value among them."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
@@ -105,9 +106,9 @@ def coded(name: str, column: pa.ChunkedArray) -> tuple[list[str | None], Index]:
 
 
 def _quarters(numbers: Array) -> tuple[list[str], Index]:
-    """The edges of the quarters in words, and the quarter of each number.
+    """Return the edges of the quarters as text, and the quarter of each number.
 
-    Each edge is in `numbers` and belongs to the quarter that it ends. Equal edges make fewer quarters.
+    Each edge is one of `numbers` and belongs to the quarter that it ends. Equal edges make fewer quarters.
     """
     if not len(numbers):
         return [], np.empty(0, np.int64)
@@ -115,7 +116,7 @@ def _quarters(numbers: Array) -> tuple[list[str], Index]:
     ends = np.unique(ordered[[(len(ordered) * part - 1) // _QUARTERS for part in range(1, _QUARTERS + 1)]])
     edges = [ordered[0], *ends]
     texts = [f"{edge:.6g}" for edge in edges]
-    # As many digits as make all edges differ; all digits of integers.
+    # Use all digits for integers, or where six digits do not tell the edges apart.
     if ends.dtype.kind in "iu" or len(set(texts)) < len(set(edges)):
         texts = [str(edge) for edge in edges]
     first = texts[1] if ordered[0] == ends[0] else f"{texts[0]} to {texts[1]}"

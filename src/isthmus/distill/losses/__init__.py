@@ -1,9 +1,9 @@
-"""What a student learns from a teacher: losses, their weighted sum, and initialization with the teacher's layers.
+"""Distillation losses, their weighted sum, and initialization with the teacher's layers.
 
-Every loss is a function or a module that reduces tensors to a scalar. Before anything is computed, it refuses (with a
-`ConfigurationError`) tensors that are empty or whose kinds, sizes or devices do not go together. Half precision becomes
-float32. The teacher's tensors get no gradient. Temperatures are above 0. Masks are true where a position counts; if
-none counts, the loss is 0.
+Every loss is a function or a module that reduces tensors to a scalar. It first raises a `ConfigurationError` for
+tensors that are empty or whose types, sizes or devices do not fit together. Half precision is converted to float32. The
+teacher's tensors get no gradient. Temperatures are above 0. Masks are True where a position counts; if no position
+counts, the loss is 0.
 """
 
 from isthmus.distill.losses.adversarial import (

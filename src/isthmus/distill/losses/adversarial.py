@@ -1,6 +1,6 @@
 """Adversarial losses: a discriminator learns to tell the student's outputs from the teacher's.
 
-Each pair has a loss of the discriminator and a loss of the student. `Adversarial` is a pair as a term of an objective;
+Each pair has a loss for the discriminator and one for the student. `Adversarial` makes a pair a term of an objective;
 in your own loop, each may have its own optimizer.
 """
 
@@ -17,10 +17,10 @@ from isthmus.features.errors import Problem
 
 
 def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
-    """Hinge loss of the discriminator (Lim and Ye, 2017, arXiv:1705.02894).
+    """Return the hinge loss of the discriminator (Lim and Ye, 2017, arXiv:1705.02894).
 
-    mean max(0, 1 - real) + mean max(0, 1 + fake), of scores of any shape: `real` of the teacher's outputs, `fake` of
-    the student's, detached from the student.
+    mean max(0, 1 - real) + mean max(0, 1 + fake). `real` are scores of the teacher's outputs, `fake` of the student's,
+    detached from the student; both of any shape.
     """
     agree("hinge discriminator", real=floats(real, "..."))
     agree("hinge discriminator", fake=floats(fake, "..."))
@@ -28,16 +28,16 @@ def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
 
 
 def hinge_generator(fake: Tensor) -> Tensor:
-    """Hinge loss of the student (Lim and Ye, 2017, arXiv:1705.02894): -mean fake, of scores of any shape."""
+    """Return the hinge loss of the student (Lim and Ye, 2017, arXiv:1705.02894): -mean fake, scores of any shape."""
     agree("hinge generator", fake=floats(fake, "..."))
     return -precise(fake).mean()
 
 
 def least_squares_discriminator(real: Tensor, fake: Tensor) -> Tensor:
-    """Least-squares loss of the discriminator (LSGAN, Mao et al., 2017, arXiv:1611.04076).
+    """Return the least-squares loss of the discriminator (LSGAN, Mao et al., 2017, arXiv:1611.04076).
 
-    ½ mean (real - 1)² + ½ mean fake², of scores of any shape: `real` of the teacher's outputs, `fake` of the student's,
-    detached from the student.
+    ½ mean (real - 1)² + ½ mean fake². `real` are scores of the teacher's outputs, `fake` of the student's, detached
+    from the student; both of any shape.
     """
     agree("least-squares discriminator", real=floats(real, "..."))
     agree("least-squares discriminator", fake=floats(fake, "..."))
@@ -45,7 +45,10 @@ def least_squares_discriminator(real: Tensor, fake: Tensor) -> Tensor:
 
 
 def least_squares_generator(fake: Tensor) -> Tensor:
-    """Least-squares loss of the student (LSGAN, Mao et al., 2017): ½ mean (fake - 1)², of scores of any shape."""
+    """Return the least-squares loss of the student (LSGAN, Mao et al., 2017): ½ mean (fake - 1)².
+
+    `fake` are scores of any shape.
+    """
     agree("least-squares generator", fake=floats(fake, "..."))
     return (precise(fake) - 1).square().mean() / 2
 
@@ -53,15 +56,16 @@ def least_squares_generator(fake: Tensor) -> Tensor:
 class PatchDiscriminator(nn.Sequential):
     """Scores overlapping patches of images (PatchGAN, Isola et al., 2017, arXiv:1611.07004).
 
-    (batch, channels, height, width) to (batch, 1, rows, columns) scores without a bound.
+    Maps (batch, channels, height, width) to unbounded scores (batch, 1, rows, columns).
 
-    Convolutions of 4x4, each halving height and width and doubling the channels, then a convolution that scores.
-    Spectral norm (Miyato et al., 2018, arXiv:1802.05957) replaces the paper's batch norm: each image is scored alone.
+    The layers are 4x4 convolutions that halve height and width and double the channels, then a convolution that scores.
+    Spectral norm (Miyato et al., 2018, arXiv:1802.05957) replaces the paper's batch norm, so the score of an image does
+    not depend on other images.
 
     Args:
-        channels: of the images.
-        width: channels after the first convolution.
-        halvings: number of convolutions that halve; with 3 a score sees 46x46 pixels.
+        channels: number of channels of the images.
+        width: number of channels after the first convolution.
+        halvings: number of convolutions that halve; with 3, a score sees 46x46 pixels.
     """
 
     def __init__(self, channels: int, *, width: int = 64, halvings: int = 3):
@@ -74,15 +78,18 @@ class PatchDiscriminator(nn.Sequential):
 
 
 class Adversarial(nn.Module):
-    """A student and a discriminator that learns with it: a term whose value is the student's loss.
+    """A student and a discriminator that are trained together, as a term whose value is the student's loss.
 
-    The same optimizer has the weights of both, and each gets the gradient of its own loss: the discriminator's weights
-    are constant in the student's loss, the student's outputs in the discriminator's. The term's weight scales both,
-    which makes no difference to the discriminator under AdamW, except with a `clip`.
+    One optimizer has the weights of both, and each gets the gradient of its own loss: the student's loss treats the
+    discriminator's weights as constant, the discriminator's loss the student's outputs. The term's weight scales both
+    losses; under AdamW without `clip` this does not affect the discriminator.
 
     Args:
-        discriminator: gives scores of a batch of outputs, such as a `PatchDiscriminator`. It is trained with this term.
+        discriminator: scores a batch of outputs, such as a `PatchDiscriminator`; trained with this term.
         loss: "hinge" or "least squares".
+
+    Raises:
+        ConfigurationError: `loss` is not one of these.
     """
 
     def __init__(self, discriminator: nn.Module, loss: Literal["hinge", "least squares"] = "hinge") -> None:
@@ -92,12 +99,12 @@ class Adversarial(nn.Module):
         self.discriminating, self.generating = _PAIRS[loss]
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """The student's loss of a batch of outputs; its gradient also has the discriminator's, of its own loss."""
+        """Return the student's loss of a batch; its gradient includes that of the discriminator's loss."""
         student, teacher = precise(student), precise(teacher.detach())
         constants = {name: weights.detach() for name, weights in self.discriminator.named_parameters()}
         generating = self.generating(functional_call(self.discriminator, constants, (student,)))
         learning = self.discriminating(self.discriminator(teacher), self.discriminator(student.detach()))
-        # Adds the gradient alone.
+        # Adds 0 to the value, but the gradient of the discriminator.
         return generating + (learning - learning.detach())
 
 

@@ -1,4 +1,4 @@
-"""Losses of embeddings: each by itself, and the similarities within a batch."""
+"""Losses of embeddings: of each one, and of the similarities within a batch."""
 
 import torch
 from torch import Tensor
@@ -10,37 +10,37 @@ from isthmus.features.errors import Problem
 
 
 def cosine(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Angle between embeddings (as in DistilBERT, Sanh et al., 2019, arXiv:1910.01108).
+    """Return the mean of 1 - cos(s, t), 0 to 2 (as in DistilBERT, Sanh et al., 2019, arXiv:1910.01108).
 
-    The mean over the positions that count of 1 - cos(s, t), 0 to 2, of (..., width) embeddings s of the student and t
-    of the teacher and a (...) mask. The cosine with a vector of zeros is 0.
+    s and t are (..., width) embeddings of student and teacher; the mean is over the positions in the (...) mask. The
+    cosine with a zero vector is 0.
     """
     agree_pair("cosine", "... width", student, teacher, mask=booleans(mask, "..."))
     return average(1 - cosine_similarity(select(student, mask), select(teacher.detach(), mask), dim=-1))
 
 
 def squared(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Squared distance of embeddings (Reimers and Gurevych, 2020, arXiv:2004.09813).
+    """Return the mean of (s - t)² (Reimers and Gurevych, 2020, arXiv:2004.09813).
 
-    The mean over the positions that count and over the numbers of (s - t)², of (..., width) embeddings s of the student
-    and t of the teacher and a (...) mask. If the widths differ, use `HiddenStates` with a single layer.
+    s and t are (..., width) embeddings of student and teacher; the mean is over the positions in the (...) mask and
+    over the width. If the widths differ, use `HiddenStates` with a single layer.
     """
     agree_pair("squared distance", "... width", student, teacher, mask=booleans(mask, "..."))
     return average((select(student, mask) - select(teacher.detach(), mask)).square())
 
 
 def similarities(student: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
-    """Divergence of the similarities within a batch.
+    """Return the divergence of the similarities within a batch.
 
-    Probabilistic knowledge transfer (Passalis and Tefas, 2018, arXiv:1803.10837) with the softmax of cosines of SEED
-    (Fang et al., 2021, arXiv:2101.04731) as its kernel. With c_ij the cosine of embeddings i and j, of the student and
-    of the teacher, the mean over i of::
+    This is probabilistic knowledge transfer (Passalis and Tefas, 2018, arXiv:1803.10837) with the softmax of cosines
+    from SEED (Fang et al., 2021, arXiv:2101.04731) as its kernel. With c_ij the cosine of the embeddings i and j of one
+    model, the loss is the mean over i of::
 
         KL over j ≠ i of (softmax(teacher's c_ij / T) ‖ softmax(student's c_ij / T))
 
-    The embeddings are (batch, width), with at least three rows: with two there is no choice of neighbor. The widths of
-    the two models may differ. T is usually below 0.1, since cosines differ by little. There is no factor T²: T is the
-    scale of the similarity.
+    The embeddings are (batch, width), with at least three rows, since with two there is only one neighbor. The widths
+    of the models may differ. T is usually below 0.1, since cosines differ by little. There is no factor T², since T is
+    the scale of the similarity.
     """
     agree(
         "similarities",

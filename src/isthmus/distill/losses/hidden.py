@@ -1,4 +1,4 @@
-"""Losses of hidden states: a student's layers beside the teacher's."""
+"""Losses of hidden states: a student's layers compared with the teacher's."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,19 +11,19 @@ from isthmus.features.errors import Problem
 class HiddenStates(nn.Module):
     """Squared distance of hidden states after a learned projection.
 
-    FitNets (Romero et al., 2015, arXiv:1412.6550), for transformers TinyBERT (Jiao et al., 2020, arXiv:1909.10351).
-    With the student's states H_i of width d, the teacher's G_j of width e, and the layer map {i: j}, the mean over the
-    pairs, over the positions that count and over the e numbers of::
+    From FitNets (Romero et al., 2015, arXiv:1412.6550); for transformers, TinyBERT (Jiao et al., 2020,
+    arXiv:1909.10351). With the student's states H_i of width d, the teacher's G_j of width e, and the layer map {i: j},
+    the loss is the mean over the pairs, the positions in the mask and the e numbers of::
 
         (H_i W_i - G_j)²
 
-    W_i, (d, e), is learned with the student for each pair whose widths differ, else it is the identity.
+    W_i, (d, e), is trained with the student if the widths of a pair differ, and is the identity otherwise.
 
     Args:
-        layers: the layer map, place of the student's state to place of the teacher's, both counted from 0 in the lists
-            of states; of a model whose first state is its embeddings, those are 0.
-        student_widths: of each of the student's states.
-        teacher_widths: of each of the teacher's states.
+        layers: layer map from index of the student's state to index of the teacher's, both from 0 in the lists of
+            states. If a model's first state is its embeddings, index 0 is the embeddings.
+        student_widths: width of each of the student's states.
+        teacher_widths: width of each of the teacher's states.
 
     Raises:
         ConfigurationError: the map is empty, or names a layer that does not exist.
@@ -48,12 +48,13 @@ class HiddenStates(nn.Module):
     def forward(
         self, student: Sequence[Tensor], teacher: Sequence[Tensor] | Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """The loss of a batch.
+        """Return the loss of a batch.
 
         Args:
-            student: all of the student's states, each (..., width), for a sequence (batch, tokens, width).
-            teacher: all of the teacher's states; get no gradient. From the cache, a single (batch, states, ...) tensor.
-            mask: (...) true where a position counts, as an attention mask. If none counts, the loss is 0.
+            student: all of the student's states, each (..., width), for example (batch, tokens, width).
+            teacher: all of the teacher's states, or from the cache a single (batch, states, ...) tensor; they get no
+                gradient.
+            mask: (...) True where a position counts, like an attention mask. If no position counts, the loss is 0.
         """
         if isinstance(teacher, Tensor) and teacher.ndim > 1:
             teacher = teacher.unbind(1)

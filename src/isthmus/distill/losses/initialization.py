@@ -9,14 +9,21 @@ from torch import nn
 from isthmus.features.errors import ConfigurationError, Problem
 
 Choice = Literal["first", "last"] | int | Sequence[int]
-"""The teacher's layers to copy: the first, the last, every k-th from the first on for a number k, or indexes from 0 in
-the student's order.
+"""The teacher's layers to copy: the first ones, the last ones, every k-th starting with the first (a number k), or
+indexes from 0 in the student's order.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """The tensors, buffers among them, and numbers that were copied into a part: "layer 0", or the name of a pair."""
+    """A part that was copied.
+
+    Attributes:
+        student: part of the student, "layer 0" or the name of a pair.
+        teacher: part of the teacher.
+        tensors: number of tensors copied, including buffers.
+        numbers: number of elements in them.
+    """
 
     student: str
     teacher: str
@@ -31,19 +38,19 @@ def drop_layers(
     *,
     pairs: Mapping[str, tuple[nn.Module, nn.Module]] | None = None,
 ) -> list[Copied]:
-    """Copies layers of a teacher into the layers of a student, in order.
+    """Copy layers of a teacher into the layers of a student, in order, and return what was copied.
 
-    DistilBERT (Sanh et al., 2019, arXiv:1910.01108) starts with every second layer. After an error nothing was copied.
-    The student's tensors keep their type and device.
+    DistilBERT (Sanh et al., 2019, arXiv:1910.01108) starts with every second layer. Nothing is copied if an error is
+    raised. The student's tensors keep their type and device.
 
     Args:
-        teacher: the teacher's layers.
-        student: the student's layers, no more than the teacher's.
-        choice: which of the teacher's layers.
-        pairs: further parts to copy, such as embeddings: name to (the teacher's module, the student's).
+        teacher: layers of the teacher.
+        student: layers of the student, at most as many as the teacher's.
+        choice: layers of the teacher to copy.
+        pairs: further parts to copy, such as embeddings: (teacher's module, student's module) by name.
 
     Raises:
-        ConfigurationError: with every layer that does not exist and every tensor that differs in name or shape.
+        ConfigurationError: lists every layer that does not exist and every tensor that differs in name or shape.
     """
     indexes = _indexes(choice, len(teacher), len(student))
     parts = [(f"layer {n}", f"layer {index}", teacher[index], student[n]) for n, index in enumerate(indexes)]

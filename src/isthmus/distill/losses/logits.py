@@ -1,4 +1,4 @@
-"""Losses of logits: labels, and six forms of soft targets."""
+"""Losses of logits: cross entropy with labels, and six kinds of soft targets."""
 
 import math
 
@@ -11,17 +11,17 @@ from isthmus.distill.shapes import agree, agree_pair, average, below, booleans, 
 from isthmus.features.errors import Problem
 
 IGNORED = -100
-"""The label of a position that does not count, as in torch."""
+"""Label of a position that does not count, as in torch."""
 
 LEAST_VARIANCE = 1e-8
-"""Added to a variance, so that equal logits have a standard form: zeros, with a bounded gradient."""
+"""Added to a variance, so that equal logits are standardized to zeros with a bounded gradient."""
 
 LEAST_PROBABILITY = 2.0**-24
-"""Of a class or of the tail, where a teacher's is the divisor: the smallest above 0 that float16 has."""
+"""Lower bound of the teacher's probability of a class or the tail; the smallest positive float16."""
 
 
 def hard_targets(student: Tensor, labels: Tensor, *, ignored: int = IGNORED) -> Tensor:
-    """Cross entropy with the labels: the mean over the positions that count of -log softmax(student)[label].
+    """Return the cross entropy with the labels: the mean of -log softmax(student)[label].
 
     The logits are (..., classes), the labels (...) integers; positions with the label `ignored` do not count.
     """
@@ -33,9 +33,9 @@ def hard_targets(student: Tensor, labels: Tensor, *, ignored: int = IGNORED) -> 
 
 
 def binary_hard_targets(student: Tensor, labels: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Cross entropy of two classes: the mean over the positions that count of -y log p - (1 - y) log(1 - p).
+    """Return the binary cross entropy: the mean over the mask of -y log p - (1 - y) log(1 - p).
 
-    p = sigmoid(s), of (...) logits s of the second class; the labels y are (...) floats, 0 to 1; the mask is (...).
+    p = sigmoid(s) for (...) logits s of the second class; the labels y are (...) floats from 0 to 1; the mask is (...).
     """
     where = "binary hard targets"
     agree(where, student=floats(student, "..."), labels=floats(labels, "..."), mask=booleans(mask, "..."))
@@ -44,15 +44,15 @@ def binary_hard_targets(student: Tensor, labels: Tensor, *, mask: Tensor | None 
 
 
 def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
-    """Divergence from the teacher's softened probabilities (Hinton, Vinyals and Dean, 2015, arXiv:1503.02531).
+    """Return the divergence from the teacher's softened probabilities (Hinton et al., 2015, arXiv:1503.02531).
 
-    With logits s and t and the temperature T, the mean over the positions that count of::
+    With logits s and t and the temperature T, the loss is the mean over the positions in the mask of::
 
         T² KL(softmax(t / T) ‖ softmax(s / T))
 
-    The paper has the cross entropy, which differs by the entropy of the teacher: that has no gradient, and is not 0
-    where both agree. The factor T² keeps the size of the gradient when T changes. The logits are (..., classes) and
-    finite, the mask is (...).
+    The paper uses the cross entropy, which differs by the teacher's entropy; that has no gradient, and is not 0 where
+    both agree. The factor T² keeps the gradient's size when T changes. The logits are (..., classes) and finite, the
+    mask is (...).
     """
     problem = positive("temperature", temperature)
     agree_pair("soft targets", "... classes", student, teacher, problem, mask=booleans(mask, "..."))
@@ -61,7 +61,7 @@ def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: 
 
 
 def binary_soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
-    """`soft_targets` of two classes with a single logit: sigmoid(s) is the softmax of (0, s).
+    """Return `soft_targets` of two classes with a single logit: sigmoid(s) is the softmax of (0, s).
 
     The logits, of the second class, are (...) and finite, the mask is (...).
     """
@@ -73,24 +73,25 @@ def binary_soft_targets(student: Tensor, teacher: Tensor, *, temperature: float,
 def top_k_targets(
     student: Tensor, probabilities: Tensor, indexes: Tensor, *, temperature: float, mask: Tensor | None = None
 ) -> Tensor:
-    """`soft_targets` of a teacher's k largest probabilities.
+    """Return `soft_targets` for a teacher's k largest probabilities.
 
-    Tan et al. (ICLR 2019, arXiv:1902.10461) scale those up to 1; here the missing mass is spread. With n classes, and
-    p_i = softmax(t / T)_i at the same temperature for the classes i in K, the missing mass r = max(0, 1 - Σ p_i) is
-    spread evenly over the n - k remaining classes. With k = n it is 0. The mean over the positions that count of::
+    Tan et al. (ICLR 2019, arXiv:1902.10461) scale these up to a sum of 1; here the missing mass is spread instead. With
+    n classes and the teacher's p_i = softmax(t / T)_i for the classes i in K, the missing mass r = max(0, 1 - Σ p_i) is
+    spread evenly over the n - k remaining classes; with k = n it is 0. The loss is the mean over the positions in the
+    mask of::
 
         T² Σ_i q_i (log q_i - log softmax(s / T)_i)
         q_i = p_i / (r + Σ p_i) in K, and r / (n - k) / (r + Σ p_i) elsewhere
 
-    So probabilities that add up to more than 1, as rounding can cause, are scaled down. The teacher needs memory for
-    (..., k) numbers, never for (..., n).
+    Probabilities whose sum is above 1 by rounding are thus scaled down. The teacher needs memory for (..., k) numbers,
+    not for (..., n).
 
     Args:
         student: (..., n) finite logits s.
-        probabilities: (..., k) of the teacher at temperature T, not all 0.
-        indexes: (..., k) integers: the class of each; none twice in a row.
-        temperature: T.
-        mask: (...).
+        probabilities: (..., k) teacher probabilities at temperature T, not all 0.
+        indexes: (..., k) integers, the class of each probability, without duplicates in a row.
+        temperature: temperature T.
+        mask: (...) True where a position counts.
     """
     in_k = _in_k("top-k targets", student, probabilities, indexes, temperature, mask)
     classes, k = student.shape[-1], indexes.shape[-1]
@@ -108,12 +109,12 @@ def top_k_targets(
 def generalized(
     student: Tensor, teacher: Tensor, *, beta: float, temperature: float = 1.0, mask: Tensor | None = None
 ) -> Tensor:
-    """Divergences between the forward and the reverse KL (GKD, Agarwal et al., ICLR 2024, arXiv:2306.13649).
+    """Return a divergence between the forward and the reverse KL (GKD, Agarwal et al., ICLR 2024, arXiv:2306.13649).
 
-    With p = softmax(t / T) of the teacher, q = softmax(s / T) of the student and m = beta p + (1 - beta) q, the mean
-    over the positions that count of::
+    With p = softmax(t / T) of the teacher, q = softmax(s / T) of the student and m = beta p + (1 - beta) q, the loss is
+    the mean over the positions in the mask of::
 
-        T² KL(p ‖ q)                                       beta = 0: `soft_targets`, which covers all that p does
+        T² KL(p ‖ q)                                       beta = 0: `soft_targets`, which covers all of p
         T² KL(q ‖ p)                                       beta = 1: the reverse (MiniLLM, 2023, arXiv:2306.08543)
         T² (beta KL(p ‖ m) + (1 - beta) KL(q ‖ m))         between: the generalized Jensen-Shannon divergence
 
@@ -134,12 +135,12 @@ def top_k_tail(
     temperature: float = 1.0,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """`generalized` over k + 1 classes: a teacher's k largest probabilities, and all other classes as one, the tail.
+    """Return `generalized` over k + 1 classes: the teacher's k largest probabilities, and all others as one, the tail.
 
-    Unlike `top_k_targets`, which spreads the missing mass evenly, it says nothing about the order within the tail. The
+    Unlike `top_k_targets`, which spreads the missing mass evenly, it does not constrain the order within the tail. The
     teacher's mass r = max(0, 1 - Σ p_i) of the tail, and its k probabilities, are divided by r + Σ p_i; each is at
-    least 2^-24, since float16 keeps a smaller one as 0, to which the reverse KL is infinite. With k = n there is no
-    tail. Arguments are those of `top_k_targets`, and `beta` of `generalized`.
+    least 2^-24, since float16 stores a smaller one as 0, which would make the reverse KL infinite. With k = n there is
+    no tail. Arguments are as in `top_k_targets`, and `beta` as in `generalized`.
     """
     in_k = _in_k("top-k targets with a tail", student, probabilities, indexes, temperature, mask, _share("beta", beta))
     classes, k = student.shape[-1], indexes.shape[-1]
@@ -154,11 +155,11 @@ def top_k_tail(
 
 
 def standardized(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
-    """`soft_targets` of logits in standard form (Sun et al., CVPR 2024, arXiv:2403.01427).
+    """Return `soft_targets` of standardized logits (Sun et al., CVPR 2024, arXiv:2403.01427).
 
     Each row of logits x becomes z(x) = (x - mean(x)) / sqrt(var(x) + 1e-8), with the variance over its n classes
-    (divided by n). Shift and scale of the student's logits are free: only their relations are learned. The loss is the
-    mean over the positions that count of::
+    (divided by n). Only the relations of the student's logits are learned; shift and scale are free. The loss is the
+    mean over the positions in the mask of::
 
         T² KL(softmax(z(t) / T) ‖ softmax(z(s) / T))
 
@@ -181,25 +182,27 @@ def decoupled(  # noqa: PLR0913 - the terms of the published loss
     temperature: float,
     ignored: int = IGNORED,
 ) -> Tensor:
-    """Decoupled distillation, DKD (Zhao et al., CVPR 2022, arXiv:2203.08679).
+    """Return the decoupled distillation loss, DKD (Zhao et al., CVPR 2022, arXiv:2203.08679).
 
-    The divergence of `soft_targets` is TCKD + (1 - p) NCKD, with p the teacher's probability of the label. DKD weighs
-    the two freely, so that a confident teacher still ranks the wrong classes. The mean over the positions that count
-    of::
+    The divergence of `soft_targets` equals TCKD + (1 - p) NCKD, with p the teacher's probability of the label. DKD
+    weighs the two freely, so that a confident teacher still ranks the wrong classes. The loss is the mean over the
+    labeled positions of::
 
         T² (alpha TCKD + beta NCKD)
         TCKD = KL of (p of the label, p of all wrong classes together), at temperature T
         NCKD = KL of the softmax at temperature T over the wrong classes alone
 
-    The logits are (..., classes) and finite, of at least two classes; the labels are (...) integers, and positions with
-    the label `ignored` do not count.
+    The logits are (..., classes) and finite, with at least two classes; the labels are (...) integers, and positions
+    with the label `ignored` do not count.
     """
     where = "decoupled distillation"
     problem = positive("temperature", temperature)
     agree_pair(where, "... classes", student, teacher, problem, labels=integers(labels, "..."))
     classes = student.shape[-1]
     wanted, counts = _counting(labels, ignored)
-    single = Problem("student", "a single class", "at least two: there is no wrong class") if classes == 1 else None
+    single = (
+        Problem("student", "a single class", "at least two, so that there is a wrong class") if classes == 1 else None
+    )
     agree(where, single, below("labels", wanted, classes))
     label = functional.one_hot(wanted, classes).bool()
 
@@ -214,13 +217,13 @@ def decoupled(  # noqa: PLR0913 - the terms of the published loss
 
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """KL(softmax(teacher) ‖ softmax(student)) of each row of finite logits: (..., n) to (...)."""
+    """Return KL(softmax(teacher) ‖ softmax(student)) of each row of finite logits: (..., n) to (...)."""
     logs, wanted = log_softmax(student, -1), log_softmax(teacher.detach(), -1)
     return kl_div(logs, wanted, reduction="none", log_target=True).sum(-1)
 
 
 def _between(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
-    """The divergence of `generalized` of each row of log probabilities: (..., n) to (...)."""
+    """Return the divergence of `generalized` for each row of log probabilities: (..., n) to (...)."""
     if beta in (0, 1):
         pair = (student, teacher) if beta == 0 else (teacher, student)
         return kl_div(*pair, reduction="none", log_target=True).sum(-1)
@@ -234,7 +237,6 @@ def _share(name: str, value: float) -> Problem | None:
 
 
 def _counting(labels: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
-    """The labels that count, as int64, and where they are."""
     wide = labels.long()  # before the comparison: among bytes, 156 is -100
     counts = wide != ignored
     return wide[counts], counts
@@ -244,7 +246,7 @@ def _in_k(
     where: str, student: Tensor, probabilities: Tensor, indexes: Tensor, temperature: float, mask: Tensor | None,
     *problems: Problem | None,
 ) -> Tensor:  # fmt: skip
-    """The classes of the teacher's k probabilities, int64, at the positions that count; raises what is wrong."""
+    """Check the arguments, and return the classes of the k probabilities, int64, at the positions in the mask."""
     agree(
         where,
         positive("temperature", temperature),

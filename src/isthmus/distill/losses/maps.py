@@ -1,4 +1,4 @@
-"""Losses of images: feature maps, and features of a frozen network."""
+"""Losses of images: on feature maps, and on features of a frozen network."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -13,15 +13,15 @@ from isthmus.features.errors import ConfigurationError, Problem
 
 
 def attention_transfer(student: Tensor, teacher: Tensor) -> Tensor:
-    """Activation-based attention transfer (Zagoruyko and Komodakis, ICLR 2017, arXiv:1612.03928).
+    """Return the activation-based attention transfer loss (Zagoruyko and Komodakis, ICLR 2017, arXiv:1612.03928).
 
-    The attention of feature maps A is Q(A), (height · width), the
-    sum over the channels of A². The mean over the images of::
+    The attention Q(A), (height · width), of feature maps A is the sum of A² over the channels. The loss is the mean
+    over the images of::
 
         ‖Q(S) / ‖Q(S)‖₂ - Q(T) / ‖Q(T)‖₂‖₂²
 
-    The square, which the paper's formula does not have, gives a gradient where both agree. The feature maps S of the
-    student and T of the teacher are (batch, channels, height, width); their channels may differ.
+    The paper does not square the norm; the square gives a defined gradient where both are equal. The feature maps S of
+    the student and T of the teacher are (batch, channels, height, width); their channels may differ.
     """
     agree(
         "attention transfer",
@@ -32,16 +32,19 @@ def attention_transfer(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 class FeatureMaps(nn.Module):
-    """Distance of feature maps, after a learned 1x1 convolution where the channels differ.
+    """Distance of feature maps, after a learned 1x1 convolution if the channels differ.
 
-    The convolution is the regressor of FitNets (Romero et al., 2015, arXiv:1412.6550) without spatial extent. With S
-    the student's maps, convolved or as they are, and T the teacher's: the mean over everything of |S - T| for "l1", of
-    (S - T)² for "l2".
+    The convolution is the regressor of FitNets (Romero et al., 2015, arXiv:1412.6550) without spatial extent. With the
+    student's maps S, convolved if needed, and the teacher's T, the loss is the mean of |S - T| for "l1", or of (S - T)²
+    for "l2".
 
     Args:
-        student_channels: of the student's maps.
-        teacher_channels: of the teacher's maps.
+        student_channels: number of channels of the student's maps.
+        teacher_channels: number of channels of the teacher's maps.
         norm: "l1" or "l2".
+
+    Raises:
+        ConfigurationError: `norm` is not one of these.
     """
 
     def __init__(self, student_channels: int, teacher_channels: int, *, norm: Literal["l1", "l2"] = "l2"):
@@ -53,7 +56,7 @@ class FeatureMaps(nn.Module):
         self.projection = nn.Identity() if same else nn.Conv2d(*self.channels, kernel_size=1, bias=False)
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """The loss of a batch of (batch, channels, height, width) maps."""
+        """Return the loss of a batch of (batch, channels, height, width) maps."""
         ours, theirs = (f"batch {channels} height width" for channels in self.channels)
         agree("feature maps", student=floats(student, ours), teacher=floats(teacher, theirs))
         return _DISTANCES[self.norm](self.projection(precise(student)), precise(teacher.detach()))
@@ -62,12 +65,12 @@ class FeatureMaps(nn.Module):
 class Perceptual(nn.Module):
     """Distance of images in the features of a frozen network (Johnson, Alahi and Fei-Fei, 2016, arXiv:1603.08155).
 
-    With f_l the output of layer l of the network: the sum over the layers of the mean over everything of
-    (f_l(student) - f_l(teacher))².
+    With f_l the output of layer l of the network, the loss is the sum over the layers of the mean of (f_l(student) -
+    f_l(teacher))².
 
     Args:
-        network: of the images, in at least float32; in evaluation mode, and without a parameter that needs a gradient.
-            It is no submodule: it is not moved, saved, trained or switched to training with the loss.
+        network: network that takes the images in at least float32; in eval mode, with no parameter that requires a
+            gradient. It is not a submodule: it is not moved, saved or trained with the loss.
         layers: names of its submodules whose outputs are compared.
 
     Raises:
@@ -81,27 +84,27 @@ class Perceptual(nn.Module):
         if network.training:
             problems.append(Problem("network", "is in training mode", "evaluation mode"))
         if learning:
-            problems.append(Problem("network", f"{learning} of its parameters need a gradient", "none that does"))
+            problems.append(Problem("network", f"{learning} of its parameters require a gradient", "no gradients"))
         if problems:
             raise ConfigurationError("perceptual loss", problems, remedy="call network.eval().requires_grad_(False)")
         with tapped(network, layers):
             self.layers = tuple(layers)
-        self._network = (network,)  # in a tuple, where torch does not look for submodules
+        self._network = (network,)  # in a tuple, so that torch does not register it as a submodule
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """The loss of a batch of (batch, channels, height, width) images."""
+        """Return the loss of a batch of (batch, channels, height, width) images."""
         agree_pair("perceptual loss", "batch channels height width", student, teacher)
         (network,) = self._network
         with tapped(network, self.layers) as seen:
             network(precise(student))
         with torch.no_grad(), tapped(network, self.layers) as wanted:
-            network(precise(teacher))  # the cache has half precision
-        strange = [
+            network(precise(teacher))  # cached outputs have half precision
+        problems = [
             Problem(layer, f"returns a {type(seen[layer]).__name__}" if layer in seen else "is not called", "a tensor")
             for layer in self.layers
             if not isinstance(seen.get(layer), Tensor)
         ]
-        agree("perceptual loss: layers of the network", *strange)
+        agree("perceptual loss: layers of the network", *problems)
         return torch.stack([mse_loss(precise(seen[layer]), precise(wanted[layer])) for layer in self.layers]).sum()
 
 

@@ -25,23 +25,23 @@ from isthmus.distill.accelerator import is_full
 from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 
 Outputs = Mapping[str, Any]
-"""What a model outputs for a batch: tensors, or lists of tensors, by name."""
+"""Outputs of a model for a batch by name: tensors, or lists of tensors."""
 
-_OPTIONS = "options of the loss are bound by functools.partial, and the weight comes second"
+_OPTIONS = "bind options of the loss with functools.partial; the weight is the second argument"
 
 
 class Term(nn.Module):
-    """A loss of an objective: what computes it, how much it counts, and where its arguments come from.
+    """A loss of an objective, with its weight and the sources of its arguments.
 
     Args:
-        loss: from tensors to a scalar: a function, its options bound by `functools.partial`, or a module, whose
-            parameters are trained with the student.
-        weight: a finite number, or a function from the share of the training done to it (`Schedule`).
-        arguments: argument of the loss to its source: "student.KEY" or "teacher.KEY" of the outputs, or "labels".
+        loss: function or module that maps tensors to a scalar. Bind options of a function with `functools.partial`; the
+            parameters of a module are trained with the student.
+        weight: a finite number, or a function of the finished share of training that returns one (`Schedule`).
+        arguments: source of each argument of the loss: "student.KEY" or "teacher.KEY" of the outputs, or "labels".
 
     Raises:
-        ConfigurationError: the weight is not finite, an argument comes from nowhere, the loss does not take these
-            arguments, or a module is hidden in a function, where no optimizer would find its parameters.
+        ConfigurationError: the weight is not finite, a source is invalid, the loss does not take these arguments, or a
+            module is hidden in a function, so that no optimizer would find its parameters.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Term(nn.Module):
         problems = [
             Problem(name, repr(source), f'"student.KEY", "teacher.KEY" or "labels"; {_OPTIONS}')
             for name, source in arguments.items()
-            # Users pass a temperature here first.
+            # A common mistake is to pass temperature=2.0 here.
             if not (isinstance(source, str) and re.fullmatch(r"labels|(student|teacher)\..+", source))
         ]
         if not callable(weight) and not math.isfinite(weight):
@@ -64,7 +64,9 @@ class Term(nn.Module):
         try:
             inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).bind(**arguments)
         except (TypeError, ValueError) as error:  # ValueError: a function of torch that is not written in Python
-            problems.append(Problem("arguments", str(error), f"those of the loss that have no default; {_OPTIONS}"))
+            problems.append(
+                Problem("arguments", str(error), f"all arguments of the loss without a default; {_OPTIONS}")
+            )
         if problems:
             named = loss.func if isinstance(loss, partial) else loss
             name = getattr(named, "__name__", type(named).__name__)
@@ -72,18 +74,18 @@ class Term(nn.Module):
 
     @property
     def asks_teacher(self) -> bool:
-        """Whether an argument comes from the teacher."""
+        """True if an argument comes from the teacher."""
         return any(source.startswith("teacher.") for source in self.arguments.values())
 
     def weight_at(self, progress: float) -> float:
-        """The weight at a share of the training done. Raises a ConfigurationError if it is not finite."""
+        """Return the weight at a finished share of training. Raises a ConfigurationError if it is not finite."""
         weight = self.weight(progress) if callable(self.weight) else self.weight
         if not math.isfinite(weight):
             raise ConfigurationError("weight", [Problem(f"at progress {progress}", repr(weight), "a finite number")])
         return weight
 
     def forward(self, student: Outputs, teacher: Outputs, labels: Any) -> Tensor:
-        """The loss of a batch, unweighted. Raises a ConfigurationError if outputs are missing or do not fit."""
+        """Return the unweighted loss of a batch. Raises a ConfigurationError if outputs are missing or do not fit."""
         values, problems = {}, []
         for name, source in self.arguments.items():
             party, _, key = source.partition(".")
@@ -103,40 +105,43 @@ class Term(nn.Module):
 
 
 class Objective(nn.Module):
-    """A weighted sum of at least one named term. Its parameters are those of the terms, for the student's optimizer."""
+    """A weighted sum of at least one named term. Its parameters are those of the terms."""
 
     def __init__(self, terms: Mapping[str, Term]) -> None:
         super().__init__()
         problems = [] if terms else [Problem("terms", "none", "at least one")]
-        problems += [Problem(f"term {name!r}", "a dot in the name", "a name without") for name in terms if "." in name]
+        problems += [
+            Problem(f"term {name!r}", "a dot in the name", "a name without a dot") for name in terms if "." in name
+        ]
         if problems:
             raise ConfigurationError("objective", problems)
         self.terms = dict(terms)
         for name, term in terms.items():
-            # With a prefix, since terms may have names of methods of torch, like "keys" and "values".
+            # The prefix avoids clashes with torch's attributes.
             self.add_module(f"term {name}", term)
 
     @property
     def asks_teacher(self) -> bool:
-        """Whether a term has an argument from the teacher."""
+        """True if a term has an argument from the teacher."""
         return any(term.asks_teacher for term in self.terms.values())
 
     def alone(self) -> "Objective | None":
-        """The terms that do not ask the teacher: what the same student can learn without it; None without any."""
+        """Return the terms that do not use the teacher, which train the control; None without such terms."""
         terms = {name: term for name, term in self.terms.items() if not term.asks_teacher}
         return Objective(terms) if terms else None
 
     def require_weight(self, steps: int, where: str) -> None:
-        """Raises a ConfigurationError, which begins with `where`, if at a step all weights are 0, or not all finite."""
+        """Raise a ConfigurationError at `where` if at some step all weights are 0 or one is not finite."""
         for step in range(steps):
             if not any(term.weight_at(step / steps) for term in self.terms.values()):
                 problem = Problem(f"weight of {', '.join(self.terms)}", f"0 at step {step + 1} of {steps}", "not 0")
                 raise ConfigurationError(where, [problem], remedy="give a term a weight at every step")
 
     def check(self, student: Outputs, teacher: Outputs, labels: Any = None) -> None:
-        """Computes every term once, without gradients, before the first step.
+        """Compute every term once, without gradients, before the first step.
 
-        Raises a ConfigurationError with all problems: outputs that are missing or do not fit, losses that are no
+        Raises a ConfigurationError that lists all problems: outputs that are missing or do not fit, and losses that are
+        not
         scalars.
         """
         problems = []
@@ -148,11 +153,11 @@ class Objective(nn.Module):
                 place = f"term {name}: {error.where}"
                 problems += [Problem(f"{place}: {p.where}", p.found, p.expected) for p in error.problems]
                 continue
-            except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # of torch or a loss
+            except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # from torch or a loss
                 if is_full(error):
                     raise
                 fed = ", ".join(_shown(source, student, teacher, labels) for source in term.arguments.values())
-                found = f"the loss ends with {type(error).__name__}: {error}".rstrip(".")
+                found = f"the loss raises {type(error).__name__}: {error}".rstrip(".")
                 problems.append(Problem(f"term {name}", found, f"a loss that takes {fed}"))
                 continue
             if not isinstance(value, Tensor) or value.shape != ():
@@ -164,11 +169,13 @@ class Objective(nn.Module):
     def forward(
         self, student: Outputs, teacher: Outputs, labels: Any, progress: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The total of a batch, and each term's unweighted value, detached, for logs.
+        """Return the total of a batch, and each term's unweighted value, detached, for logs.
 
-        A term whose weight is 0 is not computed, and has no value. On a GPU this waits for the total: a step with a
-        total that is not finite would ruin the student. `labels` may be None if no term uses them; `progress` is the
-        share of the training done, 0 to 1.
+        A term with weight 0 is not computed and has no value. Synchronizes with a GPU to check the total, since a step
+        with a
+        non-finite total would ruin the student. `labels` may be None if no term uses them; `progress` is the finished
+        share of
+        training, 0 to 1.
 
         Raises:
             ConfigurationError: every weight is 0, a weight is not finite, or outputs are missing or do not fit.
@@ -187,7 +194,7 @@ class Objective(nn.Module):
             except ConfigurationError as error:
                 raise ConfigurationError(f"term {name}: {error.where}", error.problems, remedy=error.remedy) from None
         if not weighted:
-            problem = Problem("weights", f"every weight is 0 at progress {progress}", "a weight that is not")
+            problem = Problem("weights", f"every weight is 0 at progress {progress}", "at least one other weight")
             raise ConfigurationError("objective", [problem])
         total = torch.stack(weighted).sum()
         values = {name: value.detach() for name, value in values.items()}
@@ -197,7 +204,7 @@ class Objective(nn.Module):
                 f"term {', '.join(bad)}" if bad else "objective",
                 f"the value is {', '.join(bad.values())}" if bad else "the weighted sum overflows",
                 expected="a finite value",
-                remedy="lower the learning rate, and look for extreme outputs of the teacher",
+                remedy="lower the learning rate, and check for extreme outputs of the teacher",
             )
         return total, values
 

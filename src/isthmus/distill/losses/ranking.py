@@ -1,8 +1,8 @@
-"""Losses of scores that order candidates, as a search does.
+"""Losses of scores that order candidates, as in search.
 
-The two by which cross-encoders teach retrievers in practice, beside `similarities` of embeddings. Margins need a known
-relevant candidate and learn from its lead alone; lists need none and learn from all scores at once. Pairwise logistic
-losses (RankNet) learn part of what lists do, at the square of their cost, and are left out.
+These are the two losses with which cross-encoders usually teach retrievers, besides `similarities` of embeddings.
+`margins` needs a known relevant candidate and learns only from its lead; `lists` needs none and learns from all scores
+at once. Pairwise logistic losses (RankNet) are left out: they learn part of what `lists` learns, at quadratic cost.
 """
 
 import torch
@@ -16,15 +16,15 @@ _NO_GAIN = -1e4
 
 
 def margins(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Squared difference of margins, Margin-MSE (Hofstätter et al., 2020, arXiv:2010.02666).
+    """Return the mean squared difference of margins, Margin-MSE (Hofstätter et al., 2020, arXiv:2010.02666).
 
-    The first candidate of each query is the relevant candidate. The mean over the remaining candidates j that count
+    The first candidate of each query is the relevant one. The loss is the mean over all other candidates j in the mask
     of::
 
         ((s_0 - s_j) - (t_0 - t_j))²
 
-    The scores s of the student and t of the teacher and the mask are (queries, candidates), of at least two candidates.
-    A query counts if its first candidate does.
+    The scores s of the student and t of the teacher and the mask are (queries, candidates), with at least two
+    candidates. A query counts if its first candidate is in the mask.
     """
     _agree("margins", student, teacher, mask)
     gap = precise(student) - precise(teacher.detach())
@@ -34,14 +34,14 @@ def margins(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> 
 
 
 def lists(student: Tensor, teacher: Tensor, *, temperature: float = 1.0, mask: Tensor | None = None) -> Tensor:
-    """Divergence from the teacher's top-1 probabilities (ListNet, Cao et al., ICML 2007).
+    """Return the divergence from the teacher's top-1 probabilities (ListNet, Cao et al., ICML 2007).
 
-    The paper has the cross entropy, whose gradient is the same. The mean over the queries with a candidate that counts
-    of::
+    The paper uses the cross entropy, which has the same gradient. The loss is the mean over the queries with a
+    candidate in the mask of::
 
-        KL over the candidates that count of (softmax(t / T) ‖ softmax(s / T))
+        KL over the candidates in the mask of (softmax(t / T) ‖ softmax(s / T))
 
-    The finite scores s of the student and t of the teacher and the mask are (queries, candidates), of at least two
+    The finite scores s of the student and t of the teacher and the mask are (queries, candidates), with at least two
     candidates.
     """
     _agree("lists", student, teacher, mask, positive("temperature", temperature))
@@ -55,14 +55,14 @@ def lists(student: Tensor, teacher: Tensor, *, temperature: float = 1.0, mask: T
 def _agree(where: str, student: Tensor, teacher: Tensor, mask: Tensor | None, problem: Problem | None = None) -> None:
     agree_pair(where, "queries candidates", student, teacher, problem, mask=booleans(mask, "queries candidates"))
     if student.shape[-1] < 2:
-        agree(where, Problem("candidates", "a single candidate of each query", "at least two, to be ordered"))
+        agree(where, Problem("candidates", "a single candidate per query", "at least two"))
 
 
 def grouped_lists(student: Tensor, teacher: Tensor, groups: Tensor, *, temperature: float) -> Tensor:
-    """`lists` of rows whose queries are numbered, times T², which keeps the size of the gradient when T changes.
+    """Return `lists` for rows with numbered queries, times T², which keeps the gradient's size when T changes.
 
-    The finite scores of student and teacher are (rows,), the groups (rows,) integers. A group of a single row has no
-    order, and adds 0.
+    The finite scores of student and teacher are (rows,), the groups (rows,) integers. A group of one row has no order
+    and adds 0.
     """
     problem = positive("temperature", temperature)
     agree_pair("grouped lists", "rows", student, teacher, problem, groups=integers(groups, "rows"))
@@ -73,10 +73,11 @@ def grouped_lists(student: Tensor, teacher: Tensor, groups: Tensor, *, temperatu
 
 
 def graded_lists(student: Tensor, relevance: Tensor, groups: Tensor) -> Tensor:
-    """Cross entropy of each group's softmax with its gains (Bruch et al., ICTIR 2019), less the entropy of the gains.
+    """Return the divergence of each group's softmax from its gains (Bruch et al., ICTIR 2019).
 
-    The mean over the groups with a relevant row of KL(p ‖ softmax(s)), p_i = g_i / Σ g and g_i = 2**relevance_i - 1.
-    The finite scores s are (rows,), relevance and groups (rows,) integers of at least 0.
+    The loss is the mean over the groups with a relevant row of KL(p ‖ softmax(s)), with p_i = g_i / Σ g and g_i =
+    2**relevance_i - 1. It differs from the paper's cross entropy by the entropy of p. The finite scores s are (rows,),
+    relevance and groups (rows,) integers of at least 0.
     """
     agree(
         "graded lists", student=floats(student, "rows"), relevance=integers(relevance, "rows"),
@@ -87,13 +88,13 @@ def graded_lists(student: Tensor, relevance: Tensor, groups: Tensor) -> Tensor:
     gains = scores.new_zeros(shape).index_put(place, relevance.to(scores.dtype).exp2() - 1)
     mask = torch.zeros(shape, dtype=torch.bool, device=student.device).index_put(place, torch.ones_like(groups).bool())
     mask = mask & (gains.sum(-1, keepdim=True) > 0)
-    # A row without gain has no part in p: e to the power of this is 0, and finite numbers have no NaN as a product.
+    # For a row without gain, use a finite number whose exp is 0, since log(0) would give NaN in products.
     wanted = gains.log().clamp(min=_NO_GAIN)
     return lists(scores.new_zeros(shape).index_put(place, scores), wanted, mask=mask)
 
 
 def _places(groups: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    """Where each row is in a matrix with a row for each group, and the shape of that matrix, at least two wide."""
+    """Return each row's position in a matrix with a row per group, and the matrix's shape, at least two columns."""
     _, numbers, sizes = torch.unique(groups, return_inverse=True, return_counts=True)
     order = numbers.argsort(stable=True)
     column = torch.empty_like(numbers)

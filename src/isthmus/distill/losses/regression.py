@@ -1,4 +1,4 @@
-"""Losses of numbers: to labels, and to a teacher's answers."""
+"""Losses of numbers, for labels and for a teacher's outputs."""
 
 from torch import Tensor
 
@@ -6,12 +6,12 @@ from isthmus.distill.shapes import agree, average, floats, precise
 
 
 def squared_errors(student: Tensor, wanted: Tensor) -> Tensor:
-    """Mean of (s - w)², which is least at the mean of what may come. The numbers s and w are (...)."""
+    """Return the mean of (s - w)² of numbers s and w, (...); it is minimized by the conditional mean."""
     agree("squared errors", student=floats(student, "..."), wanted=floats(wanted, "..."))
     return average((precise(student) - precise(wanted.detach())).square())
 
 
 def absolute_errors(student: Tensor, wanted: Tensor) -> Tensor:
-    """Mean of |s - w|, which is least at the median of what may come. The numbers s and w are (...)."""
+    """Return the mean of |s - w| of numbers s and w, (...); it is minimized by the conditional median."""
     agree("absolute errors", student=floats(student, "..."), wanted=floats(wanted, "..."))
     return average((precise(student) - precise(wanted.detach())).abs())

@@ -11,20 +11,20 @@ from isthmus.features.errors import Problem
 
 
 def attention_relations(student: Tensor, teacher: Tensor, *, heads: int, mask: Tensor | None = None) -> Tensor:
-    """Divergence of self-attention relations (MiniLMv2, Wang et al., 2021, arXiv:2012.15828).
+    """Return the divergence of self-attention relations (MiniLMv2, Wang et al., 2021, arXiv:2012.15828).
 
-    Of the queries of a layer of each model, this is the relation of queries to queries; the paper adds the relations of
-    keys and of values, each a term of its own. The concatenated vectors of all attention heads are split again into
-    `heads` relation heads, so that the widths and the attention heads of the models may differ. With X_a,
-    (tokens, width / heads), of relation head a::
+    Pass the queries of one layer of each model for the relation of queries to queries; the paper adds terms for the
+    keys and for the values. The concatenated vectors of all attention heads are split again into `heads` relation
+    heads, so widths and numbers of attention heads of the models may differ. With X_a, (tokens, width / heads), of
+    relation head a::
 
         R_a = softmax(X_a X_aᵀ / sqrt(width / heads))
 
-    and the loss is the mean over relation heads and over the positions that count, of all sequences together, of
-    KL(teacher's R_a ‖ student's R_a) of that position. No position relates to a position that does not count.
+    The loss is the mean over relation heads and over the positions in the mask of all sequences of KL(teacher's R_a ‖
+    student's R_a) of that position. Positions outside the mask are ignored as columns too.
 
-    The queries, keys or values are (batch, tokens, width), finite where the mask, (batch, tokens), is true; `heads`
-    divides the widths of both models.
+    The queries, keys or values are (batch, tokens, width), finite where the mask, (batch, tokens), is True; `heads`
+    must divide the widths of both models.
     """
     where = "attention relations"
     agree(
@@ -47,9 +47,9 @@ def attention_relations(student: Tensor, teacher: Tensor, *, heads: int, mask: T
 
 
 def _scores(vectors: Tensor, heads: int, mask: Tensor) -> Tensor:
-    """(batch, heads, tokens, tokens) scaled products; at positions that do not count, the smallest number.
+    """Return (batch, heads, tokens, tokens) scaled products; the smallest number at positions outside the mask.
 
-    Minus infinity would make NaN of a sequence in which nothing counts.
+    Minus infinity would give NaN for a sequence without a position in the mask.
     """
     cut = precise(vectors).masked_fill(~mask[..., None], 0).reshape(*mask.shape, heads, -1).transpose(1, 2)
     scores = cut @ cut.mT / math.sqrt(cut.shape[-1])

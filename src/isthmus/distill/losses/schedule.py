@@ -1,4 +1,4 @@
-"""The weight of a term in the course of the training."""
+"""Weights of terms that change during training."""
 
 import math
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from isthmus.features.errors import ConfigurationError, Problem
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A weight that goes from `start` to `end`, and stays there.
+    """A weight that moves from `start` to `end` and stays there.
 
-    With x = min(1, progress / until), the weight is start + (end - start) x for "linear" and
-    start + (end - start) (1 - cos(πx)) / 2 for "cosine".
+    With x = min(1, progress / until), the weight is start + (end - start) x for "linear", and start + (end - start) (1
+    - cos(πx)) / 2 for "cosine".
 
     Attributes:
-        start: the weight at the beginning.
-        end: the weight from `until` on.
-        curve: "linear", or "cosine", which leaves and arrives slowly.
-        until: the share of the training at which the end is reached, above 0 to 1.
+        start: weight at the beginning.
+        end: weight from `until` on.
+        curve: "linear", or "cosine", which changes slowly at both ends.
+        until: share of the training at which `end` is reached, above 0 and at most 1.
     """
 
     start: float
@@ -40,7 +40,7 @@ class Schedule:
             raise ConfigurationError("schedule of a weight", problems)
 
     def __call__(self, progress: float) -> float:
-        """The weight at a share of the training done, 0 to 1."""
+        """Return the weight at a finished share of the training, 0 to 1."""
         share = min(1.0, progress / self.until)
         if self.curve == "cosine":
             share = (1 - math.cos(math.pi * share)) / 2

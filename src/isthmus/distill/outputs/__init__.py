@@ -1,7 +1,7 @@
-"""Outputs of a teacher as data: computed once, stored in shards, read from memory maps."""
+"""A teacher's outputs as data: computed once, stored in shards, read through memory maps."""
 
 from isthmus.distill.outputs.cache import TeacherOutputs
-from isthmus.distill.outputs.form import Form
+from isthmus.distill.outputs.form import Form, OutputFormat
 from isthmus.distill.outputs.identity import identities
 
-__all__ = ["Form", "TeacherOutputs", "identities"]
+__all__ = ["Form", "OutputFormat", "TeacherOutputs", "identities"]

@@ -1,4 +1,4 @@
-"""The outputs of a teacher for the rows of a data set: read from shards, computed where there are none."""
+"""The outputs of a teacher for the rows of a data set, read from shards and computed where missing."""
 
 import math
 import shutil
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from isthmus.distill.outputs import shards
-from isthmus.distill.outputs.form import Form
+from isthmus.distill.outputs.form import OutputFormat
 from isthmus.distill.outputs.shards import Shard
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Array, in_batches
@@ -24,41 +24,40 @@ from isthmus.features.files import write_atomically
 from isthmus.features.progress import Progress, silent
 
 SHARD_BYTES = 64 << 20
-"""A shard of this size is published; memory never holds more."""
+"""A shard is published at this size, which also bounds memory."""
 
 SHARD_SECONDS = 60.0
-"""A shard whose first row is this old is published: a crash loses no more of the teacher's work."""
+"""A shard is published when its first row is this old, so that a crash loses little of the teacher's work."""
 
 SMALL = 4
-"""`prune` merges shards smaller than `SHARD_BYTES // SMALL`."""
 
 FORMAT = 1
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]
-"""Of each output the dtype and the sizes of a row."""
+"""The dtype of each output and its sizes per row."""
 
 
 class TeacherOutputs:
     """The outputs of a teacher for each row of a data set, computed once.
 
     `outputs[indexes]` returns float16 (or float32) tensors (rows, ...) by key. Cached rows are gathered from memory
-    maps; the teacher computes the others, a batch at a time, and they are appended. They stay in memory until a shard
-    is full (64 MiB, or a minute), `fill` ends, or the block of `with` does: a process that dies loses no more. Several
-    processes may fill a folder at the same time.
+    maps; the teacher computes missing rows, a batch at a time. These stay in memory until a shard is full (64 MiB, or a
+    minute), `fill` ends, or the `with` block ends; a process that dies loses only them. Several processes may fill a
+    folder at the same time.
 
     The folder depends on the teacher's fingerprint, the contract, the form and the options. Every output must have the
     same sizes for every row: pad all batches to one length.
 
     Args:
         root: folder of all outputs.
-        teacher: computes them; its fingerprint is enough if all outputs are cached.
-        rows: (n, 16) uint8, the identities of the n rows. Rows of one identity share their output.
+        teacher: teacher that computes the outputs; its fingerprint is enough if all outputs are cached.
+        rows: (n, 16) uint8, the identities of the n rows. Rows with the same identity share their output.
         batches: creates the teacher's input for an array of row numbers.
         contract: hash of the contract under which the rows were computed.
-        form: dtype and top k.
-        options: what else the outputs depend on, as plain data: tokenizer, length, augmentation.
-        batch: rows of a call of the teacher.
-        note: receives a line of text for each shard that is skipped.
+        form: storage format; float16 logits by default.
+        options: further plain data that the outputs depend on, such as tokenizer, length and augmentation.
+        batch: rows per call of the teacher.
+        note: called with a line of text for each shard that is skipped.
 
     Raises:
         ConfigurationError: an option is not plain data, `rows` are not identities, or the teacher is not frozen.
@@ -72,12 +71,12 @@ class TeacherOutputs:
         batches: Callable[[Array], Any],
         *,
         contract: str,
-        form: Form | None = None,
+        form: OutputFormat | None = None,
         options: Mapping[str, Any] | None = None,
         batch: int = 256,
         note: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.form, self.batch = form or Form(), batch
+        self.form, self.batch = form or OutputFormat(), batch
         self._teacher, self._batches, self._note = teacher, batches, note
         problems = [] if batch > 0 else [Problem("batch", repr(batch), "at least 1")]
         if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != 16:
@@ -97,7 +96,7 @@ class TeacherOutputs:
             raise ConfigurationError("teacher outputs", [Problem("options", str(error), "plain data")]) from None
         if not (self.path / "key.json").exists():
             write_atomically(self.path / "key.json", msgspec.json.format(msgspec.json.encode(key)))
-        # By distinct identity: its first row, its shard (-1 for none) and its place there. `_identity` is by row.
+        # Per distinct identity: first row, shard (-1 if missing) and index in the shard. `_identity` is per row.
         names = np.ascontiguousarray(rows).view("S16").reshape(-1)
         self._names, self._first, self._identity = np.unique(names, return_index=True, return_inverse=True)
         self._shard = np.full(len(self._names), -1, np.int64)
@@ -119,12 +118,12 @@ class TeacherOutputs:
         self.flush()
 
     def __getitem__(self, indexes: Any) -> dict[str, Tensor]:
-        """The outputs of these rows, in their order, as new tensors on the CPU.
+        """Return the outputs of these rows, in their order, as new tensors on the CPU; computes missing ones.
 
         Raises:
             ConfigurationError: the teacher is not frozen, or lacks an output.
-            DataError: an output is not finite, too large for float16 or of other sizes than those before; or it is not
-                cached, and there is only a fingerprint.
+            DataError: an output is not finite, too large for float16 or of different sizes than before; or it is not
+                cached and only a fingerprint is known.
         """
         if not isinstance(indexes, slice):
             indexes = np.atleast_1d(np.asarray(indexes))
@@ -138,12 +137,12 @@ class TeacherOutputs:
         return {key: torch.from_numpy(array) for key, array in self._gathered(wanted).items()}
 
     def float32(self, indexes: Any) -> dict[str, Array]:
-        """The same as arrays that measures take; whole numbers become float32, too."""
+        """Return the outputs of these rows as float32 arrays, integers included."""
         return {key: tensor.float().numpy() for key, tensor in self[indexes].items()}
 
     @property
     def missing(self) -> int:
-        """How many rows have no output yet."""
+        """Number of rows without an output."""
         return int((self._shard[self._identity] < 0).sum())
 
     def calls(self, first: Any) -> int:
@@ -153,22 +152,22 @@ class TeacherOutputs:
         return sum(math.ceil(count / self.batch) for count in (early, int(missing.sum()) - early))
 
     def fill(self, progress: Progress = silent) -> None:
-        """Computes all missing outputs, in the order of the rows, and publishes them.
+        """Compute all missing outputs in row order and publish them.
 
         Raises:
-            ConfigurationError, DataError: as for `outputs[indexes]`.
+            ConfigurationError, DataError: see `outputs[indexes]`.
             DependencyError: the disk is full.
         """
         self.refresh()
         todo = self._in_order(np.flatnonzero(self._shard < 0))
         total, began, computed = len(self._shard), time.monotonic(), 0
-        with self:  # an answer may have been paid for
+        with self:  # publish on errors too: outputs may have cost money
             while len(todo):
                 batch, todo = todo[: self.batch], todo[self.batch :]
                 self._compute(batch)
                 computed += len(batch)
                 if self._open is None:
-                    # Between shards: rows that another process has published need not be computed.
+                    # A shard was just published: skip rows that other processes have published meanwhile.
                     self.refresh()
                     todo = todo[self._shard[todo] < 0]
                 rate = computed / max(time.monotonic() - began, 1e-9)
@@ -176,7 +175,7 @@ class TeacherOutputs:
                 progress(f"teacher outputs: {done:,} of {total:,} rows, {rate:,.0f} rows a second", done / total)
 
     def flush(self) -> None:
-        """Publishes the rows in memory. Raises a DependencyError if they cannot be written; published shards stay."""
+        """Publish the rows in memory. Raises a DependencyError if that fails; published shards stay."""
         waiting = self._open
         if waiting is None:
             return
@@ -190,11 +189,11 @@ class TeacherOutputs:
             ) from error
         self._open = None
         self._published[name] = waiting.number
-        with suppress(FileNotFoundError):  # pruned by another process: what is in memory stays
+        with suppress(FileNotFoundError):  # pruned by another process; keep the arrays in memory
             self._shards[waiting.number] = shards.read(self.path / name)
 
     def refresh(self) -> None:
-        """Adds shards that other processes have published."""
+        """Add shards that other processes have published."""
         for name in shards.names(self.path):
             if name in self._published or name in self._skipped:
                 continue
@@ -216,14 +215,15 @@ class TeacherOutputs:
             self._adopt(shard.rows, len(self._shards) - 1)
 
     def prune(self, *, others: bool = False) -> int:
-        """Removes damaged shards and the outputs of rows that are not in this data set, and merges small shards.
+        """Remove damaged shards and outputs of rows outside this data set, and merge small shards.
 
-        Another process keeps the shards that it has open; what it reads next may be computed again. `others` also
-        removes the outputs of the same root under other keys, which the number of removed rows leaves out.
+        Another process keeps the shards that it has open, but may have to recompute what it reads next. `others` also
+        removes all outputs under the same root with other keys. Returns the number of removed rows, without those other
+        outputs.
         """
         self.refresh()
         self.flush()
-        # A row counts for a single shard, even if several have it.
+        # Several shards may have a row; it counts only for the one it is read from.
         counts = np.bincount(self._shard[self._shard >= 0], minlength=len(self._shards))
         sizes = {name: sum(a.nbytes for a in self._shards[n].arrays.values()) for name, n in self._published.items()}
         small = [name for name, size in sizes.items() if size < SHARD_BYTES // SMALL]
@@ -239,7 +239,7 @@ class TeacherOutputs:
             with suppress(FileNotFoundError):
                 shards.remove(self.path, name)
             if name in old:
-                # A mapped file takes space on the disk.
+                # Unmap the files, since a mapped file keeps its disk space.
                 self._shards[self._published.pop(name)] = Shard(np.empty(0, "S16"), {})
         self._skipped.clear()
         if others:
@@ -253,16 +253,16 @@ class TeacherOutputs:
         if isinstance(self._teacher, str):
             raise DataError(
                 "teacher outputs",
-                f"row {rows[0]} has none, with {self.missing:,} of {len(self):,} in all",
-                expected=f"all rows in {self.path}",
-                remedy="open the outputs with the teacher itself, and fill() them",
+                f"row {rows[0]} has no output; {self.missing:,} of {len(self):,} rows have none",
+                expected=f"outputs for all rows in {self.path}",
+                remedy="pass the teacher instead of its fingerprint, and call fill()",
             )
         answers = self._teacher.ask(self._batches(rows), rows=rows.tolist())
         arrays = self.form.encode(answers, rows, self._teacher.where)
         for key, array in arrays.items():
             if len(array) != len(rows):
-                where, size = f"{self._teacher.where}, output {key}", f"{len(array)} rows of {len(rows)}"
-                raise DataError(where, size, expected="one for each")
+                where, size = f"{self._teacher.where}, output {key}", f"{len(array)} rows for {len(rows)} inputs"
+                raise DataError(where, size, expected="one row per input")
         layout = _layout(arrays)
         if self._layout is not None and layout != self._layout:
             raise DataError(
@@ -288,7 +288,7 @@ class TeacherOutputs:
             self.flush()
 
     def _adopt(self, rows: Array, number: int) -> None:
-        """Records the rows of a shard; a row belongs to the first shard that has it."""
+        """Record the rows of a shard; a row belongs to the first shard that has it."""
         if not len(self._names):
             return
         identities = np.searchsorted(self._names, rows).clip(max=len(self._names) - 1)
@@ -322,7 +322,7 @@ class _Open:
         self.number, self.began, self._count = number, time.monotonic(), 0
         row = sum(np.dtype(kind).itemsize * int(np.prod(sizes)) for kind, sizes in layout.values())
         capacity = max(least, SHARD_BYTES // max(row, 1))
-        # The system reserves memory when it is written to.
+        # Cheap: the system allocates pages only when they are written.
         self._rows = np.empty(capacity, "S16")
         self._arrays = {key: np.empty((capacity, *sizes), kind) for key, (kind, sizes) in layout.items()}
 
@@ -331,7 +331,6 @@ class _Open:
         return len(self._rows) - self._count
 
     def add(self, rows: Array, arrays: Mapping[str, Array]) -> int:
-        """Returns the place of the first row."""
         begin, self._count = self._count, self._count + len(rows)
         self._rows[begin : self._count] = rows
         for key, array in arrays.items():

@@ -1,4 +1,4 @@
-"""The form in which outputs are stored."""
+"""The storage format of a teacher's outputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ LARGEST = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True)
-class Form:
-    """How outputs are stored.
+class OutputFormat:
+    """Storage format of a teacher's outputs.
 
     Attributes:
         dtype: "float16" or "float32".
-        top_k: instead of "logits", store the k largest probabilities of softmax(logits / temperature) for
-            `top_k_targets`: "probabilities" (rows, ..., k), largest first, "indexes" (rows, ..., k) int32, and
-            "residual" (rows, ...), the mass of all other classes. None stores the logits.
-        temperature: of these probabilities.
+        top_k: number of largest probabilities to store instead of "logits", for `top_k_targets`; None stores the
+            logits. The probabilities are softmax(logits / temperature): "probabilities" (rows, ..., k), largest first,
+            "indexes" (rows, ..., k) int32, and "residual" (rows, ...), the total probability of all other classes.
+        temperature: temperature of these probabilities.
 
     Raises:
-        ConfigurationError: with every problem.
+        ConfigurationError: lists every invalid value.
     """
 
     dtype: Literal["float16", "float32"] = "float16"
@@ -41,14 +41,16 @@ class Form:
         if self.top_k is not None and self.top_k < 1:
             checks.append(Problem("top_k", repr(self.top_k), "at least 1"))
         if self.top_k is None and self.temperature != 1:
-            checks.append(Problem("temperature", repr(self.temperature), "top_k beside it: logits have none"))
+            checks.append(
+                Problem("temperature", repr(self.temperature), "1 without top_k, since logits are stored as they are")
+            )
         agree("form of outputs", *checks)
 
     def encode(self, answers: Mapping[str, Tensor], rows: Sequence[int] | Array, where: str) -> dict[str, Array]:
-        """The arrays to store for float32 (n, ...) tensors; `rows` and `where` name rows and teacher in messages.
+        """Return the arrays to store for float32 (n, ...) tensors; `rows` and `where` are for messages.
 
         Raises:
-            ConfigurationError: there are no logits for the top k, or fewer classes.
+            ConfigurationError: with `top_k`, the outputs have no logits, or fewer classes than that.
             DataError: a number is too large for float16.
         """
         if self.top_k is not None:
@@ -56,12 +58,13 @@ class Form:
         return {key: self._converted(key, answer.cpu().numpy(), rows, where) for key, answer in answers.items()}
 
     def _largest(self, answers: Mapping[str, Tensor], k: int, where: str) -> dict[str, Tensor]:
-        others = {key: answer for key, answer in answers.items() if key != "logits"}
-        problems = [Problem(f"output {key}", "the teacher gives it", "another name, beside top_k") for key in
-                    sorted({"probabilities", "indexes", "residual"} & set(others))]  # fmt: skip
+        without_logits = {key: answer for key, answer in answers.items() if key != "logits"}
+        reserved = sorted({"probabilities", "indexes", "residual"} & set(without_logits))
+        found = "the teacher returns it, and top_k uses this name"
+        problems = [Problem(f"output {key}", found, "another name") for key in reserved]
         logits = answers.get("logits")
         if logits is None or logits.ndim < 2:
-            output = f"it gives {', '.join(answers)}" if logits is None else f"shape {tuple(logits.shape)}"
+            output = f"the teacher returns {', '.join(answers)}" if logits is None else f"shape {tuple(logits.shape)}"
             problems.append(Problem("output logits", output, "logits (rows, ..., classes)"))
         elif logits.shape[-1] < k:
             problems.append(Problem("top_k", str(k), f"at most the {logits.shape[-1]} classes"))
@@ -69,7 +72,7 @@ class Form:
             raise ConfigurationError(where, problems)
         probabilities, indexes = torch.softmax(logits / self.temperature, -1).topk(k)
         residual = (1 - probabilities.sum(-1)).clamp(min=0)
-        return {**others, "probabilities": probabilities, "indexes": indexes.int(), "residual": residual}
+        return {**without_logits, "probabilities": probabilities, "indexes": indexes.int(), "residual": residual}
 
     def _converted(self, key: str, values: Array, rows: Sequence[int] | Array, where: str) -> Array:
         if values.dtype.kind != "f":
@@ -81,6 +84,9 @@ class Form:
                 f"{where}, output {key}",
                 f"row {rows[row]} holds {worst:g}",
                 expected=f"at most {LARGEST:g}, the largest float16",
-                remedy='keep the outputs with Form(dtype="float32")',
+                remedy='store the outputs with OutputFormat(dtype="float32")',
             )
         return values.astype(self.dtype)
+
+
+Form = OutputFormat  # its name in version 0.1

@@ -1,4 +1,4 @@
-"""The identity of a row: sixteen bytes that do not depend on the table it is in."""
+"""Row identities: sixteen bytes that depend on the content of a row, not on the table it is in."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,16 +17,16 @@ _PLAIN = (bool, int, float, date, Decimal)
 
 
 def identities(columns: pa.Table | Mapping[str, Any], *, seed: int | None = None) -> Array:
-    """Sixteen bytes of SHA-256 of each of n rows, (n, 16) uint8, that depend on the content alone.
+    """Return sixteen bytes of SHA-256 per row, (n, 16) uint8, that depend only on the row's content.
 
     Args:
-        columns: by name what identifies a row: its keys, its event time and its content, all that the teacher sees of
-            it. A table, or arrays, tensors (n, ...), or sequences of texts, bytes, numbers, times, arrays, lists of
-            these, and None. The order of columns does not count; a float32 is not a float64.
-        seed: of the augmentation, if the content is augmented.
+        columns: everything that identifies a row, by name: keys, event time, and all content that the teacher sees. A
+            table, or arrays, tensors (n, ...), or sequences of texts, bytes, numbers, times, arrays, lists of these,
+            and None. The order of columns does not matter; float32 and float64 values differ.
+        seed: seed of the augmentation, if the content is augmented.
 
     Raises:
-        DataError: columns have different lengths, or values of another type.
+        DataError: columns have different lengths, or values of an unsupported type.
     """
     items = (
         zip(columns.column_names, columns.columns, strict=True) if isinstance(columns, pa.Table) else columns.items()
@@ -47,9 +47,9 @@ def identities(columns: pa.Table | Mapping[str, Any], *, seed: int | None = None
 
 
 def _column(name: str, column: Any) -> tuple[str, int, Iterable[Any]]:
-    """The kind of a column, its length, and the bytes of each value, which include their own length."""
+    """Return a column's type, its length, and the bytes of each value, which include their own length."""
     if isinstance(column, pa.ChunkedArray | pa.Array):
-        # A date and a text with the same characters must differ.
+        # The type tells a date from a text with the same characters.
         kind = str(column.type)
         if pa.types.is_temporal(column.type) and not pa.types.is_interval(column.type):
             column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())

@@ -19,31 +19,29 @@ _KIND = "shard"
 _NAME = re.compile(r"shard-[0-9a-f]{32}")
 
 _verified: set[tuple[tuple[int, ...], ...]] = set()
-"""State of the files of each shard that this process has verified: it changes when somebody writes to them."""
+"""File states of the shards that this process has verified; a state changes when a file is written to."""
 
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """Identities of rows, (n,) S16, and the teacher's outputs, (n, ...) by key: both mapped once it is published."""
+    """Row identities, (n,) S16, and teacher outputs, (n, ...) by key; memory-mapped once published."""
 
     rows: Array
     arrays: Mapping[str, Array]
 
 
 class Record(msgspec.Struct, frozen=True):
-    """`shard.json`: the number of rows, and the SHA-256 of each file."""
-
     rows: int
     sha256: dict[str, str]
 
 
 def names(folder: Path) -> Iterator[str]:
-    """Of the published shards, sorted."""
+    """Yield the names of the published shards, sorted."""
     yield from sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
 def write(folder: Path, shard: Shard) -> str:
-    """Publishes a shard under a new name, and returns the name."""
+    """Publish a shard under a new name and return the name."""
 
     def fill(fresh: Path) -> None:
         sums = {}
@@ -59,11 +57,11 @@ def write(folder: Path, shard: Shard) -> str:
 
 
 def read(path: Path) -> Shard:
-    """A shard with mapped arrays. The first time in a process, the SHA-256 of every file is verified.
+    """Read a shard with memory-mapped arrays. Each process verifies the SHA-256 of every file on first use.
 
     Raises:
-        FileNotFoundError: it was removed.
-        ValueError: it is damaged.
+        FileNotFoundError: the shard was removed.
+        ValueError: the shard is damaged.
     """
     try:
         record = msgspec.json.decode((path / _RECORD).read_bytes(), type=Record)
@@ -85,7 +83,7 @@ def read(path: Path) -> Shard:
 
 
 def remove(folder: Path, name: str) -> None:
-    """Removes a shard atomically; a reader that has it mapped keeps it."""
+    """Remove a shard atomically; readers that have mapped it keep their data."""
     with scratch_folder(folder, f".{_KIND}") as scratch:
         (folder / name).rename(scratch / "old")
 

@@ -1,6 +1,6 @@
-"""Calibration: what a student does with its probabilities after training, in torch and in its graph.
+"""Calibration of a student's probabilities after training, in torch and in its graph.
 
-Parameters are buffers, saved with the weights. Until they are learned they change nothing.
+Parameters are buffers and are saved with the weights. Before `learn` a calibrator changes nothing.
 """
 
 import math
@@ -13,44 +13,43 @@ from onnx import TensorProto
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from isthmus.distill.evaluation.multiclass import log_softmax
+from isthmus.distill.evaluation.metrics import log_softmax
 from isthmus.distill.labels import Calibration, Isotonic, Temperature
 from isthmus.distill.onnx.builder import Building
 from isthmus.distill.types import Array, Index
 
 COOLEST, HOTTEST = 1 / 20, 20.0
 POINTS = 15
-"""Of a rising map, at most."""
+"""Maximum number of points of an isotonic map."""
 STEEPEST = 10.0
-"""Of a line: a difference in the last bits of a logit becomes no more than that many times as large."""
+"""Maximum slope of a line, so that rounding differences between logits are amplified at most this much."""
 _FAR = float(np.finfo(np.float32).max)
-"""Where spare points are: beyond any logit."""
+"""Position of unused points: beyond any logit."""
 
 
-class Calibrated(nn.Module, ABC):
-    """What is between a student's last layer and its probabilities: from logits to logits."""
+class Calibrator(nn.Module, ABC):
+    """Maps the logits of a student's last layer to calibrated logits."""
 
     @abstractmethod
     def learn(self, logits: Array, labels: Index) -> None:
-        """From the logits of the validation part, (n,) or (n, classes), and its (n,) labels."""
+        """Fit to the logits of the validation part, (n,) or (n, classes), and its (n,) labels."""
 
     @abstractmethod
-    def forward(self, logits: Tensor) -> Tensor:
-        """Calibrated logits."""
+    def forward(self, logits: Tensor) -> Tensor: ...
 
     @abstractmethod
     def write(self, build: Building, logits: str) -> str:
-        """Adds the same to a graph, and returns the tensor."""
+        """Add the same map to a graph and return the name of the output tensor."""
 
 
-def calibrated(declared: Calibration | None) -> Calibrated | None:
-    """What a declaration asks for, before it has learned."""
-    kinds: dict[type, type[Calibrated]] = {Temperature: Scaled, Isotonic: Risen}
+def create_calibrator(declared: Calibration | None) -> Calibrator | None:
+    """Return a new calibrator that has not learned yet, or None if none is declared."""
+    kinds: dict[type, type[Calibrator]] = {Temperature: TemperatureCalibrator, Isotonic: IsotonicCalibrator}
     return None if declared is None else kinds[type(declared)]()
 
 
-class Scaled(Calibrated):
-    """Logits divided by a temperature."""
+class TemperatureCalibrator(Calibrator):
+    """Divides logits by a temperature."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,14 +57,14 @@ class Scaled(Calibrated):
         self.register_buffer("inverse", torch.ones(()))
 
     def learn(self, logits: Array, labels: Index) -> None:
-        """The temperature, 1/20 to 20, of the least log loss: its only minimum, as that is convex in the inverse."""
+        """Find the temperature, 1/20 to 20, with the least log loss, which is convex in its inverse."""
         wide = logits.astype(np.float64)
         if wide.ndim == 1:
             wide = np.stack([np.zeros_like(wide), wide], 1)
         rows = np.arange(len(labels))
 
         def loss(power: float) -> float:
-            # Not clipped as the measures are: the loss of rows beyond the clip would be flat, with minima of its own.
+            # Unlike the metrics, do not clip: a clipped loss is flat in places, which adds minima.
             return float(-log_softmax(wide * np.exp(power))[rows, labels].mean())
 
         best = minimize_scalar(
@@ -75,19 +74,17 @@ class Scaled(Calibrated):
         self.inverse.fill_(float(np.exp(best.x)))
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Divided."""
         return logits * self.inverse
 
     def write(self, build: Building, logits: str) -> str:
-        """A multiplication."""
         inverse = build.constant("calibration/inverse", self.inverse.numpy())
         return build.add("Mul", [logits, inverse], "calibration/scaled")
 
 
-class Risen(Calibrated):
-    """A strictly rising map of the logit of a 1, by lines between points.
+class IsotonicCalibrator(Calibrator):
+    """A strictly increasing, piecewise linear map of the logit of a 1.
 
-    Line k begins at (starts[k], values[k]), with the slope slopes[k]; the line before the first has the slope 1.
+    Line k begins at (starts[k], values[k]) and has the slope slopes[k]; below the first point the slope is 1.
     """
 
     def __init__(self) -> None:
@@ -100,7 +97,7 @@ class Risen(Calibrated):
         self._set(np.zeros(1), np.zeros(1))
 
     def learn(self, logits: Array, labels: Index) -> None:
-        """The points: of blocks of rows in the order of their logits, their mean and the logit of the share of ones."""
+        """Fit points to blocks of rows in logit order: the mean logit and the logit of the share of ones."""
         self._set(*points(logits.astype(np.float64), labels))
 
     def _set(self, starts: Array, values: Array) -> None:
@@ -112,16 +109,16 @@ class Risen(Calibrated):
             buffer.copy_(torch.tensor([*numbers, *[far] * spare]))
 
     def forward(self, logits: Tensor) -> Tensor:
-        """The map. Of each line the part below a logit: all runtimes have these operators."""
+        """Apply the map by summing each line's part below the logit; all runtimes have these operators."""
         ends = torch.cat([self.starts[1:], self.starts.new_full((1,), _FAR)])
         parts = torch.minimum((logits[:, None] - self.starts).clamp(min=0), ends - self.starts)
         below = (logits - self.starts[0]).clamp(max=0)
         return self.values[0] + below + (parts * self.slopes).sum(1)
 
     def write(self, build: Building, logits: str) -> str:
-        """Looks up the line: comparisons, whole numbers, and a product and a sum, all of them exact or rounded once.
+        """Add nodes that look up the line by comparison, then multiply and add; every step is exact or rounded once.
 
-        Nothing is above the end of its line, so that rounding does not make the map fall.
+        Results are capped at the end of their line, so that rounding cannot make the map decrease.
         """
         starts, values, slopes = (buffer.numpy() for buffer in (self.starts, self.values, self.slopes))
         tables = {
@@ -144,14 +141,14 @@ class Risen(Calibrated):
 
 
 def points(logits: Array, labels: Index) -> tuple[Array, Array]:
-    """The points of a rising map, from (n,) logits and their labels of 0 and 1: starts and values, both rising.
+    """Return starts and values of the points of an increasing map, from (n,) logits and their labels of 0 and 1.
 
-    Half the square root of n bins, at most 15 of them, are pooled until their shares of ones rise (Ayer et al., 1955,
-    the "pool adjacent violators"), and where a line between two would be too steep. Half a one and half a zero are
-    added to each bin, for bins that have none.
+    Starts with sqrt(n) / 2 bins, at most 15. Adjacent bins are pooled while their shares of ones do not increase ("pool
+    adjacent violators", Ayer et al., 1955) or the line between them is too steep. Each bin gets half a one and half a
+    zero more, so that no share is 0 or 1.
     """
     order = np.argsort(logits, kind="stable")
-    # A bin's mean logit is the logit of its share only where its logits are alike: wide bins harm more than noisy ones.
+    # A bin's mean logit represents the bin only if its logits are close, so prefer noisy bins to wide ones.
     bins = max(1, min(POINTS, math.isqrt(len(order)) // 2))
     blocks: list[_Block] = []
     for part in np.array_split(order, bins):
@@ -163,7 +160,7 @@ def points(logits: Array, labels: Index) -> tuple[Array, Array]:
 
 
 class _Block(NamedTuple):
-    """The number of rows, the sum of their logits, and that of their labels."""
+    """Number of rows, sum of their logits, and sum of their labels, with the pseudo counts."""
 
     rows: float
     logits: float
@@ -178,5 +175,4 @@ class _Block(NamedTuple):
         return math.log(self.ones / (self.rows - self.ones))
 
     def falls_from(self, before: "_Block") -> bool:
-        """Whether the share of ones does not rise from the block before, or too steeply."""
         return not 0 < self.value - before.value <= STEEPEST * (self.start - before.start)

@@ -1,4 +1,4 @@
-"""The head of a student of tables, for whoever feeds its core without ONNX Runtime."""
+"""The featurizer of a tabular student, `head.json`, for clients that compute the core's inputs without ONNX Runtime."""
 
 from collections.abc import Sequence
 
@@ -15,10 +15,10 @@ from isthmus.package.inputs import ModelInput
 
 
 def head(student: Student, request: RequestInputs, inputs: Sequence[ModelInput]) -> bytes:
-    """The content of `head.json`, from the raw `inputs` of the graph.
+    """Return the content of `head.json` for the raw `inputs` of the graph.
 
     Raises:
-        GateFailed: the graph has an operator that not every language computes to the same bits.
+        GateFailed: a request transform uses an operator that does not compute the same bits in every language.
     """
     model = head_graph(student, request)
     outputs = {tensor.name: tensor.element for tensor in core_tensors(student)}
@@ -30,13 +30,12 @@ def head(student: Student, request: RequestInputs, inputs: Sequence[ModelInput])
         raise GateFailed(
             HEAD,
             f"a request transform of the student has {error}",
-            expected="operators that every language computes to the same bits",
+            expected="operators with bitwise equal results in every language",
             remedy="use other functions in the features of the student, or run the files in ONNX or ORT format",
         ) from error
 
 
 def _sources(inputs: Sequence[ModelInput]) -> list[Source]:
-    """The tensors of `package.manifest.feeds`."""
     numbers = [RawInput(item.name, item.dtype.name, "number") for item in inputs if item.is_number]
     texts = [RawInput(item.name, item.dtype.name, "text") for item in inputs if item.is_category]
     types = {item.name: item.dtype for item in inputs if item.row}

@@ -1,4 +1,4 @@
-"""The ONNX graph of a student, from raw values to its answer.
+"""The ONNX graph of a student, from raw values to its output.
 
 It is written node by node: `torch.onnx.export` takes four seconds for these few nodes, has no string tensors, and
 writes source positions into the file. Export compares the graph with torch on the golden rows.
@@ -22,13 +22,14 @@ REFUSED = "refused"
 
 
 def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelProto:
-    """The graph of a student.
+    """Return the ONNX graph of a student.
 
-    Its inputs are `numeric`, float32 (N, numbers) with NaN for null, and `categories`, string (N, categories) with ""
-    for null, each only if the student has such inputs that are not computed, and the inputs of request transforms,
-    whose fields are the network's last numbers and last categories. Truth values are uint8: not every runtime of phones
-    takes bool (ONNX Runtime's Swift package does not). Its output is that of the student's
-    `answer`, float32; NaN where a request transform refuses a row.
+    Inputs: `numeric`, float32 (N, numbers) with NaN for null; `categories`, string (N, categories) with "" for null;
+    and the inputs of request transforms. `numeric` or `categories` is absent if every such input is computed. The
+    fields that request transforms compute are the network's last numbers and last categories. Booleans are uint8, since
+    not every phone runtime accepts bool (ONNX Runtime's Swift package does not).
+
+    The output is that of `student.answer`, float32; NaN where a request transform refuses a row.
     """
     build, request = Building(), request or RequestInputs()
     inputs: list[onnx.ValueInfoProto] = []
@@ -58,9 +59,9 @@ def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelP
 
 
 def head_graph(student: Student, request: RequestInputs) -> onnx.ModelProto:
-    """What the graph does before its numeric core: from the same inputs to `core_tensors`.
+    """Return the graph of everything before the numeric core: from the raw inputs to `core_tensors`.
 
-    A further output is `refused`, bool (N,), if a request transform may refuse a row.
+    It has the further output `refused`, bool (N,), if a request transform may refuse a row.
     """
     build = Building()
     inputs: list[onnx.ValueInfoProto] = []
@@ -82,7 +83,7 @@ def head_graph(student: Student, request: RequestInputs) -> onnx.ModelProto:
 
 
 class _Prepared(NamedTuple):
-    """Tensors before the network: numbers, (N, width), rows of embeddings, (N,) each, and refused rows, (1, N)."""
+    """Tensor names before the network: numbers (N, width), embedding rows (N,), refused rows (1, N)."""
 
     numbers: str
     places: list[str]
@@ -93,7 +94,7 @@ def _prepared(
     build: Building, student: Student, request: RequestInputs, inputs: list[onnx.ValueInfoProto],
     truth: int = TensorProto.UINT8,
 ) -> _Prepared:  # fmt: skip
-    """Adds the inputs of the graph to `inputs`; `truth` is the type of truth values among them."""
+    """Add the preparation to the graph and its inputs to `inputs`; `truth` is the element type of boolean inputs."""
     computed = _computed(build, request, inputs, truth)
     preparation = student.prepare.preparation
     prepare = onnx.load_model_from_string(student.prepare.graph)
@@ -103,7 +104,7 @@ def _prepared(
         fed["numeric"] = "numeric"
     if computed.numbers:
         rows = [build.add("Transpose", ["numeric"], "given_numbers", perm=[1, 0])] if direct else []
-        # Computed numbers are rows already: the preparation starts after its transposition.
+        # Computed numbers already have shape (1, N), so skip the preparation's transpose.
         turned = next(node.output[0] for node in prepare.graph.node if node.input[0] == "numeric")
         fed[turned] = build.add("Concat", [*rows, *computed.numbers], "every_number", axis=0)
     if direct := len(preparation.texts) - len(computed.texts):
@@ -120,7 +121,7 @@ def _prepared(
 
 
 class _Computed(NamedTuple):
-    """Tensors of request transforms: numbers, (1, N), texts, (N,), and the mask of refused rows, (1, N)."""
+    """Tensor names of request transforms: numbers (1, N), texts (N,), and the mask of refused rows (1, N)."""
 
     numbers: list[str]
     texts: list[str]
@@ -130,7 +131,7 @@ class _Computed(NamedTuple):
 def _computed(build: Building, request: RequestInputs, inputs: list[onnx.ValueInfoProto], truth: int) -> _Computed:
     if not request.transforms:
         return _Computed([], [], None)
-    fed_layout = Layout.of({column.name: column.dtype for column in request.taken})
+    fed_layout = Layout.of({column.name: column.dtype for column in request.columns})
     inputs += [
         _rows(input_name(kind), truth if kind == "bool" else TensorProto.DataType.Value(kind.upper()), len(names))
         for kind, names in fed_layout.inputs.items()
@@ -177,7 +178,6 @@ def _computed(build: Building, request: RequestInputs, inputs: list[onnx.ValueIn
 
 
 def _or(build: Building, valid: str, value: str, nothing: str, name: str) -> str:
-    """A value where it is valid, else that of null."""
     return value if build.always(valid) else build.add("Where", [valid, value, nothing], f"{name}/or_null")
 
 

@@ -1,41 +1,41 @@
-"""Finds inputs that leak the label: alone, they tell the classes apart, or rise and fall with it."""
+"""Finds inputs that leak the label: a single input that separates the classes, or rises and falls with the label."""
 
 import numpy as np
 
-from isthmus.distill.evaluation.metrics import auc
+from isthmus.distill.evaluation.metrics import auc, ranks
 from isthmus.distill.evaluation.residuals import correlation
 from isthmus.distill.types import Array
 from isthmus.features.values.columns import Values
 
-SAYS = 0.999
-"""An input with such an AUC is no feature: it is the label under a new name, or makes a model pointless."""
+LEAK_FROM = 0.999
+"""From this AUC, recall or rank correlation on, an input leaks: it is the label renamed, or makes a model pointless."""
 
 FEW = 20
-"""With fewer rows of a class, an order may be perfect by chance."""
+"""With fewer rows of a class, an input may separate the classes by chance."""
 
 _MOST_VALUES = 1024
-"""Numbers with more values than that are taken together with their neighbors."""
+"""Maximum number of distinct numbers; with more, neighboring numbers share a code."""
 
 
-def saying(values: Values, labels: Array) -> float:
-    """How well (n,) numbers or texts tell (n,) labels apart: from 0.5 to 1, and 0.5 of too few rows.
+def separation_auc(values: Values, labels: Array) -> float:
+    """Return the AUC with which (n,) numbers or texts separate (n,) labels, from 0.5 to 1; 0.5 with too few rows.
 
-    The AUC of their order, or of whether they are null if that is better. Texts are ordered by the share of ones among
-    their rows with even numbers, and the AUC is that of the rows with odd numbers: so a unique key says nothing.
+    Uses the order of the values in either direction, or whether they are null if that separates better. Texts are
+    ordered by the share of ones in the even rows and scored on the odd rows, so a unique key does not count as a leak.
     """
     valid = _valid(values)
     data, known = values.data[valid], labels[valid]
     if data.dtype == object:
-        # Arrays have no order, and are hardly ever equal.
+        # Arrays have no order and are rarely equal, so only their nulls count.
         data, known = _shares(data, known) if isinstance(next(iter(data), ""), str | bytes) else (data[:0], known[:0])
     return max(_either_way(valid, labels), _either_way(data, known))
 
 
-def naming(values: Values, labels: Array) -> float:
-    """How well (n,) numbers or texts name (n,) classes: their mean recall, from 0 to 1; 0 of too few rows.
+def mean_recall(values: Values, labels: Array) -> float:
+    """Return the mean recall, 0 to 1, with which (n,) numbers or texts predict (n,) classes; 0 with too few rows.
 
-    A row with an odd number gets the class that is most common among the rows with even numbers and the same value, of
-    numbers with very many values a value nearby: so a unique key says nothing. Null is a value.
+    Each odd row is predicted as the most common class among the even rows with the same value, so a unique key does not
+    count as a leak. Numbers with very many distinct values share codes with their neighbors. Null is a value.
     """
     places, classes = _places(values), int(labels.max(initial=0)) + 1
     pairs, counts = np.unique(places[::2] * classes + labels[::2], return_counts=True)
@@ -48,11 +48,10 @@ def naming(values: Values, labels: Array) -> float:
     return float((right[enough] / rows[enough]).mean()) if enough.sum() > 1 else 0.0
 
 
-def following(values: Values, labels: Array) -> float:
-    """How closely (n,) labels follow (n,) numbers or texts, up or down: 0 to 1, and 0 of too few rows.
+def rank_correlation(values: Values, labels: Array) -> float:
+    """Return the absolute Spearman correlation of (n,) numbers or texts with (n,) labels; 0 with too few rows.
 
-    Spearman's rank correlation without its sign, of the rows that are not null. Texts are ordered by the mean label of
-    their rows with even numbers, and it is that of the rows with odd numbers.
+    Rows with null are left out. Texts are ordered by the mean label of the even rows and scored on the odd rows.
     """
     valid = _valid(values)
     data, known = values.data[valid], labels[valid]
@@ -64,18 +63,17 @@ def following(values: Values, labels: Array) -> float:
         data, known = ((sums + known.mean()) / (rows + 1))[place[1::2]] if len(data) else data, known[1::2]
     if len(data) < FEW:
         return 0.0
-    found = correlation(_ranks(data), _ranks(known))
-    return 0.0 if np.isnan(found) else abs(found)
+    value = correlation(ranks(data), ranks(known))
+    return 0.0 if np.isnan(value) else abs(value)
 
 
 def _valid(values: Values) -> Array:
-    """Where there is a value that is a number, or a text."""
     valid: Array = values.valid & ~np.isnan(values.data) if values.data.dtype.kind == "f" else values.valid
     return valid
 
 
 def _places(values: Values) -> Array:
-    """The number of each row's value; null is 0."""
+    """Return a code per row for its value, 0 for null."""
     places, valid = np.zeros(len(values.data), np.int64), _valid(values)
     data = values.data[valid]
     if data.dtype == object and not isinstance(next(iter(data), ""), str | bytes):
@@ -87,18 +85,11 @@ def _places(values: Values) -> Array:
     return places
 
 
-def _ranks(numbers: Array) -> Array:
-    """The place of each number in ascending order; equal ones share the mean of theirs."""
-    _, place, counts = np.unique(numbers, return_inverse=True, return_counts=True)
-    ranks: Array = (np.cumsum(counts) - (counts - 1) / 2)[place]
-    return ranks
-
-
 def _shares(texts: Array, labels: Array) -> tuple[Array, Array]:
-    """Scores and labels of every second row, by the labels of the rows between them with the same text."""
+    """Score every second row by the labels of the rows between them with the same text; return scores and labels."""
     words, place = np.unique(texts, return_inverse=True)
     rows, ones = (np.bincount(place[::2], weights, len(words)) for weights in (None, labels[::2]))
-    # Smoothed: a new text has the share of ones in all rows, a rare text nearly so.
+    # Smooth, so that new and rare texts get about the overall share of ones.
     share = (ones + labels.sum() / max(1, len(labels))) / (rows + 1)
     return share[place[1::2]], labels[1::2]
 

@@ -1,7 +1,7 @@
-"""The preparation of a network's inputs, with its learned parameters, as a graph.
+"""The preparation of a network's inputs as an ONNX graph, with its learned parameters.
 
-The steps are PySpark expressions, from which the graph is compiled like that of a request transform. Columns with the
-same steps are computed together, as a matrix: expressions work on any shape.
+The steps are PySpark expressions, compiled like those of a request transform. Expressions work elementwise, so columns
+with the same steps are computed together as a matrix.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from isthmus.distill.declaration import Plan
 from isthmus.distill.onnx.builder import Building
 from isthmus.distill.onnx.runtime import session
-from isthmus.distill.tabular.tensors import Tensors
+from isthmus.distill.tabular.tensors import TabularTensors
 from isthmus.distill.types import Array
 from isthmus.features.request.layout import VALID, input_name, output_name
 from isthmus.transforms.preparation import fit
@@ -29,8 +29,8 @@ FILE = "preparation.onnx"
 NUMBERS = "numbers"
 
 
-def learned(rows: Any, plan: Plan, before: int) -> Preparation:
-    """Fits a plan to a training set, a DataFrame, whose training part ends before `before`, in microseconds."""
+def fit_preparation(rows: Any, plan: Plan, before: int) -> Preparation:
+    """Fit a plan to the rows of a DataFrame before `before`, in microseconds since 1970."""
     return fit.fit(fit.training_part(rows, before), plan.numbers, plan.texts)
 
 
@@ -38,15 +38,15 @@ def learned(rows: Any, plan: Plan, before: int) -> Preparation:
 class Prepare:
     """A fitted preparation and its graph.
 
-    The inputs of the graph are `numeric`, float32 (N, numbers) with NaN for null, and `text_0`, …, each (N,) with ""
-    for null; its outputs are `numbers`, float32 (N, width), and for each embedded text `place_0`, …, int64 (N,).
+    The graph's inputs are `numeric`, float32 (N, numbers) with NaN for null, and `text_0`, …, each (N,) with "" for
+    null. Its outputs are `numbers`, float32 (N, width), and for each embedded text `place_0`, …, int64 (N,).
     """
 
     preparation: Preparation
     graph: bytes
 
-    def __call__(self, data: Tensors) -> tuple[Array, Array]:
-        """The network's inputs for n rows: float32 (n, width), and int64 (n, embedded texts)."""
+    def __call__(self, data: TabularTensors) -> tuple[Array, Array]:
+        """Return the network's inputs for n rows: float32 (n, width), and int64 (n, embedded texts)."""
         feeds = {f"text_{place}": data.categories[:, place] for place in range(data.categories.shape[1])}
         if data.numeric.shape[1]:
             feeds["numeric"] = data.numeric
@@ -60,8 +60,7 @@ class Prepare:
         return session(self.graph, 1)
 
 
-def compiled(preparation: Preparation) -> bytes:
-    """The graph of a preparation."""
+def preparation_graph(preparation: Preparation) -> bytes:
     build = Building()
     inputs, parts = [], []
     if preparation.numbers:
@@ -85,7 +84,7 @@ def compiled(preparation: Preparation) -> bytes:
             build.add("Identity", [index], f"place_{place}")
             outputs.append(helper.make_tensor_value_info(f"place_{place}", TensorProto.INT64, ["N"]))
         else:
-            parts.append(_spelled(build, text, index, place))
+            parts.append(_encode(build, text, index, place))
     if not parts:  # a network of embeddings alone
         shape = build.add("Shape", ["place_0"], "rows_of_texts")
         width = build.add("Concat", [shape, build.constant("no_columns", np.array([0]))], "nothing", axis=0)
@@ -97,14 +96,14 @@ def compiled(preparation: Preparation) -> bytes:
 
 
 def _groups(build: Building, numbers: Sequence[FittedNumber], rows: str, valid: str) -> Iterator[str]:
-    """The numbers after their steps, (k, N) for all k columns with the same steps."""
+    """Add the steps of all numbers; yield a tensor (k, N) for each group of k columns with the same steps."""
     for turn, places in enumerate(grouped(numbers)):
         value, mask = (_picked(build, tensor, places, len(numbers)) for tensor in (rows, valid))
         group, name = [numbers[place] for place in places], f"group_{turn}"
         model = fit.chain_graph(group[0].chain, list(map(len, group[0].parameters)))
         columns = [*zip(*([p for part in number.parameters for p in part] for number in group), strict=True)]
         if columns:
-            # The graph of a row works on a matrix as well: the parameters of a column are in its row.
+            # The graph for one column also works on a matrix with a row per column and parameters per row.
             fed = {f"{input_name('float')}[0]": value, f"{input_name(VALID)}[0]": mask}
             for n, values in enumerate(columns, 1):
                 params = np.array(values, np.float32)[:, None] + np.float32(0)  # makes 0.0 of -0.0
@@ -116,7 +115,7 @@ def _groups(build: Building, numbers: Sequence[FittedNumber], rows: str, valid: 
 
 
 def grouped(numbers: Sequence[FittedNumber]) -> list[list[int]]:
-    """The positions of the numbers with the same steps, in the order in which the network sees them."""
+    """Return the positions of numbers with the same steps, group by group, in the network's order."""
     groups: dict[str, list[int]] = {}
     for place, number in enumerate(numbers):
         groups.setdefault(repr(number.steps), []).append(place)
@@ -124,14 +123,12 @@ def grouped(numbers: Sequence[FittedNumber]) -> list[list[int]]:
 
 
 def _index(build: Building, text: FittedText, place: int) -> str:
-    """The place of each text, int64 (N,)."""
     # The graph uses only the shape of the mask.
     fed = dict.fromkeys((input_name("string"), input_name(VALID)), f"text_{place}")
     return build.include(fit.place_graph(text.places), f"place_of_{place}", fed)[output_name("int64")]
 
 
-def _spelled(build: Building, text: FittedText, index: str, place: int) -> str:
-    """A text as numbers, (N, k)."""
+def _encode(build: Building, text: FittedText, index: str, place: int) -> str:
     column = build.add("Unsqueeze", [index, build.constant("at_1", np.array([1]))], f"text_{place}/column")
     if isinstance(text.text, OneHot):
         every = build.constant(f"text_{place}/every", np.arange(text.count))
@@ -143,7 +140,6 @@ def _spelled(build: Building, text: FittedText, index: str, place: int) -> str:
 
 
 def _picked(build: Building, tensor: str, places: Sequence[int], count: int) -> str:
-    """The rows at `places` of a tensor with `count` rows."""
     if list(places) == list(range(count)):
         return tensor
     name = f"{tensor}/{'_'.join(map(str, places))}"

@@ -1,4 +1,4 @@
-"""The student of tables: a small network behind a preparation of raw values."""
+"""The tabular student: a small network behind a preparation of raw values."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from isthmus.distill.tabular.answers import Answer, Probability
+from isthmus.distill.tabular.answers import Probability, StudentOutput
 from isthmus.distill.tabular.preparation import NUMBERS, Prepare
-from isthmus.distill.tabular.tensors import Tensors
+from isthmus.distill.tabular.tensors import TabularTensors
 from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
 from isthmus.package.inputs import Feeds
@@ -21,13 +21,15 @@ from isthmus.transforms.preparation.fit import Preparation
 RECORD = "student.json"
 PLACES = "places"
 UNCALIBRATED = "uncalibrated"
-"""The logits before calibration, beside the calibrated."""
+"""Key of the logits before calibration."""
 
 
 class Student(nn.Module):
-    """An MLP on prepared numbers and embeddings of prepared texts; `answer` is what it makes of its last layer."""
+    """An MLP on prepared numbers and embeddings of prepared texts; `answer` is its output layer."""
 
-    def __init__(self, prepare: Prepare, hidden: Sequence[int], dropout: float, answer: Answer | None = None) -> None:
+    def __init__(
+        self, prepare: Prepare, hidden: Sequence[int], dropout: float, answer: StudentOutput | None = None
+    ) -> None:
         super().__init__()
         self.prepare = prepare
         self.answer = answer or Probability()
@@ -42,13 +44,12 @@ class Student(nn.Module):
 
     @property
     def tables(self) -> list[nn.Embedding]:
-        """The embeddings, in the order of their texts."""
         return [table for table in self.embeddings if isinstance(table, nn.Embedding)]
 
     def forward(self, numbers: torch.Tensor, places: torch.Tensor) -> Any:
-        """Scores of prepared rows: numbers, float32 (n, width), and places of texts, int64 (n, k).
+        """Return scores of prepared rows: numbers, float32 (n, width), and embedding rows, int64 (n, k).
 
-        A calibrated student in eval mode gives two: its `logits`, and those that are `uncalibrated`.
+        A calibrated student in eval mode returns a dict: calibrated `logits` and `uncalibrated` ones.
         """
         scores = self.answer.scores(_last(self.embeddings, self.layers, numbers, places))
         if self.training:
@@ -56,8 +57,8 @@ class Student(nn.Module):
         final = self.answer.final(scores)
         return final if self.answer.calibration is None else {"logits": final, UNCALIBRATED: scores}
 
-    def logits(self, data: Tensors) -> Array:
-        """Float32 logits or other scores of raw rows, (n,) or (n, classes), on the CPU, without dropout."""
+    def logits(self, data: TabularTensors) -> Array:
+        """Return float32 scores of raw rows, (n,) or (n, classes), on the CPU. Switches to eval mode."""
         self.eval()
         with torch.inference_mode():
             scores = self(*map(torch.from_numpy, self.prepare(data)))
@@ -66,7 +67,7 @@ class Student(nn.Module):
 
 
 class CoreNetwork(nn.Module):
-    """A student without its preparation: the answer of its graph to its `core_tensors`."""
+    """A student without its preparation: maps its `core_tensors`, in order, to the graph's output."""
 
     def __init__(self, student: Student) -> None:
         super().__init__()
@@ -74,7 +75,6 @@ class CoreNetwork(nn.Module):
         self._names = [tensor.name for tensor in core_tensors(student)]
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """The answer, of the tensors in their order."""
         fed = dict(zip(self._names, tensors, strict=True))
         last = _last(self.embeddings, self.layers, fed.get(NUMBERS), fed.get(PLACES))
         answer: torch.Tensor = self.answer(self.answer.scores(last))
@@ -82,14 +82,14 @@ class CoreNetwork(nn.Module):
 
 
 def core_tensors(student: Student) -> tuple[Tensor, ...]:
-    """`numbers`, float32 (N, width), and `places`, int32 (N, k), rows of the k embeddings; each unless it is empty."""
+    """Describe the core's inputs, without empty ones: `numbers`, float32 (N, width); `places`, int32 (N, k)."""
     widths = student.prepare.preparation.width, len(student.embeddings)
     tensors = Tensor(NUMBERS, "float", ("N", widths[0])), Tensor(PLACES, "int32", ("N", widths[1]))
     return tuple(tensor for tensor, width in zip(tensors, widths, strict=True) if width)
 
 
 def core_feeds(numbers: Array, places: Array) -> Feeds:
-    """The values of `core_tensors` for prepared rows."""
+    """Return the values of `core_tensors` for prepared rows."""
     tensors = {NUMBERS: numbers, PLACES: places.astype(np.int32)}
     return {name: tensor for name, tensor in tensors.items() if tensor.shape[1]}
 
@@ -105,7 +105,7 @@ def _last(
 
 
 def _embedding(count: int, width: int) -> nn.Embedding:
-    """Row 0, the unknown category, starts at zero: it stays neutral unless null occurs in training."""
+    """Create an embedding. Row 0, the unknown category, starts at zero and stays neutral unless training has nulls."""
     table = nn.Embedding(count, width)
     with torch.no_grad():
         table.weight[0] = 0.0
@@ -113,9 +113,9 @@ def _embedding(count: int, width: int) -> nn.Embedding:
 
 
 class StudentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The content of `student.json`: everything about a student but its weights.
+    """The content of `student.json`: everything about a student except its weights.
 
-    `answer` is the output of its graph, `classes` what that is about, in order, if it is about classes.
+    `answer` names the output of its graph; `classes` lists its classes in order, if it has classes.
     """
 
     id: str
@@ -134,7 +134,7 @@ class StudentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 def read_record(folder: Path) -> StudentRecord:
-    """The record of a trained student."""
+    """Read the record of a trained student. Raises a DataError if it is missing or damaged."""
     try:
         return msgspec.json.decode((folder / RECORD).read_bytes(), type=StudentRecord)
     except (OSError, msgspec.MsgspecError) as error:
@@ -142,5 +142,4 @@ def read_record(folder: Path) -> StudentRecord:
 
 
 def unreadable(file: Path, error: Exception) -> DataError:
-    """The error of a file of a trained student that cannot be read."""
     return DataError(str(file), f"cannot be read: {error}", expected="a trained student", remedy="run distill again")

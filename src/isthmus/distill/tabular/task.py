@@ -1,4 +1,4 @@
-"""The task of tables: gradient boosting on all features teaches a small network for a device."""
+"""The tabular task: gradient boosting on all features teaches a small network for a device."""
 
 import copy
 import hashlib
@@ -18,7 +18,7 @@ from isthmus.distill.declaration import LAYERS, MEASURED, Tabular
 from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.outputs.cache import TeacherOutputs
-from isthmus.distill.outputs.form import Form
+from isthmus.distill.outputs.form import OutputFormat
 from isthmus.distill.tabular.featurizer import head
 from isthmus.distill.tabular.graph import graph
 from isthmus.distill.tabular.kinds.binary import BinaryLabels
@@ -26,7 +26,7 @@ from isthmus.distill.tabular.kinds.classes import ClassLabels
 from isthmus.distill.tabular.kinds.kind import Kind
 from isthmus.distill.tabular.kinds.number import NumberLabels
 from isthmus.distill.tabular.kinds.rank import RankLabels
-from isthmus.distill.tabular.preparation import FILE, Prepare, compiled
+from isthmus.distill.tabular.preparation import FILE, Prepare, preparation_graph
 from isthmus.distill.tabular.student import (
     RECORD,
     UNCALIBRATED,
@@ -37,7 +37,7 @@ from isthmus.distill.tabular.student import (
     core_tensors,
 )
 from isthmus.distill.tabular.teacher import Boosting
-from isthmus.distill.tabular.tensors import Tensors, columns, seen, tensors
+from isthmus.distill.tabular.tensors import TabularTensors, columns, network_inputs, tensors
 from isthmus.distill.tasks.answers import student_answers
 from isthmus.distill.tasks.samples import Columns, edges, plain, take
 from isthmus.distill.tasks.task import Batch, Case, Core, Material, Task
@@ -52,27 +52,27 @@ KINDS: Mapping[type[Label], type[Kind]] = {
 
 
 class TabularTask(Task):
-    """A label of a row of features. What depends on the kind of label is in its `Kind`."""
+    """Predicts a label from a row of features. `Kind` has everything that depends on the kind of label."""
 
     about: Mapping[str, str] = {
         "teacher": "all server-side features",
         "reference": "the teacher's learner on the student's features",
     }
     at_once = 65_536
-    # With batches of 1024 rows two threads gain nothing on two free cores, and are ten times slower when a process is
-    # using one of them.
+    # With batches of 1024 rows a second thread gains nothing on two free cores, and training is ten times slower if
+    # another process uses one of them.
     rows_per_thread = 4096
     measured = MEASURED
     quantized = ("Gemm",)
     shape: Mapping[str, Any] = MappingProxyType(dict.fromkeys(LAYERS))
-    """None: as the Tabular says."""
-    form = Form("float32")
+    """None means the value that the Tabular declares."""
+    form = OutputFormat("float32")
     """Half precision would make ties of different scores."""
 
     def __init__(self, material: Material) -> None:
         super().__init__(material)
         declared = material.declaration.task
-        assert isinstance(declared, Tabular)  # noqa: S101 - it selects this task
+        assert isinstance(declared, Tabular)  # noqa: S101 - only a Tabular selects this task
         assert material.parts.boundaries is not None  # noqa: S101 - the declaration allows only a split by time
         self.declared, self._boundaries = declared, material.parts.boundaries
         self._kind = KINDS[type(declared.label)](material.table, material.label, material.parts, declared)
@@ -81,17 +81,16 @@ class TabularTask(Task):
         self.tolerance, self.rounding = self._kind.tolerance, self._kind.rounding
         self._data = tensors(material.student_table, material.student_inputs)
         preparation = material.learn(declared.plan(material.student_inputs), self._boundaries[0])
-        self._prepare = Prepare(preparation, compiled(preparation))
+        self._prepare = Prepare(preparation, preparation_graph(preparation))
         self._numbers, self._places = map(torch.from_numpy, self._prepare(self._data))
         self._answer = self._kind.answer()
         self._fed = material.request_inputs.fed(material.student_inputs)
 
     def teacher(self) -> Teacher:
-        """Boosting on the teacher's inputs."""
         return self._boosting("teacher", self.material.table, self.material.teacher_inputs)
 
     def references(self) -> Mapping[str, Teacher]:
-        """The same learner on the student's inputs."""
+        """Return boosting on the student's inputs."""
         return {"reference": self._boosting("reference", self.material.student_table, self.material.student_inputs)}
 
     def _boosting(self, name: str, table: pa.Table, inputs: Sequence[ModelInput]) -> Boosting:
@@ -101,7 +100,7 @@ class TabularTask(Task):
         return Boosting(
             name,
             lambda: tensors(table, inputs),
-            self._kind.taught,
+            self._kind.teacher_labels,
             material.parts.train,
             rounds=self.declared.teacher_rounds,
             learning_rate=self.declared.teacher_learning_rate,
@@ -112,29 +111,27 @@ class TabularTask(Task):
                 "split": list(material.declaration.split),
                 "inputs": [[item.name, item.dtype.name] for item in inputs],
                 **({} if seen_by is None else {"device": seen_by.identity()}),
-                # Teachers of 0 and 1 keep their identity.
+                # Leave this out for binary labels, so that their cached outputs stay valid.
                 **({} if isinstance(label, Binary) else {"kind": type(label).__name__, **self._kind.recipe}),
             },
             learner=self._kind.learner,
         )
 
     def identities(self) -> Array:
-        """The rows' numbers: the teacher has a table, and is asked about that table only."""
+        """Return the row numbers, since the teacher only ever sees rows of its own table."""
         names = np.zeros((self.material.table.num_rows, 2), np.int64)
         names[:, 1] = np.arange(len(names))
         return names.view(np.uint8)
 
     def asked(self, rows: Index) -> Any:
-        """Their numbers: the teacher has the table."""
         return rows
 
     def student(self) -> nn.Module:
-        """A small network."""
         return Student(self._prepare, self.hidden, self.declared.dropout, self._kind.answer())
 
     @property
     def hidden(self) -> tuple[int, ...]:
-        """Widths of its layers: those of the Tabular, unless a search sets them."""
+        """Widths of the hidden layers, as declared or as a search sets them."""
         declared, (width, depth) = tuple(self.declared.hidden), (self.shape[name] for name in LAYERS)
         if width is None and depth is None:
             return declared
@@ -142,19 +139,17 @@ class TabularTask(Task):
         return tuple(max(1, widest >> layer) for layer in range(layers))
 
     def line(self) -> str:
-        """In the Tabular."""
         label = "" if isinstance(self.declared.label, Binary) else f"label={self.declared.label!r}, "
         return f"task=Tabular({label}hidden={self.hidden})"
 
     def batch(self, rows: torch.Tensor) -> Batch:
-        """Prepared rows."""
         prepared = (self._numbers, self._places, self._kind.targets)
-        # Four times as fast as `tensor[rows]`.
+        # index_select is four times as fast as `tensor[rows]`.
         numbers, places, targets = (tensor.index_select(0, rows) for tensor in prepared)
         return Batch((numbers, places), targets)
 
     def leaks(self) -> list[str]:
-        """Of the student or of the teacher, each by itself, over the training part or 100,000 rows of it."""
+        """Check every input of student and teacher on its own, on at most 100,000 rows of the training part."""
         material, train = self.material, self.material.parts.train
         rows = train[spread(len(train), 100_000)]
         values = columns(material.table.take(rows), material.teacher_inputs)
@@ -162,105 +157,92 @@ class TabularTask(Task):
         return [f"{name} {leak}" for name, column in values.items() if (leak := self._kind.leak(column, rows))]
 
     def groups(self, rows: Index) -> Index | None:
-        """Of a rank."""
         return None if self._kind.groups is None else self._kind.groups[rows]
 
     def after_training(self, student: nn.Module) -> None:
-        """Its calibration."""
-        assert isinstance(student, Student)  # noqa: S101 - from `student`
+        """Fit the student's calibration, if it has one, to the validation part."""
+        assert isinstance(student, Student)  # noqa: S101 - created by `student`
         if (calibration := student.answer.calibration) is not None:
             rows = self.material.parts.validation
             raw = student_answers(self, student, rows, torch.device("cpu"))[UNCALIBRATED]
             calibration.learn(raw, self._kind.values[rows])
 
     def objective(self) -> Objective:
-        """Labels, and the teacher's scores."""
         return self._kind.objective(self.declared)
 
     def quality(self, answers: Answers, rows: Index, _teacher: Answers) -> dict[str, float]:
-        """The measures of the kind of label."""
         return self._kind.quality(answers, rows)
 
     def over(self, table: pa.Table, rows: Index) -> Self:
-        """This task for some rows alone, numbered from 0, with the inputs of the student's graph in another table."""
         task = copy.copy(self)
         task._kind = self._kind.take(rows)
         complete, _ = self.material.request_inputs.complete(columns(table, self._fed))
-        task._data = seen(complete, self.material.student_inputs, len(rows))
+        task._data = network_inputs(complete, self.material.student_inputs, len(rows))
         task._numbers, task._places = map(torch.from_numpy, self._prepare(task._data))
         return task
 
     def score(self, answers: Answers, rows: Index, _teacher: Answers) -> float:
-        """The metric alone."""
         return self._kind.score(answers, rows)
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-        """Of the scores."""
         return self._kind.agreement(student, teacher)
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """The share of the reference's lift over chance that the student keeps."""
+        """Return `lift_kept`: the student's lift over chance as a share of the reference's, if that is positive."""
         chance, sign = self._kind.chance(self.material.parts.test), 1 if self.more else -1
         lifts = {name: sign * (quality[name][self.metric] - chance) for name in ("reference", "student")}
         return {"lift_kept": lifts["student"] / lifts["reference"]} if lifts["reference"] > 0 else {}
 
     def model(self, student: nn.Module) -> ModelProto:
-        """Request transforms, preparation and network."""
-        assert isinstance(student, Student)  # noqa: S101 - from `student`
+        assert isinstance(student, Student)  # noqa: S101 - created by `student`
         return graph(student, self.material.request_inputs)
 
     def network(self, student: nn.Module) -> None:
-        """None: request transforms and preparation are operators of ONNX."""
+        """Return None: request transforms and preparation exist only as ONNX operators."""
 
     def core(self, student: nn.Module) -> Core:
-        """What follows the preparation."""
-        assert isinstance(student, Student)  # noqa: S101 - from `student`
+        assert isinstance(student, Student)  # noqa: S101 - created by `student`
         before = partial(head, student, self.material.request_inputs, self._fed)
         return Core(CoreNetwork(student), core_tensors(student), before)
 
     def core_feeds(self, rows: Index) -> Feeds:
-        """Prepared values."""
         return core_feeds(self._numbers[rows].numpy(), self._places[rows].numpy())
 
     def feeds(self, rows: Index) -> Feeds:
-        """Raw values."""
         return feeds(self._fed, self._raw(rows))
 
     def _raw(self, rows: Index) -> Columns:
         return columns(self.material.student_table.take(rows), self._fed)
 
     def case(self, student: nn.Module, rows: Index) -> Case:
-        """Raw values, and the student's answers."""
         return self._case(student, self._raw(rows), self._data[rows])
 
     def edges(self, student: nn.Module) -> Sequence[Case]:
-        """The extremes of all types. Where a request transform is not defined, the model has no answer."""
+        """Return a case with the extremes of all types, without rows that a request transform refuses."""
         material = self.material
         extremes = edges(self._raw(material.parts.train[:1]), {item.name: item.dtype for item in self._fed})
         _, refused = material.request_inputs.complete(extremes)
         return [] if refused.all() else [self.raw_case(student, take(extremes, ~refused))]
 
     def raw_case(self, student: nn.Module, raw: Columns) -> Case:
-        """A case of rows that the table may not have, by their raw values."""
         complete, refused = self.material.request_inputs.complete(raw)
-        return self._case(student, raw, seen(complete, self.material.student_inputs, len(refused)))
+        return self._case(student, raw, network_inputs(complete, self.material.student_inputs, len(refused)))
 
-    def _case(self, student: nn.Module, raw: Columns, data: Tensors) -> Case:
-        assert isinstance(student, Student)  # noqa: S101 - from `student`
-        expected = {student.answer.name: student.answer.computed(student.logits(data))}
+    def _case(self, student: nn.Module, raw: Columns, data: TabularTensors) -> Case:
+        assert isinstance(student, Student)  # noqa: S101 - created by `student`
+        expected = {student.answer.name: student.answer.from_scores(student.logits(data))}
         return Case(feeds(self._fed, raw), expected, plain(raw, self._fed), core_feeds(*self._prepare(data)))
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
-        """The scores behind the answers of a graph."""
-        return {self._kind.key: self._answer.replied(run(self.feeds(rows))[self._answer.name])}
+        """Return the scores behind the outputs of a graph."""
+        return {self._kind.key: self._answer.to_scores(run(self.feeds(rows))[self._answer.name])}
 
     def shipped(self, _teacher: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:
-        """The learned parameters of the preparation."""
         learned = msgspec.json.encode(self._prepare.preparation) + b"\n"
         return {LEARNED: (learned, "what the training part taught about the inputs, which is inside the graph")}
 
     def content(self) -> str:
-        """A digest of the network's inputs: the parameters that an engine learns may differ in the last bit."""
+        """Return a digest of the network's inputs: learned parameters may differ in the last bit."""
         digest = hashlib.sha256()
         for column in (self._numbers, self._places, self._kind.targets):
             digest.update(f"{column.dtype} {tuple(column.shape)}".encode())
@@ -268,7 +250,6 @@ class TabularTask(Task):
         return digest.hexdigest()
 
     def files(self, identity: str) -> dict[str, bytes]:
-        """The preparation, and everything about the student but its weights."""
         material = self.material
         record = StudentRecord(
             id=identity,

@@ -1,4 +1,4 @@
-"""The teacher of tables: histogram gradient boosting on raw inputs, fitted at its first answer."""
+"""The tabular teacher: histogram gradient boosting on raw inputs, fitted on first use."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -9,7 +9,7 @@ import sklearn
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from threadpoolctl import threadpool_limits
 
-from isthmus.distill.tabular.tensors import Tensors, vocabularies
+from isthmus.distill.tabular.tensors import TabularTensors, vocabularies
 from isthmus.distill.teachers.teacher import Teacher
 from isthmus.distill.types import Array, Index
 
@@ -19,10 +19,13 @@ _LARGEST = np.finfo(np.float32).max
 
 
 class Learner(NamedTuple):
-    """What learns, with its options, and how it answers rows of a matrix under a key.
+    """A scikit-learn learner with its options.
 
     Attributes:
-        classes: names of its classes, whose numbers are its labels; None of numbers, and of a label of 0 and 1.
+        kind: class of the learner.
+        key: key of its outputs.
+        options: arguments of the class beyond the common ones.
+        classes: class names, indexed by label; None for numbers and for labels of 0 and 1.
     """
 
     kind: type[HistGradientBoostingClassifier] | type[HistGradientBoostingRegressor]
@@ -31,7 +34,7 @@ class Learner(NamedTuple):
     classes: Sequence[str] | None = None
 
     def answer(self, model: Any, rows: Array) -> Array:
-        """Logits (n,) of the second of two classes, logits (n, classes) of named classes, or values (n,)."""
+        """Return logits (n,) of the second of two classes, logits (n, classes) of named classes, or values (n,)."""
         if isinstance(model, HistGradientBoostingRegressor):
             values: Array = model.predict(rows)
             return values
@@ -45,17 +48,25 @@ BINARY = Learner(HistGradientBoostingClassifier, "logits")
 class Boosting(Teacher):
     """Gradient boosting on the training rows of a table; its batches are row numbers of that table.
 
-    A category that is not in the training part is missing to the learner, like null. The same arguments lead to the
-    same logits, whatever the number of threads.
+    Categories that do not occur in the training part are treated as missing, like null. The same arguments give the
+    same outputs for any number of threads.
 
-    `data` reads the inputs of all rows of the table, with (n,) labels as the learner takes them; `train` has the
-    numbers of the rows to learn from. The recipe is plain data that identify table, labels and training rows. It is the
-    fingerprint, so that nothing is fitted where all outputs are cached.
+    Args:
+        name: name of the teacher.
+        data: reads the inputs of all rows of the table.
+        labels: labels (n,) as the learner takes them.
+        train: numbers of the rows to learn from.
+        rounds: number of boosting rounds.
+        learning_rate: factor of each round's trees.
+        threads: maximum number of threads.
+        recipe: plain data that identifies table, labels and training rows. With the options it is the teacher's
+            fingerprint, so nothing is fitted if all outputs are cached.
+        learner: scikit-learn class to fit.
     """
 
     def __init__(  # noqa: PLR0913 - options of the learner, by name
-        self, name: str, data: Callable[[], Tensors], labels: Array, train: Index, *, rounds: int, learning_rate: float,
-        threads: int, recipe: Mapping[str, Any], learner: Learner = BINARY,
+        self, name: str, data: Callable[[], TabularTensors], labels: Array, train: Index, *, rounds: int,
+        learning_rate: float, threads: int, recipe: Mapping[str, Any], learner: Learner = BINARY,
     ) -> None:  # fmt: skip
         super().__init__(name, (learner.key,), labels=learner.classes)
         self._learner = learner
@@ -71,7 +82,7 @@ class Boosting(Teacher):
         words = vocabularies(data[self._train])
         numbers = data.numeric.shape[1]
         matrix = np.concatenate([data.numeric, _codes(data.categories, words)], axis=1)
-        # The learner refuses columns without values and infinite values.
+        # scikit-learn rejects empty columns and infinite values.
         empty = np.isnan(matrix[self._train]).all(axis=0)
         matrix[:, empty] = 0.0
         np.clip(matrix, -_LARGEST, _LARGEST, out=matrix)
@@ -91,36 +102,38 @@ class Boosting(Teacher):
     def _answer(self, batch: Index) -> Mapping[str, Any]:
         return {self._learner.key: self._scores(self._fitted.matrix[batch])}
 
-    def answers(self, data: Tensors) -> Array:
-        """Its answers to rows that its table may not have, float32 (n,) or (n, classes)."""
+    def answers(self, data: TabularTensors) -> Array:
+        """Return outputs for rows outside its table, float32 (n,) or (n, classes)."""
         matrix = np.concatenate([data.numeric, _codes(data.categories, self._fitted.words)], axis=1)
         matrix[:, self._fitted.empty] = 0.0
         return self._scores(np.clip(matrix, -_LARGEST, _LARGEST, out=matrix))
 
     def _scores(self, matrix: Array) -> Array:
-        # For a single row, threads take longer than the work.
+        # For a single row, starting threads costs more than predicting.
         with threadpool_limits(self._threads if len(matrix) > 1 else 1):
             return self._learner.answer(self._fitted.model, matrix).astype(np.float32)
 
     @property
     def runtime(self) -> str:
-        """scikit-learn."""
         return f"scikit-learn {sklearn.__version__}"
 
     def _identity(self) -> Any:
         return self._recipe
 
     def size(self) -> tuple[int, int]:
-        """Parameters (a feature and a threshold per split, a value per leaf) and bytes of the trees' arrays."""
-        trees = [tree for step in self._fitted.model._predictors for tree in step]  # scikit-learn has no view of them
+        """Return the number of parameters and the bytes of the trees' arrays.
+
+        A split has two parameters, feature and threshold; a leaf has one.
+        """
+        trees = [
+            tree for step in self._fitted.model._predictors for tree in step
+        ]  # scikit-learn has no public access to the trees
         leaves = sum(int(tree.nodes["is_leaf"].sum()) for tree in trees)
         splits = sum(len(tree.nodes) for tree in trees) - leaves
         return 2 * splits + leaves, sum(tree.nodes.nbytes + tree.raw_left_cat_bitsets.nbytes for tree in trees)
 
 
 class _Fitted(NamedTuple):
-    """A learner that has learned, the matrix of its table, the known texts, and the columns without a known value."""
-
     model: Any
     matrix: Array
     words: Sequence[Sequence[str]]
@@ -128,7 +141,7 @@ class _Fitted(NamedTuple):
 
 
 def _codes(categories: Array, vocabularies: Sequence[Sequence[str]]) -> Array:
-    """Float32 codes from 0 on, NaN for texts that are in no vocabulary."""
+    """Return float32 codes of the texts, NaN for texts outside the vocabulary."""
     codes = np.full(categories.shape, np.nan, np.float32)
     for position, vocabulary in enumerate(vocabularies):
         places = {text: float(place) for place, text in enumerate(vocabulary)}

@@ -1,4 +1,4 @@
-"""Training sets as tensors."""
+"""Training sets as NumPy arrays for learners and networks."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,33 +15,33 @@ from isthmus.features.values.columns import Values
 from isthmus.package.inputs import ModelInput, feeds
 
 VOCABULARY = 254
-"""Most categories per column: histogram gradient boosting has at most 255, with the missing."""
+"""Maximum number of categories per column: histogram gradient boosting allows 255, including missing."""
 
 
-class Tensors(msgspec.Struct, frozen=True, eq=False):
+class TabularTensors(msgspec.Struct, frozen=True, eq=False):
     """The inputs of n rows: float32 (n, numbers) with NaN for null, and texts (n, categories) with "" for null."""
 
     numeric: Array
     categories: Array
 
-    def __getitem__(self, rows: Index | slice) -> "Tensors":
-        return Tensors(self.numeric[rows], self.categories[rows])
+    def __getitem__(self, rows: Index | slice) -> "TabularTensors":
+        return TabularTensors(self.numeric[rows], self.categories[rows])
 
 
-def tensors(table: pa.Table, inputs: Sequence[ModelInput]) -> Tensors:
-    """The inputs of every row of a table. Raises like `columns`."""
-    return seen(columns(table, inputs), inputs, table.num_rows)
+def tensors(table: pa.Table, inputs: Sequence[ModelInput]) -> TabularTensors:
+    """Return the inputs of every row of a table. Raises a DataError like `columns`."""
+    return network_inputs(columns(table, inputs), inputs, table.num_rows)
 
 
 def columns(table: pa.Table, inputs: Sequence[ModelInput]) -> dict[str, Values]:
-    """The column of each input; raises a DataError if it is missing, or its values do not fit the declared type."""
+    """Return the column of each input. Raises a DataError if one is missing or does not fit its type."""
     return {item.name: _column(table, item) for item in inputs}
 
 
-def seen(values: Mapping[str, Values], inputs: Sequence[ModelInput], count: int) -> Tensors:
-    """The inputs of a network for `count` rows."""
+def network_inputs(values: Mapping[str, Values], inputs: Sequence[ModelInput], count: int) -> TabularTensors:
+    """Return the inputs of a network for `count` rows."""
     empty = {"numeric": np.empty((count, 0), np.float32), "categories": np.empty((count, 0), object)}
-    return Tensors(**{**empty, **feeds(inputs, values)})
+    return TabularTensors(**{**empty, **feeds(inputs, values)})
 
 
 def _column(table: pa.Table, item: ModelInput) -> Values:
@@ -53,8 +53,8 @@ def _column(table: pa.Table, item: ModelInput) -> Values:
         raise DataError(f"column {item.name}", str(error), expected=f"values of type {item.dtype}") from error
 
 
-def vocabularies(train: Tensors) -> list[tuple[str, ...]]:
-    """The known texts of each category, most frequent first, for gradient boosting."""
+def vocabularies(train: TabularTensors) -> list[tuple[str, ...]]:
+    """Return the most frequent texts of each category, most frequent first, at most `VOCABULARY`."""
     known = []
     for column in train.categories.T:
         counts = Counter(column.tolist())

@@ -1,4 +1,4 @@
-"""What students and their graphs answer to rows."""
+"""Outputs of students and their graphs for many rows, and a check that a student is deterministic."""
 
 from collections.abc import Callable
 
@@ -13,9 +13,9 @@ from isthmus.package.inputs import Feeds
 
 
 def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.device) -> dict[str, Array]:
-    """The outputs of a module in eval mode for rows, computed in parts. Lists of layers are for objectives alone.
+    """Return the outputs of a module in eval mode for rows, in batches. Outputs that are lists of layers are dropped.
 
-    Raises a ConfigurationError if the sizes of an output differ between parts.
+    Raises a ConfigurationError if the sizes of an output differ between batches.
     """
     parts: list[dict[str, Tensor]] = []
     with torch.inference_mode():
@@ -35,9 +35,9 @@ def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.de
 
 
 def require_steady(task: Task, module: nn.Module, rows: Index, whose: str = "student") -> None:
-    """Raise an error if a module in eval mode answers the same rows differently on a second call or in another batch.
+    """Raise a ConfigurationError if a module in eval mode is random, or if a row's output depends on the other rows.
 
-    Measurements of such a module would mean nothing. Buffers are restored after the check.
+    Measuring such a module would be meaningless. Buffers are restored after the check.
     """
     batch = task.batch(torch.from_numpy(rows))
     state = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -51,15 +51,15 @@ def require_steady(task: Task, module: nn.Module, rows: Index, whose: str = "stu
             return {key: value for key, value in outputs.items() if isinstance(value, Tensor) and value.dim()}
 
         first = ask()
-        # Several times, since few rows can get the same answer by chance.
-        same = (_apart(first, ask(), "two answers to the same rows", _SAME, _AT_RANDOM) for _ in range(4))
+        # Repeat, since a few rows can get the same output by chance.
+        same = (_differences(first, ask(), "two answers to the same rows", _SAME, _AT_RANDOM) for _ in range(4))
         problems = next(filter(None, same), [])
         if not problems and by_row and all(len(value) == len(rows) for value in first.values()):
             again = {key: value.flip(0) for key, value in ask(turned).items()}
-            problems = _apart(first, again, "answers to the same rows in another order", _ALONE, _BY_NEIGHBORS)
-            # A batch norm takes no single row.
+            problems = _differences(first, again, "answers to the same rows in another order", _ALONE, _BY_NEIGHBORS)
+            # Use two rows: batch norm rejects a single one.
             beside = {key: value[:2].flip(0) for key, value in first.items()}
-            problems = problems or _apart(
+            problems = problems or _differences(
                 beside, ask(turned[-2:]), "answers to two rows beside others and alone", _ALONE, _BY_NEIGHBORS
             )
         for name, buffer in module.named_buffers():
@@ -71,32 +71,34 @@ def require_steady(task: Task, module: nn.Module, rows: Index, whose: str = "stu
 _SAME = "the same answer each time"
 _ALONE = "an answer that depends on its row alone"
 _AT_RANDOM = (
-    "most likely it calls torch.nn.functional.dropout, which drops in eval mode, too: write dropout(x, p, "
+    "most likely it calls torch.nn.functional.dropout, which is also active in eval mode: write dropout(x, p, "
     "training=self.training) in its forward, or use torch.nn.Dropout"
 )
 _BY_NEIGHBORS = (
-    "most likely it has a batch norm that measures the batch in eval mode, too: write batch_norm(..., "
-    "training=self.training) in its forward, or leave out track_running_stats=False; or it computes over all rows, "
+    "most likely its batch norm also uses batch statistics in eval mode: write batch_norm(..., "
+    "training=self.training) in its forward, or remove track_running_stats=False; or it computes across rows, "
     "such as a softmax or a mean over dimension 0"
 )
 
 
-def _apart(first: dict[str, Tensor], second: dict[str, Tensor], what: str, expected: str, remedy: str) -> list[Problem]:
+def _differences(
+    first: dict[str, Tensor], second: dict[str, Tensor], what: str, expected: str, remedy: str
+) -> list[Problem]:
     problems = []
     for key, answer in first.items():
-        ours, theirs = (each.float().cpu().numpy() for each in (answer, second[key]))
+        ours, theirs = (values.float().cpu().numpy() for values in (answer, second[key]))
         counted = usual(ours)
         scale = max(float(np.abs(ours[counted]).max(initial=0)), 1e-6)
-        # Do not compare to the bit: products of other sizes are added up in another order.
-        apart = float(np.nan_to_num(np.abs(ours[counted] - theirs[counted]), nan=np.inf).max(initial=0))
-        if apart > 1e-3 * scale:
-            found = f"{what} differ by up to {apart:.3g}, of numbers up to {scale:.3g}"
-            problems.append(Problem(f"output {key}", found, expected, remedy))
+        # Allow rounding: matrix products of other sizes add up in a different order.
+        gap = float(np.nan_to_num(np.abs(ours[counted] - theirs[counted]), nan=np.inf).max(initial=0))
+        if gap > 1e-3 * scale:
+            difference = f"{what} differ by up to {gap:.3g}, for numbers up to {scale:.3g}"
+            problems.append(Problem(f"output {key}", difference, expected, remedy))
     return problems
 
 
 def graph_answers(task: Task, run: Callable[[Feeds], Answers], rows: Index, *, core: bool = False) -> dict[str, Array]:
-    """The answers of a graph, or of its core, for rows, for `quality`, computed in parts."""
+    """Return the outputs of a graph, or of its core, for rows, in the form `quality` takes; runs in batches."""
 
     def running(places: Index) -> Callable[[Feeds], Answers]:
         return (lambda _: run(task.core_feeds(places))) if core else run

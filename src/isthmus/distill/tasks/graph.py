@@ -12,19 +12,19 @@ from isthmus.distill.types import spread
 from isthmus.features.errors import ConfigurationError, Problem
 
 _ROWS = 8
-"""Rows that are fed singly, and the first two of them together, to see which sizes differ."""
+"""Number of rows that are fed one by one, and the first two also together, to see which sizes differ."""
 
 
 def student_graph(task: Task, student: nn.Module) -> onnx.ModelProto:
-    """Return the graph of a student, without metadata of the machine that exported it.
+    """Return the graph of a student, without metadata about the machine that exported it.
 
-    Raise a ConfigurationError if the graph fixes a size that differs between the task's rows.
+    Raises a ConfigurationError if the graph fixes a size that differs between the task's rows.
     """
-    # torch.onnx exports these with a loop over time, unless torch remembers their form of an earlier export.
+    # Drop what torch caches of earlier exports; with it, torch.onnx would not export these as a loop over time.
     for operator in (torch.ops.aten.lstm.input, torch.ops.aten.gru.input):
         operator._dispatch_cache.clear()
     model = task.model(student)
-    # Exporters note where in the source a node comes from: that is private, and differs between machines.
+    # Exporters record source locations, which are private and differ between machines.
     for node in model.graph.node:
         del node.metadata_props[:]
         node.doc_string = ""
@@ -57,7 +57,7 @@ def _require_open(task: Task, graph: onnx.GraphProto) -> None:
 
 
 def _remedy(task: Task, sizes: Mapping[tuple[str, int], tuple[int, ...]], rows: tuple[int, ...]) -> str:
-    """Return the torch.onnx.export arguments that open the sizes that differ. Equal sizes share one name."""
+    """Return the torch.onnx.export arguments for the sizes that differ; equal sizes share one name."""
     names = {rows: "N"}
     spare = iter((*task.max_sizes, *"PQRSTUVWXYZ"))
     axes: dict[str, dict[int, str]] = {name: {} for name, _ in sizes}

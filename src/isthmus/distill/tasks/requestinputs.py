@@ -1,4 +1,4 @@
-"""The request transforms in a student's graph, which compute columns of the training set from raw values."""
+"""The request transforms in a student's graph, which compute some of its inputs from raw values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +14,21 @@ from isthmus.package.inputs import ModelInput
 
 @dataclass(frozen=True)
 class RequestInputs:
-    """Request transforms and their input columns, each once, and the transform and field of each computed input."""
+    """The request transforms of a student.
+
+    Attributes:
+        transforms: the transforms.
+        columns: their input columns, each once.
+        computed: transform and field of each input that they compute.
+    """
 
     transforms: Sequence[TransformContract] = ()
-    taken: Sequence[Column] = ()
+    columns: Sequence[Column] = ()
     computed: Sequence[tuple[TransformContract, Column]] = ()
 
     @classmethod
     def of(cls, contract: Contract, service: str) -> "RequestInputs":
-        """Of a student that reads a service."""
+        """Create the request inputs of a student that reads a service."""
         transforms = contract.used(service)
         stored = dict.fromkeys(contract.stored(pair) for transform in transforms for pair in transform.stored)
         request = dict.fromkeys(column for transform in transforms for column in transform.request)
@@ -32,13 +38,13 @@ class RequestInputs:
         return cls(transforms, (*stored, *request), computed)
 
     def fed(self, inputs: Sequence[ModelInput]) -> tuple[ModelInput, ...]:
-        """The inputs of the graph: those of its network that are not computed, and those of the transforms."""
+        """Return the inputs of the graph: network inputs that are not computed, then the transforms' inputs."""
         computed = {transform.full_name(field.name) for transform, field in self.computed}
-        rows = (ModelInput(column.name, column.dtype, row=True) for column in self.taken)
+        rows = (ModelInput(column.name, column.dtype, row=True) for column in self.columns)
         return (*(item for item in inputs if item.name not in computed), *rows)
 
     def complete(self, raw: Mapping[str, Values]) -> tuple[dict[str, Values], Mask]:
-        """The inputs of the network from those of the graph, and the rows that a transform refuses."""
+        """Return the network's inputs for inputs of the graph, and the mask of rows that a transform refuses."""
         columns = dict(raw)
         refused = np.zeros(len(next(iter(raw.values())).data), bool)
         for graph in self._graphs:

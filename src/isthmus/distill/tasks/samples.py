@@ -1,4 +1,4 @@
-"""Golden rows, by which a device checks the answers of a model."""
+"""Golden rows, which let a device check the outputs of a model."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,6 @@ from isthmus.package.inputs import ModelInput
 UNSEEN = "\x7fnever in training"
 
 Columns = Mapping[str, Values]
-"""Columns of n rows, by name."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 _EDGES: dict[str, tuple[Any, Any]] = {
@@ -26,11 +25,11 @@ _EDGES: dict[str, tuple[Any, Any]] = {
     "Float64": (_LARGEST, -_LARGEST),
     "String": (UNSEEN, UNSEEN),
 }
-"""The extremes of each type; of times, of the years with four digits; of doubles, of float32, a network's type."""
+"""Extremes of each type: times span years with four digits, doubles the range of float32, the network's type."""
 
 
 def edges(row: Columns, types: Mapping[str, DataType]) -> dict[str, Values]:
-    """All null, all zero, the extremes of each type, and a row with unseen texts."""
+    """Return edge cases: all null, all zero, the extremes of each type, and a row with unseen texts."""
     edge_rows = {}
     for name, values in row.items():
         dtype = types[name]
@@ -41,19 +40,18 @@ def edges(row: Columns, types: Mapping[str, DataType]) -> dict[str, Values]:
 
 
 def take(columns: Columns, rows: Index | np.ndarray[Any, np.dtype[np.bool_]] | slice) -> dict[str, Values]:
-    """The columns at these rows."""
     return {name: values.take(rows) for name, values in columns.items()}
 
 
 def plain(columns: Columns, inputs: Iterable[ModelInput]) -> list[tuple[Any, ...]]:
-    """The rows as JSON values in the order of the inputs: null, and a word for a number that JSON lacks."""
+    """Return the rows as JSON values in the order of the inputs; null, and words for NaN and infinities."""
     types = {item.name: item.dtype for item in inputs}
     return list(zip(*(_words(columns[name], dtype) for name, dtype in types.items()), strict=True))
 
 
 def _words(values: Values, dtype: DataType) -> list[Any]:
     if dtype.name == "Float32":
-        # The fewest digits from which float32 reads the same number.
+        # Use the fewest digits that float32 parses to the same number.
         short = np.array([float(str(value)) for value in values.data], np.float64)
         return [_word(value) for value in Values(short, values.valid).tolist(Float64)]
     return [_word(value) for value in values.tolist(dtype)]

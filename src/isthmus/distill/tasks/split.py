@@ -20,9 +20,9 @@ PARTS = ("train", "validation", "test")
 class Split:
     """Row numbers of each part, ascending, and the two boundaries in microseconds since 1970 UTC.
 
-    Training rows are before the first boundary, validation rows before the second, test rows from it on. A training or
-    validation row whose label became known after the end of its part is in no part. A split by a column has no
-    boundaries: every row is in a part.
+    Training rows are before the first boundary, validation rows before the second, and test rows at or after it. A
+    training or validation row whose label became known after the end of its part is in no part. A split by a column has
+    no boundaries, and every row is in a part.
     """
 
     train: Index
@@ -32,10 +32,10 @@ class Split:
 
 
 def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Split:
-    """The split of rows by (n,) event times; their labels were known at (n,) times, all in microseconds.
+    """Split rows by (n,) event times; (n,) `known` are the times when labels became known, all in microseconds.
 
-    The shares are of the rows in order of event time. A boundary is the event time of the first row beyond the share,
-    so that rows of the same time stay together. Raises a DataError if a part is empty.
+    The shares count rows in order of event time. A boundary is the event time of the first row beyond the share, so
+    rows with equal times stay together. Raises a DataError if a part is empty.
     """
     if not len(event):
         raise DataError("training set", "no rows", expected="at least one row in each part")
@@ -67,10 +67,10 @@ def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Spl
 
 
 def split_by_value(values: pa.ChunkedArray, shares: tuple[float, float, float]) -> Split:
-    """The split of rows by (n,) values without nulls: rows of the same value are in the same part of every table.
+    """Split rows by (n,) values without nulls; rows with the same value are in the same part in every table.
 
-    The first 64 bits of a value's SHA-256, as a number between 0 and 1, decide: `shares` are those of the values, and
-    roughly those of the rows. Raises a DataError if a part is empty.
+    The first 64 bits of a value's SHA-256, as a number from 0 to 1, select the part. `shares` are therefore shares of
+    the values, and only roughly of the rows. Raises a DataError if a part is empty.
     """
     first, second = (int(share * 2**64) for share in (shares[0], shares[0] + shares[1]))
     drawn = identities({"value": values})[:, :8].copy().view(">u8")[:, 0] if len(values) else np.array([], np.uint64)
@@ -89,7 +89,7 @@ def split_by_value(values: pa.ChunkedArray, shares: tuple[float, float, float]) 
 
 
 def _filled(parts: Split, reason: Callable[[], str], expected: str, remedy: str) -> Split:
-    # The reason is computed for an empty part alone: Arrow does not count distinct arrays or dictionaries.
+    # Compute the reason only if needed: Arrow cannot count distinct arrays or dictionaries.
     for name in PARTS:
         if not len(getattr(parts, name)):
             raise DataError(f"training set: {name} part", reason(), expected=expected, remedy=remedy)
@@ -99,9 +99,9 @@ def _filled(parts: Split, reason: Callable[[], str], expected: str, remedy: str)
 def split_table(
     table: pa.Table, shares: tuple[float, float, float], by: str | None = None, within: str | None = None
 ) -> Split:
-    """The split of a training set by a column, or with the columns `event_timestamp` and `known_at` by time.
+    """Split a training set by the column `by`, or by time with the columns `event_timestamp` and `known_at`.
 
-    Rows with the same value in the column `within` stay together: by time, all of them are as late as the last.
+    Rows with the same value in the column `within` stay together: in a split by time, all are as late as the latest.
 
     Raises a DataError if a column is missing or has nulls, or a part is empty.
     """
@@ -117,9 +117,9 @@ def split_table(
 
 
 def group_numbers(table: pa.Table, within: str) -> Index:
-    """The number of each row's group: rows with the same value in a column are a group, the first group is 0.
+    """Return a number per row for its value in the column `within`, from 0 in order of appearance.
 
-    Raises a DataError if there is no such column, or a row has no value.
+    Raises a DataError if the column is missing or has nulls.
     """
     values = required_column(table, within, "the groups of rows").combine_chunks()
     numbers: Index = pc.cast(values.dictionary_encode().indices, pa.int64()).to_numpy(zero_copy_only=False)
@@ -127,14 +127,13 @@ def group_numbers(table: pa.Table, within: str) -> Index:
 
 
 def _latest(times: Index, groups: Index) -> Index:
-    """The latest time of each row's group."""
     latest = np.full(groups.max(initial=-1) + 1, np.iinfo(np.int64).min)
     np.maximum.at(latest, groups, times)
     return latest[groups]
 
 
 def binary_labels(table: pa.Table, label: str, parts: Split) -> Index:
-    """The labels of all rows; raises a DataError unless they are 0 or 1, without nulls, and both in each part."""
+    """Return the labels of all rows. Raises a DataError unless they are 0 or 1 and each part has both."""
     labels = whole_numbers(table, label, pa.int64())
     wrong = labels[(labels != 0) & (labels != 1)]
     if len(wrong):
@@ -148,7 +147,7 @@ def binary_labels(table: pa.Table, label: str, parts: Split) -> Index:
 
 
 def required_column(table: pa.Table, name: str, expected: str) -> pa.ChunkedArray:
-    """A column of a training set; raises a DataError if it is missing or has nulls."""
+    """Return a column of a training set. Raises a DataError if it is missing or has nulls."""
     if name not in table.column_names:
         raise DataError("training set", f"no column {name}", expected=expected)
     column = table[name]
@@ -158,7 +157,7 @@ def required_column(table: pa.Table, name: str, expected: str) -> pa.ChunkedArra
 
 
 def whole_numbers(table: pa.Table, name: str, dtype: pa.DataType) -> Index:
-    """A column of a training set as `dtype`, and that as int64; raises a DataError where it is none."""
+    """Return a column cast to `dtype`, then to int64. Raises a DataError if the cast fails."""
     column = required_column(table, name, f"{name} of type {dtype}")
     try:
         values: Index = pc.cast(pc.cast(column, dtype), pa.int64()).to_numpy(zero_copy_only=False)

@@ -1,6 +1,6 @@
-"""The same interface to any teacher: a transformers model, a torch module, an estimator, a function.
+"""One interface to teachers of any kind: transformers models, torch modules, estimators and functions.
 
-Importing this package loads torch; transformers only where a model of it is loaded.
+Importing this package loads torch, but transformers only when a model is loaded from it.
 """
 
 from isthmus.distill.teachers.compatibility import agreed, compatible

@@ -1,4 +1,4 @@
-"""Checks before the first step that teacher and student fit: all problems at once."""
+"""Checks, before the first step, that teacher and student fit; reports all problems together."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ HARD_TEXTS = (
     "word " * 3000,
     "x" * 5000,
 )
-"""Texts on which tokenizers differ: accents, joined emoji, no spaces, empty and very long texts."""
+"""Texts for which tokenizers often differ: accents, joined emoji, no spaces, empty and very long texts."""
 
 
 def compatible(
@@ -38,19 +38,19 @@ def compatible(
     student: nn.Module | None = None,
     tokenizers: tuple[Any, Any] | None = None,
 ) -> Teacher:
-    """The teacher with its classes in the order of the student's labels, if it fits the student.
+    """Check that a teacher fits the student, and return it with its classes in the order of the student's labels.
 
     Args:
-        teacher: answers twice.
+        teacher: teacher to check; it is called twice.
         batch: a few rows.
-        outputs: the required outputs, with their sizes in words, as in "rows 3" or "rows tokens 768": a number is that
-            size, a word is the same size everywhere.
-        labels: the student's, in the order of its logits. The teacher's may have a different order.
-        student: must not share a parameter with the teacher.
-        tokenizers: the teacher's and the student's: of transformers, of tokenizers, or functions from text to ids.
+        outputs: required outputs with their layouts, such as "rows 3" or "rows tokens 768": a number is that size, a
+            word is a size that must be the same everywhere.
+        labels: labels of the student, in the order of its logits. The teacher's order may differ.
+        student: student, which must not share a parameter with the teacher.
+        tokenizers: tokenizers of teacher and student, from transformers or tokenizers, or functions from text to ids.
 
     Raises:
-        ConfigurationError: with every problem.
+        ConfigurationError: lists every problem.
     """
     problems: list[Problem] = []
     answers: dict[str, Tensor] = {}
@@ -86,7 +86,7 @@ def compatible(
 
 
 def differing_tokens(teacher: Any, student: Any, texts: Sequence[str] = HARD_TEXTS) -> list[Problem]:
-    """The texts whose ids differ between two tokenizers, and the difference of their vocabularies."""
+    """Return a problem per text whose ids differ between two tokenizers, and one for different vocabularies."""
     problems = []
     words: list[dict[str, int]] = [getattr(tokenizer, "get_vocab", dict)() for tokenizer in (teacher, student)]
     if all(words) and words[0] != words[1]:
@@ -100,24 +100,23 @@ def differing_tokens(teacher: Any, student: Any, texts: Sequence[str] = HARD_TEX
             pairs = enumerate(zip(theirs, ours, strict=False))
             place = next((n for n, (a, b) in pairs if a != b), min(len(theirs), len(ours)))
             shown = repr(text if len(text) <= 40 else text[:40] + "…")
-            found = f"{len(theirs)} ids, from place {place} on {theirs[place : place + 5]}"
+            found = f"{len(theirs)} ids, from position {place} on {theirs[place : place + 5]}"
             expected = f"{len(ours)} ids, from there on {ours[place : place + 5]}"
             problems.append(Problem(f"tokens of {shown}", found, expected))
     return problems
 
 
 def ids(tokenizer: Any, text: str) -> list[int]:
-    """The ids of a text."""
     encode = getattr(tokenizer, "encode", None)
     if encode is None:
         encoding = tokenizer(text)
-    else:  # transformers, whose tokenizers are callable, would warn that a text is too long for its model
+    else:  # verbose=False: transformers would warn about texts that are too long for the model
         encoding = encode(text, verbose=False) if callable(tokenizer) else encode(text)
     return [int(number) for number in getattr(encoding, "ids", encoding)]
 
 
 def _unsteady(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> list[Problem]:
-    # Not to the bit: a GPU may add up in any order.
+    # Allow rounding: a GPU may add up in any order.
     return [
         Problem(f"output {key}", "two answers to the same batch differ", "the same answer: no dropout, nothing random")
         for key, answer in first.items()
@@ -126,10 +125,10 @@ def _unsteady(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> list
 
 
 def _shared(teacher: Teacher, student: nn.Module) -> list[Problem]:
-    # Not by `parameters()`, which raises if the teacher is not frozen: that is a problem already.
+    # `parameters()` would raise if the teacher is not frozen, which is reported elsewhere.
     own = {id(weight) for weight in teacher._weights()}
     both = [name for name, parameter in student.named_parameters() if id(parameter) in own]
-    found = f"is the teacher's, with {len(both)} in all"
+    found = f"belongs to the teacher ({len(both)} shared in total)"
     return [Problem(f"parameter {name} of the student", found, "its own copy") for name in both[:1]]
 
 

@@ -1,4 +1,4 @@
-"""Estimators in the style of scikit-learn as teachers."""
+"""Teachers that are estimators in the style of scikit-learn."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,16 @@ from isthmus.features.errors import ConfigurationError, Problem
 class EstimatorTeacher(Teacher):
     """A fitted estimator with `predict_proba`, `decision_function` or `predict`.
 
-    Keys: "probabilities" (rows, classes); "logits", their logarithm (at least that of the smallest float32), whose
-    softmax they are, or without `predict_proba` the `decision_function`; "predictions", of `predict`. A batch is an
-    argument of these; a tensor becomes an array. By default the key is the logits, or the predictions of an estimator
-    without classes, and the name that of the class. The estimator must not be fitted again.
+    Possible keys:
+
+    * "probabilities": `predict_proba`, (rows, classes);
+    * "logits": the logarithm of the probabilities, clipped at the smallest normal float32; without
+    `predict_proba`,
+      the `decision_function`;
+    * "predictions": `predict`.
+
+    A batch is the argument of these methods; a tensor is converted to an array. The default key is "logits", or
+    "predictions" for an estimator without classes; the default name is the class name. Do not fit the estimator again.
     """
 
     def __init__(
@@ -33,7 +39,7 @@ class EstimatorTeacher(Teacher):
         if keys is None:
             keys = ["logits" if "logits" in able else "predictions"]
         classes = getattr(estimator, "classes_", None)
-        # Several targets have a list of arrays; `_array` refuses them.
+        # With several targets this is a list, which `_array` rejects.
         labels = [str(label) for label in classes] if isinstance(classes, np.ndarray) else None
         super().__init__(name or type(estimator).__name__, keys, labels=labels, version=version)
         self._require_outputs(able)
@@ -54,13 +60,12 @@ class EstimatorTeacher(Teacher):
 
     def _array(self, output: Any) -> np.ndarray[Any, Any]:
         if isinstance(output, list):
-            problem = Problem("outputs", f"a list of {len(output)} arrays: it has several targets", "a single target")
+            problem = Problem("outputs", f"a list of {len(output)} arrays, one per target", "a single target")
             raise ConfigurationError(self.where, [problem])
         return np.asarray(output)
 
     @property
     def runtime(self) -> str:
-        """The estimator's library and its version."""
         library = type(self.estimator).__module__.partition(".")[0]
         return f"{library} {getattr(sys.modules[library], '__version__', '')}".strip()
 

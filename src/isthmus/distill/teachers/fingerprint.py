@@ -1,4 +1,4 @@
-"""A digest of what a model computes: its code, settings and numbers, independent of memory and paths."""
+"""A digest of what a model computes, from its code, settings and numbers; independent of memory addresses and paths."""
 
 import functools
 import hashlib
@@ -22,28 +22,28 @@ from isthmus.features.errors import ConfigurationError, Problem
 _PLAIN = (str, int, float, complex, bytes, bool, type(None), type(...), range, slice, np.dtype, torch.dtype,
           torch.device, torch.Size, torch.layout)  # fmt: skip
 _IRRELEVANT = {"n_jobs", "verbose", "_stop_words_id"}
-"""Parameters of estimators that change no answer; the last is an address in memory, another in each process."""
+"""Parameters of estimators that do not affect outputs; `_stop_words_id` is a memory address."""
 
 _NAMES = {"_name_or_path", "architectures", "id2label", "label2id", "transformers_version"}
-"""Keys of a configuration of transformers that do not change what is computed."""
+"""Keys of a transformers configuration that do not affect outputs."""
 
 
 def fingerprint(value: Any, *, versioned: bool = False) -> str:
-    """SHA-256 of a network, an estimator, a function, or any part of these.
+    """Return the SHA-256 of a network, an estimator, a function, or any part of these.
 
-    Arrays and tensors count by their content; the user's functions and classes by their code and what it refers to,
-    those of libraries by their name and the library's version; further objects by their state as for a pickle, which is
-    not written. If a version changes with the value (`versioned`), parts that cannot be read count by the names of
-    their types.
+    Arrays and tensors count by content. Functions and classes of the user count by their code and everything it refers
+    to; library functions and classes by name and library version. Other objects count by the state that pickle would
+    store, without pickling it. With `versioned`, the caller's version identifies the value, so parts that cannot be
+    read count only by the name of their type.
 
     Raises:
-        ConfigurationError: part of it has no state that can be read.
+        ConfigurationError: the state of a part cannot be read.
     """
     return _Walk(versioned).of(value, type(value).__name__).hex()
 
 
 class _Unreadable(Exception):
-    """Changes of a part cannot be detected: its place, and why."""
+    """A part whose changes cannot be detected; args are its place and the reason."""
 
 
 class _Walk:
@@ -54,7 +54,7 @@ class _Walk:
         self._path: dict[int, int] = {}
 
     def of(self, value: Any, where: str) -> bytes:
-        if isinstance(value, Enum) and type(value.value) not in _PLAIN:  # whose text may hold a place in memory
+        if isinstance(value, Enum) and type(value.value) not in _PLAIN:  # its repr may contain a memory address
             return _hash(type(value).__qualname__, value.name.encode(), self.of(value.value, where))
         if isinstance(value, Enum) or type(value) in _PLAIN:
             return _hash(type(value).__qualname__, repr(value).encode())
@@ -69,8 +69,8 @@ class _Walk:
                 raise ConfigurationError(
                     "fingerprint",
                     [Problem(place, reason, "code in a file, numbers and settings")],
-                    remedy='give the teacher a version, version="1" for example, and change it with the answers;'
-                    " or make it inside the function that uses it",
+                    remedy='pass a version to the teacher, such as version="1", and change it when outputs change;'
+                    " or create this part inside the function that uses it",
                 ) from error
             return _hash("named", _name(value if isinstance(value, type | types.FunctionType) else type(value)))
         finally:
@@ -105,7 +105,7 @@ class _Walk:
 
     def _array(self, array: np.ndarray[Any, Any], where: str) -> bytes:
         shape = repr(array.shape).encode()
-        if array.dtype.names:  # a field at a time: the bytes between them are arbitrary
+        if array.dtype.names:  # hash each field, since padding bytes are arbitrary
             fields = [self._array(array[name], where) for name in array.dtype.names]
             return _hash("array", shape, repr(array.dtype.names).encode(), *fields)
         if array.dtype.hasobject:
@@ -123,7 +123,7 @@ class _Walk:
         if isinstance(compiled := getattr(module, "_orig_mod", None), nn.Module):
             return self.of(compiled, where)
         if type(module).__module__.startswith("transformers."):
-            # The configuration determines the rest of its state.
+            # The configuration determines all other state.
             state = {"config": getattr(module, "config", None), **dict(module.named_parameters(recurse=False)),
                      **dict(module.named_buffers(recurse=False)), **dict(module.named_children())}  # fmt: skip
             return _hash("pretrained", self.of(type(module), where), *self._pairs(state, where))
@@ -131,7 +131,7 @@ class _Walk:
             attributes: Any = module.__getstate__()  # type: ignore[no-untyped-call,unused-ignore]
         except RuntimeError:  # a module with parametrizations
             attributes = vars(module)
-        # The keys of hooks count through the life of a process; only hooks of forward compute.
+        # Drop the keys of hooks, which are process-wide counters, and all hooks except forward hooks.
         state = {
             key: list(value.values()) if "_hooks" in key else value
             for key, value in attributes.items()
@@ -143,7 +143,7 @@ class _Walk:
         if not codehash.is_user_code(function):
             return _hash("named", _name(function))
         try:
-            # Only its code: what is in its containers and closures is read below.
+            # Code only; globals and closures are hashed below.
             digest = codehash.digest(function, state=False).encode()
         except (OSError, SyntaxError) as error:
             raise _Unreadable(where, f"the code of {function.__qualname__} cannot be read: {error}") from error
@@ -171,7 +171,7 @@ class _Walk:
             return _hash("named", f"{type(value).__module__}.{create}".encode())
         arguments, *rest = rest
         state, items, pairs = (*rest, None, None, None)[:3]
-        if type(value) is functools.partial:  # the order of its keywords changes nothing
+        if type(value) is functools.partial:  # the order of keywords does not matter
             state = (*state[:2], dict(sorted(state[2].items())), state[3])
         if hasattr(value, "get_params") and isinstance(state, dict):
             state = {key: part for key, part in state.items() if key not in _IRRELEVANT}
@@ -184,7 +184,7 @@ class _Walk:
         return [self.of(value, f"{where}[{place}]") for place, value in enumerate(values)]
 
     def _pairs(self, values: Mapping[Any, Any], where: str) -> list[bytes]:
-        # In order: a network computes its parts in their order.
+        # Keep the order: a network runs its parts in order.
         return [_hash("pair", self.of(key, where), self.of(value, f"{where}.{key}")) for key, value in values.items()]
 
 
@@ -197,7 +197,7 @@ def _hash(kind: str, *parts: Any) -> bytes:
 
 
 def _of_library(kind: type) -> bool:
-    """Whether a class is of an installed package: a class typed at a prompt has no file, and may change."""
+    """Return whether a class is from an installed package. A class typed at a prompt has no file and may change."""
     root = kind.__module__.split(".")[0]
     module = sys.modules.get(root)
     return root in sys.stdlib_module_names or hasattr(module, "__path__") or bool(getattr(module, "__file__", None))

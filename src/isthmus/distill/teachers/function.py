@@ -1,4 +1,4 @@
-"""Functions of batches as teachers."""
+"""Teachers that are functions of batches."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,12 +12,12 @@ from isthmus.features.errors import ConfigurationError, DataError, DependencyErr
 
 
 class FunctionTeacher(Teacher):
-    """Anything that maps a batch to a mapping of outputs, a tuple with an output for each key, or a single output.
+    """A function from a batch to a mapping of outputs, a tuple with an output per key, or a single output.
 
-    Its fingerprint covers its code and what that refers to: helpers, constants, and the arrays, networks and estimators
-    of its closure. A remote model, or state that cannot be read, needs a `version`, which replaces all but the code.
-    Names of its `labels`, instead of numbers, become the logits or probabilities of just these classes.
-    The arguments are those of `Teacher`; its name is by default that of the function.
+    Its fingerprint covers its code and everything that refers to: helpers, constants, and arrays, networks and
+    estimators in its closure. A remote model, or state that cannot be read, needs a `version`, which then replaces
+    everything except the code. If the function returns names of its `labels` instead of numbers, each becomes logits or
+    probabilities with all mass on that class. Arguments are as in `Teacher`; the default name is the function's.
     """
 
     def __init__(
@@ -37,27 +37,27 @@ class FunctionTeacher(Teacher):
             answers = self.function(batch)
         except IsthmusError:
             raise
-        except Exception as error:  # of a service, or of code that is not ours
+        except Exception as error:  # from a service or the user's code
             raise DependencyError(
                 self.where,
-                f"a call ended with {type(error).__name__}: {error}",
-                remedy="run the same command again: what was answered is kept, and only the rest is asked",
+                f"a call raised {type(error).__name__}: {error}",
+                remedy="run the same command again: outputs so far are cached, and only missing rows are computed",
             ) from error
         return {key: self._numbers(key, value) for key, value in named(answers, self.keys, self.where).items()}
 
     def _numbers(self, key: str, answer: Any) -> Any:
-        """Return the answer as numbers: a class name becomes logits or probabilities of that class alone."""
+        """Convert class names to logits or probabilities with all mass on that class."""
         first = answer[0] if isinstance(answer, list | tuple | np.ndarray) and len(answer) else None
         if not isinstance(first, str):
             return answer
         names = np.asarray(answer)
         if key not in BY_CLASS or self.labels is None:
             found = f"names of classes, such as {str(first)!r}"
-            remedy = 'for names of classes write FunctionTeacher(..., ("logits",), labels=CLASSES)'
+            remedy = 'to return class names, use FunctionTeacher(..., ("logits",), labels=CLASSES)'
             raise ConfigurationError(self.where, [Problem(f"output {key}", found, "numbers", remedy)])
         places = {label: place for place, label in enumerate(self.labels)}
         if unknown := [name for name in names.tolist() if name not in places]:
-            found = f"{len(unknown)} of the batch's {len(names)} rows have another class: {unknown[0]!r}"
+            found = f"{len(unknown)} of the batch's {len(names)} rows have an unknown class: {unknown[0]!r}"
             raise DataError(f"{self.where}, output {key}", found, expected=one_of(self.labels))
         chosen = np.eye(len(places))[[places[name] for name in names.tolist()]]
         return np.log(np.maximum(chosen, LEAST)) if key == "logits" else chosen

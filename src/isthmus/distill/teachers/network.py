@@ -1,4 +1,4 @@
-"""Torch modules as teachers."""
+"""Teachers that are torch modules."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,10 +15,18 @@ from isthmus.features.errors import Problem
 class NetworkTeacher(Teacher):
     """A torch module.
 
-    It is frozen here: in evaluation mode, and no parameter needs a gradient. A mapping becomes keyword arguments, a
-    tuple positional arguments, anything else the only argument; tensors are moved to its device. It returns a mapping
-    of outputs, a tuple with an output for each key, or a single output. Autocast around it has no effect on it. The
-    keys of `taps` are the outputs of the submodules of these names; the name is by default that of the class.
+    Creating the teacher freezes the module: it is switched to eval mode, and no parameter requires a gradient. A
+    mapping as batch becomes keyword arguments, a tuple positional arguments, anything else the only argument; tensors
+    are moved to the module's device. The module returns a mapping of outputs, a tuple with an output per key, or a
+    single output. Autocast around it has no effect.
+
+    Args:
+        module: the module.
+        keys: outputs to use.
+        taps: further outputs by key, each the output of the submodule with this name.
+        labels: class names in the order of its logits; None if unknown.
+        version: text that changes the fingerprint, if it cannot see a change by itself.
+        name: name for messages; by default the class name.
     """
 
     def __init__(
@@ -34,7 +42,7 @@ class NetworkTeacher(Teacher):
         self.taps = dict(taps or {})
         own = [key for key in keys if key not in self.taps]
         super().__init__(name or type(module).__name__, [*own, *self.taps], labels=labels, version=version)
-        with tapped(module, list(self.taps.values())):  # refuses unknown names
+        with tapped(module, list(self.taps.values())):  # raises on unknown names
             self.module = module.eval()
         for parameter in module.parameters():
             parameter.requires_grad_(False)
@@ -42,7 +50,6 @@ class NetworkTeacher(Teacher):
 
     @property
     def device(self) -> torch.device:
-        """The device of its parameters."""
         return next((parameter.device for parameter in self.module.parameters()), torch.device("cpu"))
 
     def _thawed(self) -> tuple[list[Problem], str]:
@@ -50,12 +57,14 @@ class NetworkTeacher(Teacher):
         training = [name or "the whole" for name, part in self.module.named_modules() if part.training]
         learning = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
         if training:
-            found = f"is in training mode, with {len(training)} in all"
+            found = f"is in training mode ({len(training)} modules in total)"
             problems.append(Problem(training[0], found, "evaluation mode"))
         if learning:
-            problems.append(Problem(learning[0], f"needs a gradient, with {len(learning)} in all", "none that does"))
+            problems.append(
+                Problem(learning[0], f"requires a gradient ({len(learning)} parameters in total)", "no gradient")
+            )
         if problems:
-            return problems, "call module.eval().requires_grad_(False), and leave the teacher out of the training"
+            return problems, "call module.eval().requires_grad_(False), and do not train the teacher"
         if self._state() != self._written:
             problems.append(Problem("weights", "were changed after the teacher was created", "unchanged weights"))
         return problems, "create a new teacher from the module"
@@ -68,7 +77,7 @@ class NetworkTeacher(Teacher):
 
     def _outputs(self, batch: Any) -> Mapping[str, Any]:
         outputs = self._call(batch)
-        # A network that is only tapped may return anything.
+        # With taps only, the module may return anything.
         return named(outputs, self._own, self.where) if self._own else {}
 
     def _call(self, batch: Any, **more: Any) -> Any:
@@ -78,7 +87,6 @@ class NetworkTeacher(Teacher):
 
     @property
     def runtime(self) -> str:
-        """Torch and its version."""
         return f"torch {torch.__version__}"
 
     def _identity(self) -> Any:
@@ -88,12 +96,12 @@ class NetworkTeacher(Teacher):
         yield from self.module.parameters()
 
     def _state(self) -> list[Any]:
-        """Changes when a parameter is written to, unless it was created in inference mode."""
+        """Return a value that changes when a parameter is written to, unless it was created in inference mode."""
         return [(p.dtype, None if p.is_inference() else p._version) for p in self.module.parameters()]
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on a device."""
+    """Return the batch with its tensors on a device."""
     if isinstance(batch, Tensor):
         return batch.to(device)
     if isinstance(batch, tuple):

@@ -1,4 +1,4 @@
-"""Models of transformers as teachers, from a folder or the hub: only safetensors, and only code of transformers."""
+"""Teachers from transformers, from a folder or the hub; loads only safetensors, and only code of transformers."""
 
 import json
 import re
@@ -24,16 +24,17 @@ _OF_LAYERS = re.compile(r"(hidden|attentions)(?:\.(\d+))?")
 class PretrainedTeacher(NetworkTeacher):
     """A model of transformers.
 
-    Keys, beside the names of the model's own outputs:
+    Keys, in addition to the names of the model's own outputs:
 
     * "logits";
-    * "hidden": (rows, layers + 1, positions, width), the embeddings first; "hidden.3" only the output of layer 3;
-    * "attentions": (rows, layers, heads, positions, positions); "attentions.0" only the first layer's;
-    * "embedding": (rows, width), of the last hidden state: the mean over the positions that the attention mask counts,
-      or the first position, as `pooling` says.
+    * "hidden": (rows, layers + 1, positions, width), embeddings first; "hidden.3" is the output of layer 3 alone;
+    * "attentions": (rows, layers, heads, positions, positions); "attentions.0" is the first layer alone;
+    * "embedding": (rows, width), pooled from the last hidden state: the mean over the positions in the attention mask,
+    or
+      the first position, depending on `pooling`.
 
-    Attentions need a model that was loaded with `attn_implementation="eager"`. The labels are by default those of the
-    configuration, the further arguments those of `NetworkTeacher`.
+    Attentions need a model that was loaded with `attn_implementation="eager"`. Labels default to the configuration's;
+    other arguments are as in `NetworkTeacher`.
     """
 
     module: "PreTrainedModel"
@@ -86,10 +87,9 @@ class PretrainedTeacher(NetworkTeacher):
 
 
 def pooled(states: Tensor, mask: Tensor | None, *, first: bool = False) -> Tensor:
-    """A vector for each row: the first position, or the mean over the positions where the mask is not 0.
+    """Return a vector per row: the first position, or the mean over the positions where the mask is not 0.
 
-    The states are (rows, positions, width), or feature maps (rows, width, height, width); the mask is (rows,
-    positions).
+    `states` are (rows, positions, width), or feature maps (rows, width, height, width); the mask is (rows, positions).
     """
     if states.ndim > 3:
         states = states.flatten(2).transpose(1, 2)
@@ -98,7 +98,7 @@ def pooled(states: Tensor, mask: Tensor | None, *, first: bool = False) -> Tenso
     if mask is None:
         return states.float().mean(1)
     counts = (mask != 0).unsqueeze(-1)
-    # Not multiplied by the mask, which would let numbers through that are not finite.
+    # Fill instead of multiplying by the mask, which would keep NaN and infinity.
     return states.float().masked_fill(~counts, 0).sum(1) / counts.sum(1).clamp(min=1)
 
 
@@ -112,23 +112,22 @@ def pretrained(  # noqa: PLR0913 - options of the model, by name
     pooling: Literal["mean", "first"] = "mean",
     labels: Sequence[str] | None = None,
 ) -> PretrainedTeacher:
-    """A model of transformers from a local folder or the hub.
+    """Load a model of transformers from a local folder or the hub.
 
-    Only the configuration and the safetensors are downloaded from the hub. The model is of the class that the
-    configuration names, which must be in transformers; code beside the weights is never run, pickled weights are never
-    read.
+    Downloads only the configuration and safetensors. The model's class is the one that the configuration names, and
+    must be part of transformers: code next to the weights is never run, and pickled weights are never read.
 
     Args:
-        source: a folder, or the name of a repository of the hub.
-        keys: the outputs to use.
-        revision: of a repository: a commit, a tag or a branch. Only a commit never changes.
+        source: a folder, or the name of a repository on the hub.
+        keys: outputs to use.
+        revision: commit, tag or branch of a repository. Only a commit never changes.
         offline: use only repositories in the local cache.
-        device: where it computes.
-        pooling: of an embedding.
-        labels: of its classes; by default those of its configuration.
+        device: device to compute on.
+        pooling: pooling of "embedding".
+        labels: class names; by default the configuration's.
 
     Raises:
-        ConfigurationError: with all problems of the folder, or the weights that are missing from it.
+        ConfigurationError: lists all problems of the folder, or the weights that it lacks.
         DependencyError: transformers is not installed, or the hub cannot be reached.
     """
     try:
@@ -144,12 +143,12 @@ def pretrained(  # noqa: PLR0913 - options of the model, by name
     is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     if not is_model:
         remote = "auto_map" in config
-        found = f"{architecture!r}, which is {'code beside the weights' if remote else 'no model of transformers'}"
-        remedy = "load the model yourself, once you trust its code, and wrap it with NetworkTeacher" if remote else ""
+        found = f"{architecture!r}, which is {'code next to the weights' if remote else 'not a transformers model'}"
+        remedy = "if you trust its code, load the model yourself and wrap it with NetworkTeacher" if remote else ""
         raise ConfigurationError(where, [Problem("architectures", found, "a class of transformers")], remedy=remedy)
     options: dict[str, Any] = {
         "use_safetensors": True, "trust_remote_code": False, "local_files_only": True, "output_loading_info": True,
-        "ignore_mismatched_sizes": True,  # refused below
+        "ignore_mismatched_sizes": True,  # raises below
     }  # fmt: skip
     if any(key.startswith("attentions") for key in keys):
         options["attn_implementation"] = "eager"
@@ -161,7 +160,7 @@ def pretrained(  # noqa: PLR0913 - options of the model, by name
     if absent:
         shown = ", ".join(absent[:5]) + (" …" if len(absent) > 5 else "")
         found = f"{len(absent)} weights of {architecture} are missing or have a different shape: {shown}"
-        remedy = "fine-tune and save the whole model; missing weights would be drawn at random"
+        remedy = "fine-tune and save the whole model; missing weights would be random"
         raise ConfigurationError(where, [Problem(_WEIGHTS, found, "all")], remedy=remedy)
     return PretrainedTeacher(model.to(device), keys, pooling=pooling, labels=labels, name=str(source))
 
@@ -176,14 +175,14 @@ def _downloaded(name: str, revision: str | None, *, offline: bool) -> Path:
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise DependencyError(
             f"teacher {name}",
-            f"is no folder, and cannot be downloaded from the hub: {first_line(error)}",
+            f"is not a folder and cannot be downloaded from the hub: {first_line(error)}",
             expected="a folder with config.json and model.safetensors, or the name of a repository",
             remedy="check the name and the connection, or use a folder",
         ) from error
 
 
 def _implementations(config: Any) -> Iterator[tuple[str, str]]:
-    """The implementations that a configuration and those inside it name: some may be code of the hub."""
+    """Yield the implementations that a configuration names at any depth; one may be code from the hub."""
     for key, value in config.items() if isinstance(config, dict) else ():
         if key.endswith("_implementation"):
             yield key, str(value)
@@ -191,16 +190,19 @@ def _implementations(config: Any) -> Iterator[tuple[str, str]]:
 
 
 def _configuration(folder: Path, where: str) -> dict[str, Any]:
-    """The configuration of a model, whose folder must hold readable and safe files."""
+    """Read the configuration of a model; raises a ConfigurationError if the folder has unreadable or unsafe files."""
     problems, config = [], {}
     try:
         config = json.loads((folder / "config.json").read_bytes())
         if not (isinstance(config.get("architectures"), list) and config["architectures"]):
-            problems.append(Problem("config.json", "names no class of a model", '"architectures"'))
+            problems.append(Problem("config.json", "does not name a model class", '"architectures"'))
     except (OSError, ValueError, AttributeError) as error:
         problems.append(Problem("config.json", str(error), "the configuration of a model"))
-    problems += [Problem(f"config.json, {key}", repr(name), "an implementation of transformers' own") for key, name in
-                 _implementations(config) if "/" in name]  # fmt: skip
+    problems += [
+        Problem(f"config.json, {key}", repr(name), "an implementation that is part of transformers")
+        for key, name in _implementations(config)
+        if "/" in name
+    ]
     pickled = sorted(file.name for kind in _PICKLED for file in folder.glob(kind))
     if (folder / _INDEX).exists():
         try:
@@ -208,15 +210,15 @@ def _configuration(folder: Path, where: str) -> dict[str, Any]:
             wrong = sorted(str(part) for part in parts if not re.fullmatch(r"[\w.-]+\.safetensors", str(part)))
             problems += [Problem(_INDEX, repr(part), "names of safetensors in this folder") for part in wrong]
             gone = sorted(str(part) for part in parts if part not in wrong and not (folder / str(part)).is_file())
-            problems += [Problem(_INDEX, f"{part} is not there", "all its files") for part in gone]
+            problems += [Problem(_INDEX, f"{part} is missing", "all files of the index") for part in gone]
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            problems.append(Problem(_INDEX, f"{type(error).__name__}: {error}", "where each weight is"))
+            problems.append(Problem(_INDEX, f"{type(error).__name__}: {error}", "the file of each weight"))
     elif not (folder / _WEIGHTS).exists():
-        found = f"not there, beside {', '.join(pickled)}: pickled weights run code" if pickled else "not there"
+        found = f"missing; {', '.join(pickled)} is pickled and would run code" if pickled else "missing"
         problems.append(Problem(_WEIGHTS, found, "weights in safetensors"))
     if (folder / "adapter_config.json").exists():
         problems.append(Problem("adapter_config.json", "an adapter", "a whole model: merge the adapter and save it"))
     if problems:
-        remedy = "load it once where you trust it, and model.save_pretrained(folder)" if pickled else ""
+        remedy = "if you trust it, load it once and call model.save_pretrained(folder)" if pickled else ""
         raise ConfigurationError(where, problems, remedy=remedy)
     return dict(config)

@@ -12,11 +12,11 @@ from isthmus.features.errors import ConfigurationError, Problem, one_of
 
 @contextmanager
 def tapped(network: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The latest outputs of submodules within the context, by their names in `network.named_modules()`.
+    """Record the latest output of each named submodule (see `network.named_modules()`) within the context.
 
-    So the hidden states of a model, or its queries, keys and values, need no change of its code. Afterwards, even after
-    an error, the network is unchanged. Raises a ConfigurationError if a submodule does not exist, or, at the end, if
-    the network has overwritten an output.
+    This gives access to hidden states, or to queries, keys and values, without changing the model's code. The hooks are
+    removed at the end, also after an error. Raises a ConfigurationError if a submodule does not exist, or, at the end,
+    if the network has overwritten an output in place.
     """
     where = f"submodules of {type(network).__name__}"
     modules = dict(network.named_modules(remove_duplicate=False))
@@ -33,16 +33,16 @@ def tapped(network: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Any]]
         for name in names:
             hooks.callback(modules[name].register_forward_hook(partial(record, name)).remove)
         yield outputs
-    lost = [
+    overwritten = [
         Problem(name, "its output was overwritten in place", "an unchanged output")
         for name, output in outputs.items()
         if _version(output) != versions[name]
     ]
-    if lost:
-        remedy = "name the submodule that overwrites it, or give that inplace=False"
-        raise ConfigurationError(where, lost, remedy=remedy)
+    if overwritten:
+        remedy = "name the submodule that overwrites it, or use inplace=False there"
+        raise ConfigurationError(where, overwritten, remedy=remedy)
 
 
 def _version(output: Any) -> int:
-    """How often a tensor was written to; torch does not count this in inference mode."""
+    """Return torch's count of writes to a tensor; 0 in inference mode, where torch does not count."""
     return output._version if isinstance(output, Tensor) and not output.is_inference() else 0

@@ -1,4 +1,4 @@
-"""The interface of a teacher: it answers batches, always in the same way, and never learns."""
+"""The interface of a teacher: it computes outputs for batches, deterministically, and is never trained."""
 
 import copy
 import hashlib
@@ -18,24 +18,24 @@ BY_CLASS = ("logits", "probabilities")
 """Outputs whose last dimension is the classes."""
 
 LEAST = np.finfo(np.float32).tiny
-"""Probability to use for a class that is ruled out. Its logarithm is finite."""
+"""Probability to use for an impossible class, so that its logarithm is finite."""
 
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
 
 class Teacher(ABC):
-    """A model that answers batches.
+    """A model that computes outputs for batches.
 
-    It is no `torch.nn.Module`: inside a student it is no submodule, and no optimizer finds its parameters there.
+    It is not a `torch.nn.Module`, so that it is no submodule of a student and no optimizer trains its parameters.
 
     Args:
-        name: of it, for messages.
-        keys: the outputs to use, at least one.
-        labels: of its classes, in the order of its logits; None where they are unknown.
-        version: changes the fingerprint where it cannot see a change by itself.
+        name: name for messages.
+        keys: outputs to use, at least one.
+        labels: class names in the order of its logits; None if unknown.
+        version: text that changes the fingerprint, if it cannot see a change by itself.
 
     Raises:
-        ConfigurationError: keys or labels are no names, or not unique.
+        ConfigurationError: keys are not valid names, or keys or labels are not unique.
     """
 
     def __init__(
@@ -58,28 +58,27 @@ class Teacher(ABC):
 
     @property
     def runtime(self) -> str:
-        """The library that computes its answers, for reports."""
+        """The library that computes its outputs, for reports."""
         return "Python"
 
     @property
     def where(self) -> str:
-        """The teacher, for messages."""
         return f"teacher {self.name}"
 
     def ask(self, batch: Any, *, rows: Sequence[int] | None = None) -> dict[str, Tensor]:
-        """Its answers to a batch: float32 (rows, ...) by key, on the teacher's device, without gradients.
+        """Return the outputs for a batch: float32 (rows, ...) by key, on the teacher's device, without gradients.
 
-        `rows` are the numbers of the batch's rows for messages, by default their places in the batch.
+        `rows` are row numbers for messages; by default the positions in the batch.
 
         Raises:
-            ConfigurationError: it is not frozen any more, or lacks an output.
-            DataError: an output is not finite, or lacks rows.
+            ConfigurationError: the teacher is no longer frozen, or lacks an output.
+            DataError: an output is not finite, or has the wrong number of rows.
         """
         self.hold()
         with torch.inference_mode():
             outputs = self._answer(batch)
         self._require_outputs(sorted(outputs))
-        # Copied outside of inference mode: a loss may save its arguments for its gradient.
+        # Copy outside of inference mode, so that a loss may save these tensors for its gradient.
         answers = {key: tensor(outputs[key], self.where, key).to(torch.float32, copy=True) for key in self.keys}
         if self._order is not None:
             answers = {key: self._ordered(key, t) if key in BY_CLASS else t for key, t in answers.items()}
@@ -87,34 +86,34 @@ class Teacher(ABC):
         return answers
 
     def fingerprint(self) -> str:
-        """SHA-256 that changes when the answers may; each call reads all weights.
+        """Return a SHA-256 that changes when outputs may change; each call reads all weights.
 
-        It covers the versions of the libraries that compute, but neither the device nor the batch size, which change
-        the last bits of an answer.
+        It covers the versions of the libraries that compute, but not the device or the batch size, which change only
+        the last bits of an output.
         """
         form = {"keys": self.keys, "order": self._order, "version": self.version, "is": self._identity()}
         return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
 
     def parameters(self) -> Iterator[Tensor]:
-        """Its weights. Raises a ConfigurationError if a weight needs a gradient."""
+        """Yield its weights. Raises a ConfigurationError if a weight requires a gradient."""
         self.hold()
         yield from self._weights()
 
     def size(self) -> tuple[int, int] | None:
-        """The number of its parameters and their bytes; None where they cannot be counted."""
+        """Return the number of parameters and their bytes; None if they cannot be counted."""
         weights = list(self._weights())
         return (sum(t.numel() for t in weights), sum(t.nbytes for t in weights)) if weights else None
 
     def hold(self) -> None:
-        """Raises a ConfigurationError with the parts that are not frozen any more."""
+        """Raise a ConfigurationError that lists the parts that are no longer frozen."""
         problems, remedy = self._thawed()
         if problems:
             raise ConfigurationError(self.where, problems, remedy=remedy)
 
     def relabelled(self, labels: Sequence[str]) -> "Teacher":
-        """The same teacher with its classes in this order. Raises a ConfigurationError if these are not its labels."""
+        """Return a copy with its classes in this order. Raises a ConfigurationError if the labels differ."""
         if self.labels is None:
-            raise ConfigurationError(self.where, [Problem("labels", "none are known", "labels= of the teacher")])
+            raise ConfigurationError(self.where, [Problem("labels", "unknown", "labels= passed to the teacher")])
         if problem := misfit(self.labels, labels):
             raise ConfigurationError(self.where, [problem])
         if tuple(labels) == self.labels:
@@ -127,14 +126,14 @@ class Teacher(ABC):
 
     @abstractmethod
     def _answer(self, batch: Any) -> Mapping[str, Any]:
-        """Outputs by key, in inference mode."""
+        """Return outputs by key; called in inference mode."""
 
     @abstractmethod
     def _identity(self) -> Any:
-        """Plain data that determine the answers."""
+        """Return plain data that determines the outputs."""
 
     def _thawed(self) -> tuple[list[Problem], str]:
-        """The parts that are not frozen, and the remedy."""
+        """Return a problem for each part that is not frozen, and the remedy."""
         return [], ""
 
     def _weights(self) -> Iterator[Tensor]:
@@ -168,24 +167,24 @@ class Teacher(ABC):
         if bad:
             row, key, value = min(bad, key=lambda item: item[0])
             name = f"row {rows[row]}" if rows is not None else f"row {row} of the batch"
-            remedy = "look at this row's inputs, and whether the teacher overflows in half precision"
+            remedy = "check this row's inputs, and whether the teacher overflows in half precision"
             where = f"{self.where}, output {key}"
             silent = answers[key].isnan().flatten(1).all(1) if answers[key].ndim > 1 else answers[key].isnan()
             if silent[row]:
-                name = f"{int(silent.sum())} of the batch's {len(silent)} rows have no answer: {name}"
+                name = f"{int(silent.sum())} of the batch's {len(silent)} rows have no output: {name}"
                 remedy = _ABSTAINS.format(key=key)
             raise DataError(where, f"{name} is {value}", expected="finite values", remedy=remedy)
 
 
 _ABSTAINS = (
-    'if it abstains there, let it return {{"{key}": numpy.nan_to_num(answers), "answered": '
-    'numpy.isfinite(answers).all(-1)}} with keys=("{key}", "answered"), and mask the term: its loss takes '
-    'mask="teacher.answered" and passes on mask=mask.bool(); these rows are then learned from their labels alone'
+    'if the teacher abstains on these rows, return {{"{key}": numpy.nan_to_num(answers), "answered": '
+    'numpy.isfinite(answers).all(-1)}} with keys=("{key}", "answered"), and mask the term: pass '
+    'mask="teacher.answered" to its loss, which uses mask.bool(); these rows are then learned from labels alone'
 )
 
 
 def misfit(labels: Sequence[str], expected: Sequence[str]) -> Problem | None:
-    """The problem of labels that are not the expected labels in any order."""
+    """Return a problem unless the labels are the expected ones in any order."""
     if sorted(labels) == sorted(expected):
         return None
     more, less = sorted(set(labels) - set(expected)), sorted(set(expected) - set(labels))
@@ -200,7 +199,7 @@ def misfit(labels: Sequence[str], expected: Sequence[str]) -> Problem | None:
 
 
 def tensor(value: Any, where: str, key: str) -> Tensor:
-    """An output as a tensor; raises a ConfigurationError if it is no array of numbers."""
+    """Convert an output to a tensor. Raises a ConfigurationError if it is not an array of numbers."""
     if isinstance(value, Tensor):
         return value
     try:
@@ -211,9 +210,9 @@ def tensor(value: Any, where: str, key: str) -> Tensor:
 
 
 def named(outputs: Any, keys: Sequence[str], where: str) -> Mapping[str, Any]:
-    """Outputs by key: a mapping as it is; a tuple, or a single output, by the keys in order.
+    """Return outputs by key: a mapping unchanged; a tuple or a single output by the keys in order.
 
-    Raises a ConfigurationError if there are more or fewer outputs than keys.
+    Raises a ConfigurationError if the number of outputs differs from the number of keys.
     """
     if isinstance(outputs, Mapping):
         return outputs
@@ -225,7 +224,7 @@ def named(outputs: Any, keys: Sequence[str], where: str) -> Mapping[str, Any]:
 
 
 def count(batch: Any) -> int | None:
-    """The number of rows of a batch; None where it is unknown, or its parts disagree."""
+    """Return the number of rows of a batch; None if it is unknown or its parts disagree."""
     if isinstance(batch, Mapping | tuple):
         parts = batch.values() if isinstance(batch, Mapping) else batch
         counts = {number for part in parts if (number := count(part)) is not None}

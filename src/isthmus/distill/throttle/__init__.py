@@ -1,1 +1,1 @@
-"""How a training gives way to serving on the same machine."""
+"""Training that yields to servers on the same machine."""

@@ -1,8 +1,8 @@
-"""How a training gives way to the servers of its machine, degree by degree, and recovers.
+"""Training yields to the servers of its machine step by step, and speeds up again.
 
-Degree 0 is a low priority, which any training beside a server has; 1 is the lowest; then come ever fewer cores, down to
-a single core; the last degree is a pause. None of them changes what is computed. The lowest priority is not raised
-again: it still gets all idle time, and on Linux only a privileged user may raise it.
+Degree 0 is a low priority, which all training next to a server has. Degree 1 is the lowest priority. Further degrees
+use ever fewer cores, down to one; the last degree is a pause. No degree changes results. The lowest priority is never
+raised again: it still gets all idle time, and on Linux only a privileged user may raise it.
 """
 
 import time
@@ -16,59 +16,65 @@ from isthmus.features.latency import WINDOW_SECONDS, WRITE_SECONDS, Latency
 from isthmus.features.progress import Progress
 
 LOWEST = 1
-"""The degree of the lowest priority."""
+"""Degree of the lowest priority."""
 LOOK_SECONDS = 1.0
 SETTLE_SECONDS = WINDOW_SECONDS + WRITE_SECONDS
-"""Until a degree shows in the latency of servers."""
+"""Time until a new degree shows in the latency of servers."""
 SHORTEST_SECONDS, LONGEST_SECONDS = 30.0, 960.0
-"""How long the p99 must meet its objective before the degree falls: at first, and after repeated failures."""
+"""Time that the p99 must meet its objective before the degree falls: at first, and after repeated failures."""
 STARVED_SECONDS = 600.0
-"""Of pauses with hardly a step between them, after which the training warns."""
+"""Time of almost continuous pauses after which training warns."""
 _NAP_SECONDS, _REPORT_SECONDS = 0.1, 60.0
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How far a training gives way; times are seconds of any clock.
+    """The current degree and its history; times are seconds of any clock.
 
     Attributes:
-        changed: when the degree last changed.
-        strained: when the p99 was last above its objective, or the degree changed.
-        hold: how long the p99 must meet its objective before the degree falls.
-        rose: whether the last change was a fall of the degree.
+        degree: current degree.
+        changed: time of the last change of the degree.
+        strained: time when the p99 was last above its objective, or the degree changed.
+        hold: seconds that the p99 must meet its objective before the degree falls.
+        recovering: True if the last change lowered the degree.
     """
 
     degree: int = 0
     changed: float = -SETTLE_SECONDS
     strained: float = 0.0
     hold: float = SHORTEST_SECONDS
-    rose: bool = False
+    recovering: bool = False
 
     def then(self, strained: bool, now: float, deepest: int) -> "Policy":
-        """The next state, if the p99 is above its objective (`strained`) and `deepest` is the last degree."""
+        """Return the next state; `strained` says if the p99 is above its objective, `deepest` is the last degree."""
         if strained:
-            settles = not self.rose and now - self.changed < SETTLE_SECONDS
+            settles = not self.recovering and now - self.changed < SETTLE_SECONDS
             if settles or self.degree == deepest:
                 return replace(self, strained=now)
-            # A degree that fell too early falls later the next time.
-            hold = min(2 * self.hold, LONGEST_SECONDS) if self.rose else self.hold
+            # The degree fell too early, so hold longer the next time.
+            hold = min(2 * self.hold, LONGEST_SECONDS) if self.recovering else self.hold
             return Policy(self.degree + 1, now, now, hold)
         if now - self.strained < self.hold:
             return self
         if self.degree > LOWEST:
-            return Policy(self.degree - 1, now, now, self.hold, rose=True)
-        return replace(self, hold=SHORTEST_SECONDS, rose=False)
+            return Policy(self.degree - 1, now, now, self.hold, recovering=True)
+        return replace(self, hold=SHORTEST_SECONDS, recovering=False)
 
 
 class Throttle:
     """Applies the policy to this process.
 
-    `latency` reads the recent latency of servers on this machine, None if there is no server; `report` is called with a
-    line about each change. More cores than the threads that compute are not missed.
+    Args:
+        latency: returns recent latency of servers on this machine, None without a server.
+        report: called with a line of text about each change.
+        threads: number of threads that compute; more cores than that are given up first.
+        pauses: whether the last degree is a pause.
+        slowed: seconds on fewer cores in earlier runs.
+        paused: seconds of pauses in earlier runs.
 
     Attributes:
-        slowed: seconds on fewer cores, with those of earlier runs.
-        paused: seconds of pauses, with those of earlier runs.
+        slowed: seconds on fewer cores, including earlier runs.
+        paused: seconds of pauses, including earlier runs.
     """
 
     def __init__(
@@ -81,18 +87,17 @@ class Throttle:
         while self._cores[-1] > 1:
             self._cores.append(max(1, min(self._cores[-1], threads) // 2))
         self._deepest = len(self._cores) if pauses else len(self._cores) - 1
-        # Looks at once: the first step may take long.
+        # Look immediately, since the first step may take long.
         self._policy, self._looked = Policy(), time.monotonic() - LOOK_SECONDS
         self.slowed, self.paused = slowed, paused
         self._free, self._warned = (self._looked, paused), False
 
     @property
     def pausing(self) -> bool:
-        """Whether the training is to pause."""
         return self._policy.degree == len(self._cores)
 
     def look(self) -> bool:
-        """Reads the latency, if it is time, and changes the degree; returns whether to pause."""
+        """Read the latency if it is time, change the degree, and return whether to pause."""
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
             return self.pausing
@@ -116,9 +121,9 @@ class Throttle:
         return self.pausing
 
     def pause(self, ended: Sequence[int]) -> float:
-        """Sleeps until the degree falls, or `ended` is not empty; returns the seconds that took."""
+        """Sleep until the degree falls or `ended` is not empty; return the seconds slept."""
         before, reported = self.paused, time.monotonic()
-        self._looked = reported  # the time since the pause was decided on is work
+        self._looked = reported  # time since the decision to pause was work
         while self.look() and not ended:
             time.sleep(_NAP_SECONDS)
             if self._looked - reported >= _REPORT_SECONDS:
@@ -127,11 +132,11 @@ class Throttle:
         return self.paused - before
 
     def end(self) -> None:
-        """Gives the process its priority and cores back."""
+        """Restore the process's priority and cores."""
         self._priority.restore()
 
     def _apply(self) -> None:
-        # A paused process uses no core, and must not wait for its turn when the pause ends.
+        # A paused process uses no core; with full priority it resumes without delay.
         degree = 0 if self.pausing else self._policy.degree
         self._priority.lower(self._cores[degree], idle=degree >= LOWEST)
 
@@ -144,15 +149,14 @@ class Throttle:
         return "lowest priority"
 
     def _warn_if_starved(self, now: float, latency: Latency | None) -> None:
-        """Warns, once, of a training that would never end."""
         if self._policy.degree <= LOWEST:
             self._free = now, self.paused
         began, paused = self._free
         if not self._warned and now - began >= STARVED_SECONDS and self.paused - paused >= 0.9 * (now - began):
             self._warned = True
             text = (
-                f"training starves: it gives way to serving for {(now - began) / 60:.0f} minutes on end ({latency}); "
-                "raise server.latency_objective_ms and start the API again, train where nothing is served, or set "
+                f"training starves: it has been paused for serving for {(now - began) / 60:.0f} minutes ({latency}); "
+                "raise server.latency_objective_ms and restart the API, train on another machine, or set "
                 "profiles.training.give_way = false"
             )
             self._report(text)
@@ -163,9 +167,9 @@ class Throttle:
 def throttled(
     latency: Callable[[], Latency | None] | None, progress: Progress, threads: int, paused: Callable[[float], None]
 ) -> Iterator[Progress]:
-    """Within the block, work that reports to the yielded progress gives way at each report.
+    """Make work that reports to the yielded progress yield to servers at each report.
 
-    `latency` is as in `Throttle`; None never gives way. `paused` is called with the seconds of each pause.
+    `latency` is as in `Throttle`, or None to never yield. `paused` is called with the seconds of each pause.
     """
     if latency is None:
         yield progress

@@ -1,7 +1,7 @@
-"""Scheduling policy, nice value and cores of this process, which on Linux each thread has for itself.
+"""Scheduling policy, nice value and cores of this process; on Linux each thread has its own.
 
-torch's number of threads does not change: sums are split among threads, and another split gives other last bits. On
-fewer cores the same threads compute the same.
+The number of torch's threads stays the same: sums are split among threads, so another number would change the last bits
+of results. On fewer cores the same threads compute the same.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from isthmus.distill.throttle.wakeups import Wakeups
 
 NICE = 10
-"""Of a process beside a server: it gets a tenth of the time of a process with nice 0."""
+"""Nice value next to a server; the process gets a tenth of the time of one with nice 0."""
 
 
 class _Scheduling(NamedTuple):
@@ -24,7 +24,7 @@ class _Scheduling(NamedTuple):
 
 
 class Priority:
-    """The priority of all threads of this process, and its `cores` at first. Outside Linux, nothing changes."""
+    """The priority of all threads of this process. `cores` is their initial number. Does nothing outside Linux."""
 
     def __init__(self) -> None:
         self._before: Mapping[int, _Scheduling] = {}
@@ -32,7 +32,7 @@ class Priority:
         self.cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
     def lower(self, cores: int, *, idle: bool = False) -> None:
-        """Lets the rest of the machine go first: leaves only the last `cores` and, if `idle`, only their idle time."""
+        """Lower the priority, and use only the last `cores`; with `idle`, use only idle time."""
         if sys.platform == "linux":
             self._before = self._before or _current()
             for thread in _threads():
@@ -44,7 +44,7 @@ class Priority:
                 self._wakeups = Wakeups(os.sched_getaffinity(0))
 
     def restore(self) -> None:
-        """Undoes `lower`; without the right to raise a priority, it stays low (sched(7), RLIMIT_NICE)."""
+        """Undo `lower`; without the right to raise a priority, it stays low (sched(7), RLIMIT_NICE)."""
         if sys.platform == "linux" and self._before:
             for thread in _threads():
                 _set(thread, self._of(thread))
@@ -52,13 +52,13 @@ class Priority:
         self._end_wakeups()
 
     def _end_wakeups(self) -> None:
-        # Once they have a priority at which they come to their end.
+        # Called after the priority changed, so that these threads are scheduled and can end.
         if self._wakeups is not None:
             self._wakeups.end()
             self._wakeups = None
 
     def _of(self, thread: int) -> _Scheduling:
-        # A thread started since would have inherited from the first.
+        # A thread that started later would have inherited from the main thread.
         return self._before.get(thread) or self._before[os.getpid()]
 
 
@@ -78,7 +78,7 @@ if sys.platform == "linux":
         return threads
 
     def _set(thread: int, scheduling: _Scheduling) -> None:
-        """As far as this user may."""
+        """Apply the scheduling as far as this user is allowed to."""
         with suppress(ProcessLookupError):  # it has ended
             os.sched_setaffinity(thread, scheduling.cores)
             with suppress(PermissionError):

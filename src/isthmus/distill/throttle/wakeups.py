@@ -1,8 +1,8 @@
-"""Frequent timer interrupts on the cores of a training, so that whoever it gives way to gets a core at once.
+"""Frequent timer interrupts on the cores of a training, so that servers get a core immediately.
 
-A kernel that preempts lazily lets a computing thread go on until the next tick, up to 4 ms, even if it has the lowest
-priority and a server has work. It looks at the return from any interrupt. A thread per core that sleeps for a fifth of
-a millisecond, again and again, is one.
+A kernel with lazy preemption lets a computing thread continue until the next tick, up to 4 ms, even at the lowest
+priority while a server has work. It checks after every interrupt, though. A thread per core that repeatedly sleeps for
+a fifth of a millisecond causes such interrupts.
 """
 
 import os
@@ -12,11 +12,11 @@ from collections.abc import Iterable
 
 _SECONDS = 0.0002
 _FEW = 2
-"""Cores up to which each is interrupted so often; with more, all together no more often than these."""
+"""Up to this many cores, each gets an interrupt per `_SECONDS`; more cores share the same total rate."""
 
 
 class Wakeups:
-    """A thread per core that wakes up all the time, with the priority of the thread that starts them. Linux only."""
+    """A thread per core that keeps waking up, with the priority of the thread that creates it. Linux only."""
 
     def __init__(self, cores: Iterable[int]) -> None:
         self._ended = False
@@ -29,7 +29,6 @@ class Wakeups:
             thread.start()
 
     def end(self) -> None:
-        """Ends the threads."""
         self._ended = True
         for thread in self._threads:
             thread.join()

@@ -1,4 +1,4 @@
-"""The last two checkpoints of a training run: tensors and a record, each on disk complete or not at all."""
+"""The last two checkpoints of a training run: tensors and a record, published atomically."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -24,15 +24,17 @@ class RunState(msgspec.Struct, forbid_unknown_fields=True):
     """The state of a run besides its tensors. Position in the data and learning rate follow from the step.
 
     Attributes:
-        over: whether training has ended, by its last step or by its gate.
-        best: the best value of the gate so far; None before the first evaluation.
-        waited: evaluations since then.
-        sums: sum of the loss and of its terms since the last evaluation, over `summed` steps.
-        history: of each evaluation its step, means of loss and terms since the evaluation before, and the metrics.
-        seconds: spent in all these steps, also by runs that were stopped, without pauses.
-        slowed: seconds of these on fewer cores, because of servers.
+        step: number of finished optimizer steps.
+        over: True if training has ended, at its last step or early by `patience`.
+        best: best value of the gate so far; None before the first evaluation.
+        waited: evaluations since the best one.
+        sums: sums of the loss and its terms since the last evaluation, over `summed` steps.
+        summed: number of steps in `sums`.
+        history: an entry per evaluation: step, means of loss and terms since the evaluation before, and metrics.
+        seconds: seconds of all these steps, including earlier runs, without pauses.
+        slowed: seconds on fewer cores because of servers, part of `seconds`.
         paused: seconds of pauses because of servers.
-        peak: bytes of memory of the first process, the largest of all runs that resumed (`device.peak`).
+        peak: peak memory of the first process in bytes (`accelerator.peak`), the largest of all runs that resumed.
     """
 
     step: int = 0
@@ -54,10 +56,10 @@ class _Record(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Checkpoints:
-    """The checkpoints of one run, in two folders that take turns: at least one is always complete.
+    """The checkpoints of one run, in two folders that alternate, so that at least one is always complete.
 
-    The identity is a digest of everything the weights depend on. Checkpoints of another run are skipped; `note` is
-    called with each that is, and why.
+    `identity` is a digest of everything the weights depend on. Checkpoints of another run are skipped; `note` is called
+    with a line of text for each skipped checkpoint.
     """
 
     def __init__(self, folder: Path, identity: str, note: Callable[[str], None]) -> None:
@@ -65,27 +67,27 @@ class Checkpoints:
         self._next = _PLACES[0]
 
     def latest(self) -> tuple[RunState, dict[str, torch.Tensor]] | None:
-        """State and tensors of the last complete checkpoint; None if there is none."""
+        """Return state and tensors of the last complete checkpoint, or None."""
         records: dict[str, RunState] = {}
         for place in filter(lambda place: (self._folder / place).exists(), _PLACES):
             try:
                 records[place] = self._read(self._folder / place)
             except (OSError, ValueError, msgspec.MsgspecError) as error:
-                self._note(f"a checkpoint is passed over: {self._folder / place}: {error}")
+                self._note(f"a checkpoint is skipped: {self._folder / place}: {error}")
         for place in sorted(records, key=lambda place: -records[place].step):
             try:
                 tensors = load_file(self._folder / place / _TENSORS)
             except (OSError, SafetensorError) as error:
-                self._note(f"a checkpoint is passed over: {self._folder / place}: {error}")
+                self._note(f"a checkpoint is skipped: {self._folder / place}: {error}")
                 continue
             self._next = _PLACES[1 - _PLACES.index(place)]
             return records[place], tensors
         return None
 
     def write(self, state: RunState, tensors: Tensors) -> None:
-        """Writes a checkpoint in place of the older of the two.
+        """Write a checkpoint in place of the older one.
 
-        Raises a DependencyError if the disk is full, or the folder cannot be written; earlier checkpoints stay.
+        Raises a DependencyError if the folder cannot be written, as on a full disk; earlier checkpoints stay.
         """
         try:
             publish(self._folder / self._next, lambda fresh: self._fill(fresh, state, tensors))
@@ -93,7 +95,7 @@ class Checkpoints:
             raise DependencyError(
                 str(self._folder),
                 f"the checkpoint of step {state.step} cannot be written: {error}",
-                remedy="make room there; the same command goes on from the last checkpoint",
+                remedy="make room there and run the same command, which continues from the last checkpoint",
             ) from error
         self._next = _PLACES[1 - _PLACES.index(self._next)]
 
@@ -105,20 +107,19 @@ class Checkpoints:
 
     def _read(self, folder: Path) -> RunState:
         if (folder / _SUMS).read_text(encoding="ascii") != _sums(folder):
-            raise ValueError("its files do not have the SHA-256 sums beside them")
+            raise ValueError("its files do not match their SHA-256 sums")
         record = msgspec.json.decode((folder / _RECORD).read_bytes(), type=_Record)
         if record.identity != self._identity:
-            raise ValueError("it is of a run with other settings, data, shapes or number of processes")
+            raise ValueError("it belongs to a run with other settings, data, shapes or number of processes")
         return record.state
 
 
 def copy_weights(module: nn.Module) -> dict[str, torch.Tensor]:
-    """A copy of a module's weights."""
     return {name: weights.detach().clone() for name, weights in module.state_dict().items()}
 
 
 def pack(module: nn.Module, optimizer: torch.optim.Optimizer, best: Tensors) -> dict[str, torch.Tensor]:
-    """The weights of a module, the state of its optimizer and the best weights, on the CPU, ready for a file."""
+    """Return a module's weights, its optimizer's state and the best weights, on the CPU, ready to save."""
     tensors = {f"module.{name}": value for name, value in copy_weights(module).items()}
     tensors |= {f"best.{name}": value for name, value in best.items()}
     for place, values in optimizer.state_dict()["state"].items():
@@ -132,7 +133,7 @@ def final(best: Tensors) -> dict[str, torch.Tensor]:
 
 
 def restore(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Load a checkpoint that `pack` or `final` made. Return the best weights."""
+    """Load a checkpoint of `pack` or `final` into module and optimizer; return the best weights."""
     begin = "best." if all(name.startswith(("best.", "random.")) for name in tensors) else "module."
     weights = {name.removeprefix(begin): value for name, value in tensors.items() if name.startswith(begin)}
     module.load_state_dict(weights)
@@ -145,7 +146,7 @@ def restore(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimize
         if name.startswith("optimizer."):
             _, place, key = name.split(".")
             like = parameters[int(place)]
-            # With the memory layout of the parameter, which a file does not store.
+            # Copy into the memory layout of the parameter, which the file does not store.
             state.setdefault(int(place), {})[key] = (
                 torch.empty_like(like).copy_(value) if value.shape == like.shape else value.clone()
             )
@@ -154,12 +155,12 @@ def restore(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimize
 
 
 def discard(folder: Path, *, finished: bool = True) -> None:
-    """Removes the checkpoints of a run; without `finished` the last one of a run that is over stays."""
+    """Remove the checkpoints of a run; with `finished=False`, the last one of a run that has ended stays."""
     for place in _PLACES:
         if not finished and _is_over(folder / place):
             continue
-        for left in (folder / place, *folder.glob(f".{place}-*")):
-            rmtree(left, ignore_errors=True)
+        for path in (folder / place, *folder.glob(f".{place}-*")):
+            rmtree(path, ignore_errors=True)
 
 
 def _is_over(place: Path) -> bool:

@@ -9,10 +9,10 @@ from isthmus.features.errors import Problem
 
 
 def whole_groups(groups: torch.Tensor, batch: int, generator: torch.Generator) -> Sequence[torch.Tensor]:
-    """The batches of an epoch: as many as of single rows, none of them empty.
+    """Return the batches of an epoch; there are as many as for single rows, and none is empty.
 
-    Groups, int64 (rows,), come in a random order, and the rows of a group in theirs. A batch has the groups that end
-    in its share of `batch` rows, so that no group may have more rows than that.
+    Groups, int64 (rows,), come in random order, the rows of a group in theirs. A batch has the groups that end within
+    its share of `batch` rows, so no group may have more than `batch` rows.
     """
     sizes = groups.bincount()
     order = torch.randperm(len(sizes), generator=generator)
@@ -25,7 +25,7 @@ def whole_groups(groups: torch.Tensor, batch: int, generator: torch.Generator) -
 
 
 def cuts(groups: torch.Tensor, settings: TrainingSettings, processes: int, where: str) -> list[Problem]:
-    """What of a training would part the rows of a group, each with what would not."""
+    """Return a problem for each setting that would split the rows of a group."""
     largest, together = int(groups.bincount().max()), "1: a group of rows stays together"
     checks = [
         ("batch", settings.batch, settings.batch >= largest, f"at least {largest}, the rows of the largest group"),

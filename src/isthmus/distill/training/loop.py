@@ -1,8 +1,8 @@
-"""The training loop, the same for all tasks.
+"""The training loop, shared by all tasks.
 
-accelerate picks the device, joins the processes, and wraps the module's forward pass for bf16, torch.compile and
-gradient averaging. Its wrappers of optimizers, schedules and loaders are not used: they cost time in every step, and
-replace a few lines. Nor are its checkpoints, which are pickled.
+accelerate selects the device, connects the processes, and wraps the module's forward pass for bf16, torch.compile and
+gradient averaging. Its wrappers of optimizers, schedules and loaders are not used, since they cost time in every step
+and replace only a few lines. Neither are its checkpoints, which are pickled.
 """
 
 import math
@@ -33,26 +33,26 @@ from isthmus.features.latency import Latency
 from isthmus.features.progress import Progress, silent
 
 LOOK = {"cpu": 1, "cuda": 8}
-"""Steps between two reads of their losses: a read waits for a GPU, and costs nothing on a CPU."""
+"""Steps between reads of losses: a read synchronizes with a GPU, but costs nothing on a CPU."""
 Step = Callable[[nn.Module, Any, float], tuple[torch.Tensor, Mapping[str, torch.Tensor]]]
-"""From the module, a batch and the share of training that is done to the loss, a mean over the rows, and its detached
-terms by name."""
+"""Maps the module, a batch and the finished share of training to the loss, a mean over rows, and to its
+detached terms by name.
+"""
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
-"""The metrics of a module, which is in eval mode and records no gradients."""
+"""Returns the metrics of a module, which is in eval mode with gradients disabled."""
 
 
-class Rows(Protocol):
+class TrainingRows(Protocol):
     """The training data."""
 
-    def __len__(self) -> int:
-        """Number of rows."""
+    def __len__(self) -> int: ...
 
     def __getitem__(self, rows: torch.Tensor, /) -> Any:
-        """The batch of the rows at these indexes, int64 (n,) on the CPU, on the device of the training."""
+        """Return the batch of the rows at these indexes, int64 (n,) on the CPU, on the training device."""
 
 
 class Outcome(NamedTuple):
-    """A finished training: the module, its state at the end, and the seconds it paused since it last resumed."""
+    """A finished training: module, final state, and the seconds it paused since it last resumed."""
 
     module: nn.Module
     state: RunState
@@ -61,32 +61,32 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """What is trained, and how. `run` trains the module in place and leaves it in eval mode with the best weights.
+    """A training run. `run` trains the module in place and leaves it in eval mode with the best weights.
 
-    On one machine's CPU, the same attributes give the same weights to the bit, however often the run was killed and
-    started again: with a folder, it resumes from its last checkpoint. The caller removes the checkpoints
-    (`checkpoint.discard`) once the weights are safe elsewhere; until then, a finished run gives the same result again.
+    On the CPU of one machine, the same attributes give bitwise equal weights, even if the run was killed and restarted:
+    with a folder, it resumes from its last checkpoint. The caller removes the checkpoints (`checkpoint.discard`) once
+    the weights are stored elsewhere; until then a finished run returns the same result again.
 
     Attributes:
-        module: all its parameters that require a gradient are trained.
-        data: the rows, in a new order for each epoch.
-        step: the loss of a batch. It calls the module, and names the same terms each time.
-        settings: length, speed and gate.
-        accelerator: device, precision and processes (`device.accelerator`).
-        evaluate: computes the metrics; with several processes those of the first count.
-        folder: of the run's checkpoints and event files; None for neither. All processes must see it.
-        data_id: identity of the data: with another one it is another run.
-        where: the training, for error messages.
-        progress: called with a line of text and the share that is done.
-        latency: reads the recent latency of servers on this machine, to which the training gives way; None ignores
-            them. With several processes each lowers its priority and takes fewer cores, but none pauses: the rest
+        module: module whose parameters that require a gradient are trained.
+        data: training rows, visited in a new order in each epoch.
+        step: computes the loss of a batch. It calls the module, and names the same terms each time.
+        settings: duration, learning rate and gate.
+        accelerator: device, precision and processes (`accelerator.accelerator`).
+        evaluate: computes the metrics; with several processes, those of the first count.
+        folder: folder of checkpoints and event files, visible to all processes; None to write neither.
+        data_id: identity of the data; different data make a different run.
+        where: name of the training for error messages.
+        progress: called with a line of text and the finished share.
+        latency: returns recent latency of servers on this machine, to which training yields; None to ignore them. With
+            several processes, each lowers its priority and uses fewer cores, but none pauses, since the other processes
             would wait for it.
-        groups: int64 (rows,), the number of each row's group, from 0. A batch has all rows of a group or none, and so
-            up to twice as many rows as `settings` say; None without groups.
+        groups: int64 (rows,), group number of each row, from 0. A batch never splits a group, and so has up to twice as
+            many rows as in `settings`; None without groups.
     """
 
     module: nn.Module
-    data: Rows
+    data: TrainingRows
     step: Step
     settings: TrainingSettings
     accelerator: Accelerator
@@ -99,22 +99,22 @@ class Training:
     groups: torch.Tensor | None = None
 
     def run(self) -> list[dict[str, float]]:
-        """Trains to the end.
+        """Train to the end.
 
         Returns:
-            For each evaluation its step, the mean loss and terms since the evaluation before, and the metrics.
+            An entry per evaluation: step, mean loss and terms since the evaluation before, and metrics.
 
         Raises:
-            ConfigurationError: settings are wrong, or there is no such gate.
-            DependencyError: memory or the disk is full.
+            ConfigurationError: settings are invalid, or `evaluate` does not return the gate.
+            DependencyError: memory or disk is full.
             GateFailed: a loss, a gradient or a metric is not finite.
-            Stopped: SIGINT or SIGTERM; the current step was finished and a checkpoint written. Only the main thread
-                takes signals.
+            Stopped: SIGINT or SIGTERM arrived; the current step was finished and a checkpoint written. Signals are only
+                handled in the main thread.
         """
         return self.train().state.history
 
     def train(self) -> Outcome:
-        """As `run`, with the state at the end."""
+        """Train like `run`, and return the module with its final state."""
         if problems := [*self.settings.problems(self.where), *self._cuts()]:
             raise ConfigurationError(self.where, problems)
         device = self.accelerator.device
@@ -143,7 +143,7 @@ class _Run:
         self.module, self.accelerator = training.module, training.accelerator
         self.device, self.processes = self.accelerator.device, self.accelerator.num_processes
         self.rank = self.accelerator.process_index
-        # The same module on its device, unless several processes or torch.compile wrap it in another.
+        # The module on its device; wrapped for several processes or torch.compile.
         self.model: nn.Module = self.accelerator.prepare_model(self.module)
         self.trainable = {name: weights for name, weights in self.module.named_parameters() if weights.requires_grad}
         self.optimizer = torch.optim.AdamW(
@@ -152,7 +152,7 @@ class _Run:
         rows = len(training.data)
         self.epoch_steps, self.total = math.ceil(rows / self.settings.batch), self.settings.total(rows)
         self.state, self.best_weights = RunState(), copy_weights(self.module)
-        # Loss and terms of each step since the last read, still on the device; their names; and those steps' rows.
+        # Loss and terms of each step since the last read, still on the device; their names; the rows of these steps.
         self.pending: list[torch.Tensor] = []
         self.names: tuple[str, ...] = ()
         self.rows = 0
@@ -193,7 +193,7 @@ class _Run:
         self.began = self.saved - self.state.seconds
 
     def batches(self) -> Iterator[torch.Tensor]:
-        """The rows of each remaining step: the order of an epoch follows from the seed and its number."""
+        """Yield the rows of each remaining step; the order follows from the seed and the number of the epoch."""
         batch, rows = self.settings.batch, len(self.training.data)
         while not self.state.over:
             epoch, done = divmod(self.state.step, self.epoch_steps)
@@ -208,10 +208,10 @@ class _Run:
                 yield part
 
     def advance(self, rows: torch.Tensor) -> None:
-        """One step of the optimizer, on this process's share of the rows, part by part."""
+        """Take an optimizer step on this process's share of the rows, split by `accumulation`."""
         state, settings = self.state, self.settings
         share = rows if self.processes == 1 else rows.tensor_split(self.processes)[self.rank]
-        # A process without rows takes part all the same: the rest wait for its gradients, which are zero.
+        # A process without rows still contributes zero gradients, since the other processes wait for them.
         parts = share.tensor_split(min(settings.accumulation, len(share))) if len(share) else (rows[:1],)
         sums: list[torch.Tensor] = []
         with enough_memory(f"{self.training.where}: step {state.step + 1}", self.device, settings, len(parts[0])):
@@ -221,7 +221,7 @@ class _Run:
                 before = self._versions() if self.processes > 1 and syncs else []
                 with nullcontext() if syncs else self.accelerator.no_sync(self.model):
                     loss, terms = self.training.step(self.model, self.training.data[part], state.step / self.total)
-                    # Gradients are averaged over the processes, and each has its share of the batch.
+                    # Gradients are averaged over processes, so scale each by its share of the batch.
                     (loss if weight == 1 else loss * (weight * self.processes)).backward()
                     if before:
                         self._join(before)
@@ -230,7 +230,7 @@ class _Run:
                     values = [value * weight for value in values]
                 sums = [total + value for total, value in zip(sums, values, strict=True)] if sums else values
         if settings.clip:
-            # Without a clip the norm is not measured: that takes longer than the optimizer does.
+            # Measure the norm only for clipping: it takes longer than the optimizer step.
             sums.append(clip_grad_norm_(self.trainable.values(), settings.clip) / self.processes)
         rate = settings.learning_rate * settings.rate(state.step, self.total)
         for group in self.optimizer.param_groups:
@@ -246,14 +246,14 @@ class _Run:
         self.rows += len(rows)
 
     def _versions(self) -> list[int | None]:
-        """Return a version number for each gradient. A backward pass that adds to the gradient changes it."""
+        """Return a version number per gradient, which changes when a backward pass adds to the gradient."""
         return [None if p.grad is None else p.grad._version for p in self.trainable.values()]
 
     def _join(self, before: Sequence[int | None]) -> None:
-        """Add zero to each gradient that the backward pass did not touch, because the other processes wait for it.
+        """Add zero to each gradient that the backward pass did not touch, since other processes wait for it.
 
-        This happens if the weight of a loss becomes 0. The optimizer skips weights that no process has used, as it does
-        with one process. All processes see the same sum.
+        This happens when the weight of a loss becomes 0. The optimizer skips weights that no process has used, as it
+        does with one process. All processes see the same sum.
         """
         pairs = zip(self.trainable.values(), before, self._versions(), strict=True)
         if unused := [(weights, was is None) for weights, was, now in pairs if was == now]:
@@ -263,7 +263,7 @@ class _Run:
                     weights.grad = None
 
     def after_step(self) -> None:
-        """Between two steps, when due: reads the losses, evaluates, writes a checkpoint, pauses, stops."""
+        """Read losses, evaluate, write a checkpoint, pause or stop, whichever is due between two steps."""
         state, settings, signals = self.state, self.settings, self.signals
         evaluates = state.step == self.total or state.step % (settings.evaluate_every or self.epoch_steps) == 0
         saves = settings.checkpoint_steps is not None and state.step % settings.checkpoint_steps == 0
@@ -274,11 +274,11 @@ class _Run:
         pauses = self.throttle is not None and self.throttle.look()
         saves = saves or due or stops or pauses
         if (evaluates or saves) and not all(weights.isfinite().all() for weights in self.trainable.values()):
-            # A gradient that was not finite ruined them before any loss could show it.
+            # A non-finite gradient has ruined the weights before a loss could show it.
             raise self._failed(state.step, "a weight", {"a weight": math.nan})
         if evaluates:
             self._evaluate()
-            # A signal during the evaluation does not wait for the next step; several processes must agree on it first.
+            # Obey a signal that arrived during the evaluation; several processes must agree on it in `_read` first.
             stops = stops or (self.processes == 1 and bool(signals))
         if saves or stops or state.over:
             self._save()
@@ -294,7 +294,7 @@ class _Run:
                 raise self.stopped()
 
     def _read(self, stops: bool, due: bool) -> tuple[bool, bool]:
-        """Checks the losses since the last read; if a process has to stop or to save, all do."""
+        """Check the losses since the last read; return whether any process must stop or save."""
         state, width = self.state, len(self.names)
         values = torch.stack(self.pending)
         if self.processes > 1:
@@ -309,7 +309,7 @@ class _Run:
         for start in range(0, len(numbers), width):
             losses = dict(zip(self.names, numbers[start : start + width], strict=True))
             if not math.isfinite(sum(numbers[start : start + width])):
-                # The first is the cause: the loss is not finite because of a term, the gradient because of the loss.
+                # The first one is the cause: terms come before the loss, and the loss before the gradient.
                 cause = next(name for name, value in losses.items() if not math.isfinite(value))
                 raise self._failed(first + start // width + 1, cause, losses)
             for name in self.names:
@@ -321,7 +321,6 @@ class _Run:
         return stops, due
 
     def _evaluate(self) -> None:
-        """Measures the module, copies its weights if they are the best, and decides whether to go on."""
         state, settings, where = self.state, self.settings, self.training.where
         metrics: dict[str, float] = {}
         if self.training.evaluate:
@@ -330,7 +329,7 @@ class _Run:
                 metrics = {name: float(value) for name, value in self.training.evaluate(self.module).items()}
             self.module.train()
         if self.processes > 1 and metrics:
-            # The processes may differ in the last bits, but must not in what follows.
+            # Processes may differ in the last bits of metrics, but must make the same decisions.
             values = torch.tensor([*metrics.values()], dtype=torch.float64, device=self.device)
             distributed.broadcast(values, 0)
             metrics = dict(zip(metrics, values.tolist(), strict=True))
@@ -351,7 +350,7 @@ class _Run:
         self.log.evaluation(state.step, means, metrics, self._at(state.step))
 
     def _save(self) -> None:
-        """Writes a checkpoint: the first process for all of them."""
+        """Write a checkpoint; the first process does so for all."""
         state = self.state
         state.seconds = time.monotonic() - self.began
         state.peak = max(state.peak, peak(self.device))
@@ -376,7 +375,7 @@ class _Run:
         self.saved = time.monotonic()
 
     def end(self) -> None:
-        """Puts the best weights so far into the module, without any wrapper."""
+        """Load the best weights so far into the module and remove all wrappers."""
         if self.throttle:
             self.throttle.end()
         self.log.end()
@@ -410,7 +409,7 @@ class _Run:
             self.training.where,
             f"{at}: {name} is {values[name]}",
             expected="finite losses, gradients and metrics",
-            remedy="lower learning_rate, set clip, and look for extreme teacher outputs",
+            remedy="lower learning_rate, set clip, and check for extreme teacher outputs",
         )
 
 

@@ -1,4 +1,4 @@
-"""The log of a training run: lines of progress for people, event files for TensorBoard."""
+"""The log of a training run: progress lines for people, event files for TensorBoard."""
 
 import time
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from isthmus.features.progress import Progress
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+# Time between points of a plot and between progress lines, unless an evaluation comes first.
 PLOT_SECONDS, LINE_SECONDS = 1.0, 10.0
-"""Between points of a plot and between lines of progress, unless an evaluation comes first."""
 
 
 class RunLog:
-    """Reports on a run of `total` steps, rarely enough to cost nothing; `folder` is that of the event files."""
+    """Reports on a run of `total` steps, rarely enough to cost nothing; writes event files to `folder`."""
 
     def __init__(self, progress: Progress, total: int, folder: Path | None) -> None:
         self.progress, self._total, self._folder = progress, total, folder
@@ -23,7 +23,7 @@ class RunLog:
         self._rows = 0
 
     def begin(self, step: int) -> None:
-        """Starts at a step: TensorBoard drops later steps, and at step 0 an earlier run's events are removed."""
+        """Start at a step. TensorBoard drops later steps; at step 0, event files of an earlier run are deleted."""
         if self._folder:
             from torch.utils.tensorboard import SummaryWriter  # takes a quarter of a second
 
@@ -35,7 +35,7 @@ class RunLog:
         self._last_line = self._last_point = self._began
 
     def step(self, step: int, rows: int, values: Mapping[str, float], place: str) -> None:
-        """Logs a step, and the number of rows since the last call."""
+        """Log a step; `rows` counts rows since the last call."""
         self._rows += rows
         now = time.monotonic()
         if self._writer and now - self._last_point >= PLOT_SECONDS:
@@ -45,16 +45,14 @@ class RunLog:
             self._report(step, {"loss": values["loss"]}, place)
 
     def paused(self, seconds: float) -> None:
-        """Leaves a pause out of the rate."""
+        """Exclude a pause from the rate."""
         self._began += seconds
 
     def evaluation(self, step: int, means: Mapping[str, float], metrics: Mapping[str, float], place: str) -> None:
-        """Logs an evaluation."""
         self._report(step, {"loss": means["loss"], **metrics}, place)
         self._write("evaluation", step, {**means, **metrics})
 
     def end(self) -> None:
-        """Flushes and closes the event file."""
         if self._writer:
             self._writer.close()
 
@@ -62,8 +60,10 @@ class RunLog:
         self._last_line = time.monotonic()
         seconds = self._last_line - self._began
         shown = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in values.items())
-        left = (self._total - step) * seconds / (step - self._first)
-        self.progress(f"{place}: {shown}, {self._rows / seconds:,.0f} rows/s, {left:,.0f} s left", step / self._total)
+        remaining = (self._total - step) * seconds / (step - self._first)
+        self.progress(
+            f"{place}: {shown}, {self._rows / seconds:,.0f} rows/s, {remaining:,.0f} s left", step / self._total
+        )
 
     def _write(self, group: str, step: int, values: Mapping[str, float]) -> None:
         if self._writer:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM are noted when they come, and obeyed between two steps."""
+"""Records SIGINT and SIGTERM, so that training stops between two steps."""
 
 import signal
 import threading
@@ -12,10 +12,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def interruption() -> Iterator[list[int]]:
-    """Within the block, the first SIGINT or SIGTERM goes into the list; the second does what it did before.
+    """Collect the first SIGINT or SIGTERM within the block in the list; a second one has its usual effect.
 
     Only the main thread may handle signals: in any other thread the list stays empty. An ignored signal stays ignored,
-    as SIGINT is in a shell's background jobs.
+    like SIGINT in background jobs of a shell.
     """
     caught: list[int] = []
     before: dict[signal.Signals, Any] = {}
@@ -30,7 +30,7 @@ def interruption() -> Iterator[list[int]]:
 
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
-            # None stands for a handler that is not Python's: it could not be restored.
+            # None is a handler that was not installed from Python and could not be restored.
             if (handler := signal.getsignal(number)) is not None and handler != signal.SIG_IGN:
                 before[number] = handler
                 signal.signal(number, note)

@@ -1,4 +1,4 @@
-"""Batches with teacher outputs, and the run of a student that learns from them."""
+"""Batches with teacher outputs, and the training run of a student."""
 
 import math
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ from isthmus.features.errors import ConfigurationError, DataError, GateFailed, P
 from isthmus.features.progress import Progress
 
 IN_MEMORY_BYTES = 256 << 20
-"""Teacher outputs up to this size stay in memory while a student learns from them."""
+"""Teacher outputs up to this size stay in memory during training."""
 
 
 class TeacherBatches:
-    """The training rows, in the order of their numbers, `with_teacher` with the teacher's outputs."""
+    """The training rows in the order of their numbers; `with_teacher` adds the teacher's outputs."""
 
     def __init__(
         self, task: Task, rows: Index, outputs: TeacherOutputs, device: torch.device, *, with_teacher: bool
@@ -63,7 +63,7 @@ class TeacherBatches:
 
 
 class _Student(nn.Module):
-    """A student with its objective, whose losses may have weights too: one optimizer trains both."""
+    """A student with its objective, whose losses may have weights too, so that one optimizer trains both."""
 
     def __init__(self, student: nn.Module, objective: Objective) -> None:
         super().__init__()
@@ -78,13 +78,13 @@ class StudentRun:
     """The record of a finished training.
 
     Attributes:
-        state: at the end of the run.
-        best: the metric of the best weights, on the validation part.
-        rows: learned from, each as often as it was used.
-        flops: floating-point operations of all forward and backward passes, as torch counts them: those of products of
-            matrices and convolutions.
+        state: final state of the run.
+        best: metric of the best weights on the validation part.
+        rows: number of rows trained on, counted once per use.
+        flops: floating-point operations of all forward and backward passes, as torch counts them: only matrix products
+            and convolutions.
         waited: seconds of pauses because of servers since the run last resumed.
-        threads: CPU threads.
+        threads: number of CPU threads.
     """
 
     state: RunState
@@ -95,17 +95,17 @@ class StudentRun:
     threads: int = 1
 
 
-def train_student(  # noqa: PLR0913 - the parts of a run, which only meet here
+def train_student(  # noqa: PLR0913 - all parts of a run
     task: Task, student: nn.Module, objective: Objective, outputs: TeacherOutputs, settings: TrainingSettings,
     folder: Path, progress: Progress,
 ) -> StudentRun:  # fmt: skip
-    """Trains a student in place, and leaves it with the best weights on the CPU.
+    """Train a student in place, and leave it on the CPU with the best weights.
 
     Raises:
         ConfigurationError: settings, objective, student and teacher do not fit; checked before the first step.
-        DependencyError: memory or the disk is full.
+        DependencyError: memory or disk is full.
         GateFailed: a loss, a gradient or an output is not finite; the student has its best weights so far.
-        Stopped: by SIGINT or SIGTERM.
+        Stopped: SIGINT or SIGTERM arrived.
     """
     parts, accelerated, where = task.material.parts, accelerator(task.material.profile), task.material.declaration.where
     device = accelerated.device
@@ -148,13 +148,12 @@ def train_student(  # noqa: PLR0913 - the parts of a run, which only meet here
         module.cpu()
     task.after_training(student)
     metrics = [entry[name] for entry in state.history]
-    epochs, left = divmod(state.step, math.ceil(len(batches) / settings.batch))
-    rows = epochs * len(batches) + left * settings.batch
+    epochs, steps = divmod(state.step, math.ceil(len(batches) / settings.batch))
+    rows = epochs * len(batches) + steps * settings.batch
     return StudentRun(state, max(metrics) if task.more else min(metrics), rows, flops * rows, waited, used)
 
 
 def _not_finite(outputs: Mapping[str, Any]) -> str:
-    """The outputs of a student that made its loss what it is, in words."""
     wrong = [key for key, value in outputs.items() if isinstance(value, Tensor) and not value.isfinite().all()]
     return f"the student's {', '.join(wrong)} are not finite, and so " if wrong else ""
 
@@ -162,15 +161,15 @@ def _not_finite(outputs: Mapping[str, Any]) -> str:
 def _checked(
     module: _Student, batches: TeacherBatches, task: Task, settings: TrainingSettings, device: torch.device
 ) -> float:
-    """Refuses parts that do not fit; returns the floating-point operations of learning from a row.
+    """Check that the parts fit, and return the floating-point operations of training on a row.
 
-    These are counted with the first rows, halfway through the training. The smallest part of an epoch must pass too: a
-    batch norm takes no single row, and losses may need neighbors.
+    These are counted on the first rows, halfway through training. The smallest part of an epoch is checked too, since
+    batch norm rejects a single row and some losses need several. The module's weights are restored.
     """
     where = task.material.declaration.where
-    full, rest = min(settings.batch, len(batches)), len(batches) % settings.batch or settings.batch
+    full, last = min(settings.batch, len(batches)), len(batches) % settings.batch or settings.batch
     rows = math.ceil(full / min(settings.accumulation, full))
-    least = min(count // min(settings.accumulation, count) for count in (full, min(rest, full)))
+    least = min(count // min(settings.accumulation, count) for count in (full, min(last, full)))
     module.to(device)
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     with torch.random.fork_rng(), enough_memory(f"{where}: step 1", device, settings, rows):
@@ -182,18 +181,18 @@ def _checked(
         if least < rows:
             _require_least(module, batches[torch.arange(least)], task, least)
     module.zero_grad()
-    module.load_state_dict(state)  # a batch norm counts what it sees
+    module.load_state_dict(state)  # batch norm has updated its statistics
     return float(counter.get_total_flops()) / rows
 
 
 def _require_least(module: _Student, batch: TeacherBatch, task: Task, rows: int) -> None:
-    """Refuses a part of an epoch that is too small, after a larger part has passed."""
-    place, remedy = f"parts of an epoch: the smallest, of {rows}", "set another batch or accumulation"
+    """Raise a ConfigurationError if the smallest part of an epoch fails although a larger one passed."""
+    place, remedy = f"smallest part of an epoch, {rows} rows", "change batch or accumulation"
     try:
         with torch.no_grad():
             module.objective.check(answers(task, module(*batch.inputs)), batch.teacher, batch.labels)
     except ConfigurationError as error:
         raise ConfigurationError(f"{error.where}: {place}", error.problems, remedy=remedy) from error
-    except (ValueError, RuntimeError) as error:  # of the student's modules
+    except (ValueError, RuntimeError) as error:  # from the student's modules
         where = f"{task.material.declaration.where}: student"
         raise ConfigurationError(where, [Problem(place, str(error))], remedy=remedy) from error

@@ -24,9 +24,14 @@ _FILE = "facts.json"
 
 
 class TeacherCost(msgspec.Struct, frozen=True):
-    """The cost of a teacher: its parameters and their bytes, if they can be counted, and the latency of a single row.
+    """The cost of a teacher.
 
-    The latency is p50 and p99 in microseconds on a single thread; `runtime` is the library with its threads.
+    Attributes:
+        parameters: number of parameters; None if they cannot be counted.
+        bytes: size of the parameters; None if they cannot be counted.
+        p50_us: median latency of a row on one thread, in microseconds.
+        p99_us: 99th percentile of that latency.
+        runtime: library and number of threads.
     """
 
     parameters: int | None
@@ -37,24 +42,23 @@ class TeacherCost(msgspec.Struct, frozen=True):
 
     @property
     def most_parameters(self) -> int | None:
-        """The parameters that a student may have, see `most_parameters`."""
         return None if self.parameters is None or self.bytes is None else most_parameters(self.parameters, self.bytes)
 
 
 def most_parameters(parameters: int, size: int) -> int:
-    """Return how many parameters the student of a teacher may have.
+    """Return the maximum number of parameters for a student of this teacher.
 
-    A network counts by its parameters, also in half precision. Trees count by their bytes, as float32 numbers: each
-    node is one record.
+    For a network this is its number of parameters, also in half precision. For trees it is their bytes as float32
+    numbers, since each node is one record.
     """
     return max(parameters, size // 4)
 
 
 def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress) -> TeacherOutputs:
-    """The outputs of a teacher for these rows, by their position: from the cache, or computed when first read.
+    """Open the outputs of a teacher for these rows, by position; missing ones are computed when first read.
 
-    Classes are in the order of the task's, if it names any. Raises a ConfigurationError if it is no `Teacher`, or its
-    labels are not the task's classes.
+    Classes are reordered to the task's, if it has any. Raises a ConfigurationError if the teacher is not a `Teacher`,
+    or its labels are not the task's classes.
     """
     if not isinstance(teacher, Teacher):
         raise ConfigurationError(
@@ -72,40 +76,40 @@ def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progres
 
 
 def announced(teacher: Teacher, outputs: TeacherOutputs, first: Index) -> str:
-    """Say how many calls of a function complete its outputs if the `first` rows are computed first.
+    """Describe how many calls of a function complete its outputs if the `first` rows are computed first.
 
-    The text is empty for other teachers, and if no output is missing.
+    Returns an empty text for other teachers, and if no output is missing.
     """
     if not (isinstance(teacher, FunctionTeacher) and outputs.missing):
         return ""
-    extra = [(2, "to see that it answers alike"), (0 if (outputs.path / _FILE).exists() else 1, "to time a row")]
+    extra = [(2, "to check that outputs repeat"), (0 if (outputs.path / _FILE).exists() else 1, "to time a row")]
     calls = outputs.calls(first)
     words = "".join(f", {count} {why}" for count, why in extra if count)
     return f"{calls + sum(count for count, _ in extra):,} calls: {calls:,} for {outputs.missing:,} rows{words}"
 
 
-def complete_outputs(  # noqa: PLR0913 - the parts of a pass, which only meet here
+def complete_outputs(  # noqa: PLR0913 - all parts of a pass
     task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress, outputs: TeacherOutputs | None = None,
     *, paused: Callable[[float], None] = lambda _seconds: None,
 ) -> tuple[TeacherOutputs, TeacherCost]:  # fmt: skip
-    """The complete outputs of a teacher for these rows, and its cost.
+    """Return the complete outputs of a teacher for these rows, and its cost.
 
-    Both are cached: nothing is computed twice, and a teacher with complete outputs is not even loaded. `outputs` are
-    those of `open_outputs` for the same arguments, if it was called; `paused` is called with the seconds of each pause
-    for servers. Raises a ConfigurationError if it is no `Teacher`.
+    Both are cached, so nothing is computed twice, and a teacher with complete outputs is not even loaded. Pass
+    `outputs` if `open_outputs` was already called with the same arguments. `paused` is called with the seconds of each
+    pause for servers. Raises a ConfigurationError if the teacher is not a `Teacher`.
     """
     outputs = outputs or open_outputs(task, teacher, rows, cache, progress)
     if outputs.missing:
         with throttled(task.material.latency, progress, torch.get_num_threads(), paused) as on_progress:
             outputs.fill(on_progress)
     else:
-        progress(f"kept outputs {outputs.path.name[:12]}", 1.0)
+        progress(f"cached outputs {outputs.path.name[:12]}", 1.0)
     file = outputs.path / _FILE
     with suppress(OSError, msgspec.MsgspecError):
         return outputs, msgspec.json.decode(file.read_bytes(), type=TeacherCost)
     with threadpool_limits(1), threads(1):
         row = task.asked(rows[:1])
-        # Large teachers take seconds for a row: fewer calls then. A function may be a service that is paid by the call.
+        # A function may be a service that charges per call, so call it once. Large teachers stop after 0.5 s.
         calls = 1 if isinstance(teacher, FunctionTeacher) else 200
         (times,) = interleaved({"": lambda: teacher.ask(row)}, calls=calls, rounds=1, seconds=0.5).values()
     parameters, size = teacher.size() or (None, None)

@@ -57,8 +57,16 @@ _MODULES = {
     "isthmus.transforms.preparation.steps": "isthmus.transforms.steps",
 }
 _OBJECTS = {
+    "isthmus.distill.evaluation.paired.PairedLoss": "isthmus.distill.evaluation.paired.Loss",
+    "isthmus.distill.outputs.form.OutputFormat": "isthmus.distill.outputs.form.Form",
     "isthmus.distill.export.causal.ModelOrigin": "isthmus.distill.export.decoding.Origin",
     "isthmus.distill.settings.TrainingSettings": "isthmus.distill.settings.Settings",
+    "isthmus.distill.tabular.answers.NumberOutput": "isthmus.distill.tabular.answers.Line",
+    "isthmus.distill.tabular.answers.StudentOutput": "isthmus.distill.tabular.answers.Answer",
+    "isthmus.distill.tabular.calibration.Calibrator": "isthmus.distill.tabular.calibration.Calibrated",
+    "isthmus.distill.tabular.calibration.IsotonicCalibrator": "isthmus.distill.tabular.calibration.Risen",
+    "isthmus.distill.tabular.calibration.TemperatureCalibrator": "isthmus.distill.tabular.calibration.Scaled",
+    "isthmus.distill.tabular.tensors.TabularTensors": "isthmus.distill.tabular.tensors.Tensors",
     "isthmus.distill.tasks.answers.graph_answers": "isthmus.distill.task.replied_all",
     "isthmus.distill.tasks.answers.student_answers": "isthmus.distill.task.asked_all",
     "isthmus.distill.tasks.requestinputs.RequestInputs": "isthmus.distill.head.Head",

@@ -188,7 +188,7 @@ def _inputs(contract: Contract, service: str) -> list[ModelInput]:
 
 
 def _learn(project: Project, file: str, inputs: Sequence[ModelInput], plan: Plan, before: int) -> "Preparation":
-    from isthmus.distill.tabular.preparation import learned
+    from isthmus.distill.tabular.preparation import fit_preparation
 
     types = {item.name: item.dtype.spark for item in inputs}
     types |= dict.fromkeys(("event_timestamp", "known_at"), UnixTimestamp.spark)
@@ -196,7 +196,7 @@ def _learn(project: Project, file: str, inputs: Sequence[ModelInput], plan: Plan
     schema = ", ".join(f"`{name}` {kind}" for name, kind in types.items())
     threads = project.settings.profiles.training.threads
     with reaching("preparation"), engine.session(project.settings.engine, threads) as spark:
-        return learned(parquet.read(spark, file, schema=schema), plan, before)
+        return fit_preparation(parquet.read(spark, file, schema=schema), plan, before)
 
 
 def export(project: Project, name: str | None = None, *, progress: Progress = silent) -> "ExportReport":

@@ -75,7 +75,7 @@ def test_numbers_are_learned_in_standard_form_and_answered_within_those_seen() -
     standard = labels.targets.numpy()
     np.testing.assert_allclose(standard * known.std() + known.mean(), labels.values, atol=1e-3)
     answer = labels.answer()
-    high = answer.computed(answer.final(answer.high + 1).numpy())
+    high = answer.from_scores(answer.final(answer.high + 1).numpy())
     assert high == pytest.approx(known.max())
     assert labels.tolerance["fp32"] == pytest.approx(1e-5 * known.std(), rel=0.2)
     assert labels.rounding == labels.tolerance["fp32"]
@@ -93,9 +93,9 @@ def test_numbers_are_learned_in_standard_form_and_answered_within_those_seen() -
     (with_last([1.5, 2.0] * (ROWS // 2), None), "column late: 2 nulls"),
     ([3] * ROWS, "label late: only 3 in the train part; expected numbers that differ"),
     (["a", "b"] * (ROWS // 2), "column late: .*; expected numbers"),
-    ([1e9, 1e9 + 1] * (ROWS // 2), "expected numbers that float32, .*, tells apart: it has steps of 64"),
-    ([1e300, 1e299] * (ROWS // 2), "300 of 300 rows are as far from 0 as row 0: 1e.300; expected numbers that"),
-    (with_last([1.5, 2.0] * (ROWS // 2), -1e39), "2 of 300 rows are as far from 0 as row 298: -1e.39; expected"),
+    ([1e9, 1e9 + 1] * (ROWS // 2), "expected numbers whose differences float32, .*, can represent: its spacing is 64"),
+    ([1e300, 1e299] * (ROWS // 2), "300 of 300 rows are too large, such as row 0: 1e.300; expected numbers up to"),
+    (with_last([1.5, 2.0] * (ROWS // 2), -1e39), "2 of 300 rows are too large, such as row 298: -1e.39; expected"),
 ])  # fmt: skip
 def test_what_is_no_number_is_refused(values: list[Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
@@ -106,7 +106,7 @@ def test_what_is_no_number_is_refused(values: list[Any], message: str) -> None:
     ([0, -1] * (ROWS // 2), "label late: 150 values such as -1; expected whole numbers from 0 to 30"),
     ([0, 31] * (ROWS // 2), "label late: 150 values such as 31; expected whole numbers from 0 to 30"),
     ([0.5] * ROWS, "column late"),
-    ([2] * ROWS, "in none of the .* groups of the train part is a row more relevant than another"),
+    ([2] * ROWS, "all rows of a group are equally relevant, in each of the .* groups of the train part"),
     (with_last([0, 1] * (ROWS // 2), None), "column late: 2 nulls"),
 ])  # fmt: skip
 def test_what_is_no_relevance_is_refused(values: list[Any], message: str) -> None:
@@ -144,9 +144,9 @@ def test_an_input_that_says_the_label_is_named(kind: str) -> None:
     assert not create_task(material_of(kind, table)).leaks()
     (leak,) = create_task(material_of(kind, leaking)).leaks()
     words = {
-        "classes": "names the classes",
+        "classes": "predicts the classes",
         "number": "has a rank correlation of 1.0",
-        "rank": "tells the relevant rows",
+        "rank": "separates the relevant rows",
     }
     assert leak.startswith(f"distance {words[kind]}")
 
@@ -168,7 +168,7 @@ def problems(task: Tabular, dtype: Any = Int64, **changes: Any) -> list[str]:
     (Tabular(label=Classes()), Float64, "label late: is of type Float64; expected one of Bool, Int32, Int64, String"),
     (Tabular(label="classes"), Int64, "label: 'classes'; expected Binary, Classes, Number or Rank"),  # type: ignore[arg-type]
     (Tabular(label=Classes(), calibration=Isotonic()), Int64,
-     "calibration: Isotonic(); expected None, or one for Classes(), which gives the probabilities of classes"),
+     "calibration: Isotonic(); expected None, or a calibration for Classes(), which predicts the probabilities"),
     (Tabular(label=Number(), calibration=Temperature()), Int64, "calibration: Temperature(); expected None"),
     (Tabular(calibration=Isotonic), Int64, "calibration: <class 'isthmus.distill.labels.Isotonic'>; expected None"),  # type: ignore[arg-type]
     (Tabular(calibration="temperature"), Int64, "calibration: 'temperature'; expected None"),  # type: ignore[arg-type]

@@ -10,9 +10,9 @@ from isthmus.distill.evaluation.metrics import auc, calibration_error, metrics, 
 from isthmus.distill.losses.logits import binary_hard_targets, binary_soft_targets
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.tabular.answers import Probability
-from isthmus.distill.tabular.calibration import calibrated
+from isthmus.distill.tabular.calibration import create_calibrator
 from isthmus.distill.tabular.kinds.kind import Kind
-from isthmus.distill.tabular.leakage import SAYS, saying
+from isthmus.distill.tabular.leakage import LEAK_FROM, separation_auc
 from isthmus.distill.tabular.student import UNCALIBRATED
 from isthmus.distill.tabular.teacher import BINARY, Learner
 from isthmus.distill.tasks.split import Split, binary_labels
@@ -21,7 +21,7 @@ from isthmus.features.values.columns import Values
 
 
 class BinaryLabels(Kind):
-    """0 or 1 in each row, both in each part."""
+    """A label of 0 or 1 in each row; each part has both."""
 
     metric = "auc"
     pipeline = "tabular-classification"
@@ -33,15 +33,13 @@ class BinaryLabels(Kind):
 
     @property
     def learner(self) -> Learner:
-        """A classifier."""
         return BINARY
 
     def answer(self) -> Probability:
-        """A probability."""
-        return Probability(calibrated(self._calibration))
+        return Probability(create_calibrator(self._calibration))
 
     def objective(self, declared: Tabular) -> Objective:
-        """Labels and soft targets (Hinton, Vinyals and Dean, 2015, arXiv:1503.02531)."""
+        """Train on labels and soft targets (Hinton, Vinyals and Dean, 2015, arXiv:1503.02531)."""
         soft, weight = partial(binary_soft_targets, temperature=declared.temperature), declared.soft_weight
         return Objective({
             "labels": Term(binary_hard_targets, 1 - weight, student="student.logits", labels="labels"),
@@ -49,7 +47,6 @@ class BinaryLabels(Kind):
         })  # fmt: skip
 
     def quality(self, answers: Answers, rows: Index) -> dict[str, float]:
-        """AUC, log loss, calibration error and Brier score."""
         labels = self.values[rows]
         figures = metrics(labels, sigmoid(answers["logits"]))
         if UNCALIBRATED in answers:
@@ -57,14 +54,11 @@ class BinaryLabels(Kind):
         return figures
 
     def score(self, answers: Answers, rows: Index) -> float:
-        """AUC."""
         return auc(self.values[rows], answers["logits"])
 
-    def chance(self, rows: Index) -> float:  # noqa: ARG002 - the same of all rows
-        """An AUC of 0.5."""
+    def chance(self, rows: Index) -> float:  # noqa: ARG002 - the same for all rows
         return 0.5
 
     def leak(self, column: Values, rows: Index) -> str:
-        """By its order."""
-        area = saying(column, self.values[rows])
-        return f"orders the labels of the training part with an AUC of {area:.4f}" if area >= SAYS else ""
+        area = separation_auc(column, self.values[rows])
+        return f"orders the labels of the training part with an AUC of {area:.4f}" if area >= LEAK_FROM else ""

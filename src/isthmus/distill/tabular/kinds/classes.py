@@ -16,9 +16,9 @@ from isthmus.distill.labels import MOST_CLASSES
 from isthmus.distill.losses.logits import hard_targets, soft_targets
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.tabular.answers import Probabilities
-from isthmus.distill.tabular.calibration import calibrated
+from isthmus.distill.tabular.calibration import create_calibrator
 from isthmus.distill.tabular.kinds.kind import Kind
-from isthmus.distill.tabular.leakage import SAYS, naming
+from isthmus.distill.tabular.leakage import LEAK_FROM, mean_recall
 from isthmus.distill.tabular.student import UNCALIBRATED
 from isthmus.distill.tabular.teacher import Learner
 from isthmus.distill.tasks.split import PARTS, Split, required_column, whole_numbers
@@ -31,7 +31,7 @@ _SHOWN = 5
 
 
 class ClassLabels(Kind):
-    """A text or a whole number in each row. `values` are the places of classes; -1 of a class in no part."""
+    """A text or a whole number in each row. `values` are class indexes; -1 for classes unknown to the training part."""
 
     metric = "log_loss"
     more = False
@@ -58,7 +58,7 @@ class ClassLabels(Kind):
             raise DataError(where, f"only {known[0]} in the {PARTS[0]} part", expected=expected, remedy=remedy)
         if len(known) > MOST_CLASSES:
             raise DataError(where, f"{len(known):,} classes in the {PARTS[0]} part", expected=expected,
-                            remedy="take rare classes together in the spine, or say how much with Number")  # fmt: skip
+                            remedy="merge rare classes in the spine, or use a Number label for a quantity")  # fmt: skip
         if wrong := [name for name in map(str, known.to_pylist()) if not name.isprintable() or len(name) > LONGEST]:
             raise DataError(where, f"a class is {wrong[0][:60]!r}", expected=f"at most {LONGEST} printable characters")
         for part in PARTS[1:]:
@@ -69,25 +69,22 @@ class ClassLabels(Kind):
                 raise DataError(
                     where, f"{len(new):,} rows of the {part} part have a class that no row of the {PARTS[0]} part has: "
                     f"{names}", expected="only classes that a student can learn",
-                    remedy=f"{remedy}, or take rare classes together in the spine",
+                    remedy=f"{remedy}, or merge rare classes in the spine",
                 )  # fmt: skip
 
     @property
     def learner(self) -> Learner:
-        """A classifier."""
         return Learner(HistGradientBoostingClassifier, self.key, classes=self.classes)
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """The classes."""
         return {"classes": list(self.classes or ())}
 
     def answer(self) -> Probabilities:
-        """Probabilities."""
-        return Probabilities(len(self.classes or ()), calibrated(self._calibration))
+        return Probabilities(len(self.classes or ()), create_calibrator(self._calibration))
 
     def objective(self, declared: Tabular) -> Objective:
-        """Labels and soft targets (Hinton, Vinyals and Dean, 2015, arXiv:1503.02531)."""
+        """Train on labels and soft targets (Hinton, Vinyals and Dean, 2015, arXiv:1503.02531)."""
         soft, weight = partial(soft_targets, temperature=declared.temperature), declared.soft_weight
         return Objective({
             "labels": Term(hard_targets, 1 - weight, student="student.logits", labels="labels"),
@@ -95,7 +92,6 @@ class ClassLabels(Kind):
         })  # fmt: skip
 
     def quality(self, answers: Answers, rows: Index) -> dict[str, float]:
-        """Log loss, accuracy, macro F1 and calibration error."""
         labels = self.values[rows]
         figures = multiclass_metrics(labels, answers["logits"])
         if UNCALIBRATED in answers:
@@ -103,22 +99,23 @@ class ClassLabels(Kind):
         return figures
 
     def score(self, answers: Answers, rows: Index) -> float:
-        """Log loss."""
         return multiclass_log_loss(self.values[rows], answers["logits"])
 
     def chance(self, rows: Index) -> float:
-        """The log loss of the shares in the training part."""
+        """Return the log loss of always predicting the class shares of the training part."""
         logits = np.broadcast_to(np.log(self._shares), (len(rows), len(self._shares)))
         return multiclass_log_loss(self.values[rows], logits)
 
     def leak(self, column: Values, rows: Index) -> str:
-        """By naming the classes."""
-        recall = naming(column, self.values[rows])
-        return f"names the classes of the training part with a mean recall of {recall:.4f}" if recall >= SAYS else ""
+        recall = mean_recall(column, self.values[rows])
+        return (
+            f"predicts the classes of the training part with a mean recall of {recall:.4f}"
+            if recall >= LEAK_FROM
+            else ""
+        )
 
 
 def _column(table: pa.Table, label: str) -> pa.Array:
-    """The labels as texts, or as int64."""
     column = required_column(table, label, "classes: texts or whole numbers")
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):

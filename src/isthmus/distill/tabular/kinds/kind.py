@@ -1,4 +1,4 @@
-"""What is particular to a kind of label: what is learned from it, what is measured, what is answered."""
+"""Base of the kinds of label: what the models learn, how they are measured, and what the student outputs."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ from torch import Tensor
 from isthmus.distill.declaration import Tabular
 from isthmus.distill.evaluation.metrics import agreement
 from isthmus.distill.losses.objective import Objective
-from isthmus.distill.tabular.answers import Answer
+from isthmus.distill.tabular.answers import StudentOutput
 from isthmus.distill.tabular.teacher import Learner
 from isthmus.distill.tasks.split import Split
 from isthmus.distill.types import Answers, Array, Index
@@ -21,19 +21,19 @@ from isthmus.package.manifest import ROUNDING
 
 
 class Kind(ABC):
-    """The labels of n rows. Scores of students and teachers are in the form of `Answer.scores`.
+    """The labels of n rows. Scores of students and teachers have the form of `StudentOutput.scores`.
 
     Attributes:
-        key: of the scores among the outputs of a student and its teacher.
-        metric: the figure of `quality` by which weights are selected.
-        more: whether more of it is better.
-        pipeline: the hub's name of such models; None if it has none.
-        tolerance: the largest absolute difference between the graph's answers in each precision and the student's.
-        rounding: how far apart two processors may be in an answer.
-        values: the labels, (n,), as `quality` takes them.
-        targets: the labels, (n, ...), as the objective takes them.
-        groups: the number of each row's group, (n,); None without groups.
-        classes: their names, in the order of the logits; None without.
+        key: key of the scores among the outputs of student and teacher.
+        metric: figure of `quality` that selects the weights.
+        more: True if a higher metric is better.
+        pipeline: Hugging Face pipeline name for such models, or None.
+        tolerance: largest absolute difference allowed between the student and its graph, per precision.
+        rounding: largest difference between the outputs of two processors.
+        values: labels, (n,), for `quality`.
+        targets: labels, (n, ...), for the objective.
+        groups: group number of each row, (n,); None without groups.
+        classes: class names in the order of the logits; None without classes.
     """
 
     key: str = "logits"
@@ -49,53 +49,50 @@ class Kind(ABC):
 
     @abstractmethod
     def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular) -> None:
-        """Raises a DataError if the column is none of such labels, or a part has too few of them."""
+        """Read the labels. Raises a DataError if the column does not fit, or a part has too few labels."""
 
     @property
     @abstractmethod
-    def learner(self) -> Learner:
-        """The teacher's."""
+    def learner(self) -> Learner: ...
 
     @property
-    def taught(self) -> Array:
-        """The labels as the learner takes them, (n,)."""
+    def teacher_labels(self) -> Array:
+        """Labels for the teacher's learner, (n,)."""
         return self.values
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """What a teacher's answers depend on beside the column, its options and its rows; plain data."""
+        """Plain data that determines the teacher's outputs in addition to the label column, options and rows."""
         return {}
 
     @abstractmethod
-    def answer(self) -> Answer:
-        """The end of a new student."""
+    def answer(self) -> StudentOutput:
+        """Return a new output layer."""
 
     @abstractmethod
-    def objective(self, declared: Tabular) -> Objective:
-        """What a student is trained for."""
+    def objective(self, declared: Tabular) -> Objective: ...
 
     @abstractmethod
     def quality(self, answers: Answers, rows: Index) -> dict[str, float]:
-        """Figures of a model's scores of these rows."""
+        """Return the metrics of a model's scores of these rows."""
 
     @abstractmethod
     def score(self, answers: Answers, rows: Index) -> float:
-        """The `metric` alone."""
+        """Return `metric` alone."""
 
     @abstractmethod
     def chance(self, rows: Index) -> float:
-        """The `metric` of a model on these rows that knows no input."""
+        """Return the `metric` of a constant model for these rows."""
 
     @abstractmethod
     def leak(self, column: Values, rows: Index) -> str:
-        """How an input says the label by itself, in words; empty if it does not. `column` has these rows."""
+        """Describe how an input reveals the label on its own, or return an empty text. `column` has these rows."""
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-        """How alike scores are: of logits."""
         return agreement(student[self.key], teacher[self.key])
 
     def take(self, rows: Index) -> Self:
-        """The labels of these rows, in their order."""
+        """Return a copy for these rows, in their order."""
         kind = copy.copy(self)
         kind.values, kind.targets = self.values[rows], self.targets[torch.from_numpy(rows)]
         kind.groups = None if self.groups is None else self.groups[rows]

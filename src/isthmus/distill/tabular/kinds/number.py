@@ -1,4 +1,4 @@
-"""Labels that are numbers."""
+"""Numeric labels."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +14,9 @@ from isthmus.distill.evaluation.residuals import correlation, mae, r2, rmse
 from isthmus.distill.labels import Number
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.losses.regression import absolute_errors, squared_errors
-from isthmus.distill.tabular.answers import Line
+from isthmus.distill.tabular.answers import NumberOutput
 from isthmus.distill.tabular.kinds.kind import Kind
-from isthmus.distill.tabular.leakage import SAYS, following
+from isthmus.distill.tabular.leakage import LEAK_FROM, rank_correlation
 from isthmus.distill.tabular.teacher import Learner
 from isthmus.distill.tasks.split import PARTS, Split, required_column
 from isthmus.distill.types import Answers, Array, Index
@@ -24,26 +24,26 @@ from isthmus.features.errors import DataError
 from isthmus.features.values.columns import Values
 
 _FINEST = 1e-3
-"""The largest step of float32, in standard deviations of the label."""
+"""Largest allowed spacing of float32 numbers, in standard deviations of the label."""
 _TOLERANCE = {"fp32": 1e-5, "int8": 0.2}
-"""In standard deviations of the label. A probability that is off by 0.05 has a logit that is off by 0.2 or more."""
+"""In standard deviations of the label. For comparison: a probability off by 0.05 means a logit off by 0.2 or more."""
 
 
 class NumberLabels(Kind):
-    """A finite number in each row. Scores are in standard form, by mean and deviation of the training part."""
+    """A finite number in each row. Scores are standardized by mean and deviation of the training part."""
 
     key = "value"
     more = False
     pipeline = "tabular-regression"
 
     def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular) -> None:
-        assert isinstance(declared.label, Number)  # noqa: S101 - it selects this kind
+        assert isinstance(declared.label, Number)  # noqa: S101 - a Number selects this kind
         self.values, train = _numbers(table, label), parts.train
         known = self.values[train]
         self._mean, self._scale = float(known.mean()), float(known.std())
         _require_scale(label, known, self._scale)
         largest = np.float32(np.abs(known).max())
-        # Twice the step of float32 there: a product and a sum are rounded.
+        # Twice the float32 spacing: both a product and a sum are rounded.
         rounding = 2 * float(np.spacing(largest))
         self.tolerance = {name: share * self._scale + rounding for name, share in _TOLERANCE.items()}
         self.rounding = self.tolerance["fp32"]
@@ -56,32 +56,27 @@ class NumberLabels(Kind):
 
     @property
     def learner(self) -> Learner:
-        """A regressor."""
         loss = "absolute_error" if self._absolute else "squared_error"
         return Learner(HistGradientBoostingRegressor, self.key, {"loss": loss})
 
     @property
-    def taught(self) -> Array:
-        """In standard form."""
+    def teacher_labels(self) -> Array:
         return self._standard
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """The loss, and the standard form."""
         return {"loss": self.learner.options["loss"], "standard": [self._mean, self._scale]}
 
     def take(self, rows: Index) -> "NumberLabels":
-        """The labels of these rows."""
         kind = super().take(rows)
         kind._standard = self._standard[rows]
         return kind
 
-    def answer(self) -> Line:
-        """A number, between the least and the largest of the training part."""
-        return Line("value", *self._bounds, self._scale, self._mean)
+    def answer(self) -> NumberOutput:
+        """Return an output layer that is bounded by the smallest and largest label of the training part."""
+        return NumberOutput("value", *self._bounds, self._scale, self._mean)
 
     def objective(self, declared: Tabular) -> Objective:
-        """Errors to labels and to the teacher."""
         loss, weight = absolute_errors if self._absolute else squared_errors, declared.soft_weight
         return Objective({
             "labels": Term(loss, 1 - weight, student="student.value", wanted="labels"),
@@ -93,25 +88,23 @@ class NumberLabels(Kind):
         return values
 
     def quality(self, answers: Answers, rows: Index) -> dict[str, float]:
-        """Root mean squared error, mean absolute error, and the share of the variance that is explained."""
         labels, values = self.values[rows], self._values(answers)
         return {"rmse": rmse(labels, values), "mae": mae(labels, values), "r2": r2(labels, values)}
 
     def score(self, answers: Answers, rows: Index) -> float:
-        """What the declared loss means."""
         return (mae if self._absolute else rmse)(self.values[rows], self._values(answers))
 
     def chance(self, rows: Index) -> float:
-        """Of the mean, or the median, of the training part."""
+        """Return the error of always predicting the mean, or for absolute errors the median, of the training part."""
         return (mae if self._absolute else rmse)(self.values[rows], np.full(len(rows), self._usual))
 
     def leak(self, column: Values, rows: Index) -> str:
-        """By rising or falling with the label."""
-        found = following(column, self.values[rows])
-        return f"has a rank correlation of {found:.4f} with the labels of the training part" if found >= SAYS else ""
+        value = rank_correlation(column, self.values[rows])
+        return (
+            f"has a rank correlation of {value:.4f} with the labels of the training part" if value >= LEAK_FROM else ""
+        )
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-        """The correlation of both."""
         return {"correlation": correlation(student[self.key], teacher[self.key])}
 
 
@@ -128,15 +121,14 @@ def _numbers(table: pa.Table, label: str) -> Array:
     most = np.finfo(np.float32).max
     beyond = np.flatnonzero(np.abs(values) > most)
     if len(beyond):
-        found = f"{len(beyond):,} of {len(values):,} rows are as far from 0 as row {beyond[0]}: {values[beyond[0]]:g}"
-        expected = f"numbers that float32, the type of the answer, has: to {most:g}"
-        remedy = "leave these rows out of the spine, or take another unit"
+        found = f"{len(beyond):,} of {len(values):,} rows are too large, such as row {beyond[0]}: {values[beyond[0]]:g}"
+        expected = f"numbers up to {most:g}: the output is float32"
+        remedy = "leave these rows out of the spine, or use another unit"
         raise DataError(f"label {label}", found, expected=expected, remedy=remedy)
     return values
 
 
 def _require_scale(label: str, known: Array, scale: float) -> None:
-    """Refuses labels without a spread, or whose spread float32, the type of the answer, does not show."""
     if not scale > 0:
         remedy = "use a longer period or different shares"
         raise DataError(f"label {label}", f"only {known[0]:g} in the {PARTS[0]} part", expected="numbers that differ",
@@ -144,7 +136,7 @@ def _require_scale(label: str, known: Array, scale: float) -> None:
     step = float(np.spacing(np.float32(np.abs(known).max())))
     if not step <= _FINEST * scale:
         raise DataError(
-            f"label {label}", f"as far from 0 as {np.abs(known).max():g}, with a standard deviation of {scale:g}",
-            expected=f"numbers that float32, the type of the answer, tells apart: it has steps of {step:g} there",
-            remedy="subtract what all labels have in common, in the spine, and add it to the answers",
+            f"label {label}", f"numbers up to {np.abs(known).max():g} with a standard deviation of {scale:g}",
+            expected=f"numbers whose differences float32, the output type, can represent: its spacing is {step:g} here",
+            remedy="subtract a constant in the spine, and add it to the predictions",
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Labels that say how relevant rows are within their groups."""
+"""Labels that give the relevance of rows within groups."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -15,9 +15,9 @@ from isthmus.distill.evaluation.relevance import chance_ndcg, ndcg, reciprocal_r
 from isthmus.distill.labels import MOST_RELEVANT, Rank
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.losses.ranking import graded_lists, grouped_lists
-from isthmus.distill.tabular.answers import MOST_SCORE, Line
+from isthmus.distill.tabular.answers import MOST_SCORE, NumberOutput
 from isthmus.distill.tabular.kinds.kind import Kind
-from isthmus.distill.tabular.leakage import SAYS, saying
+from isthmus.distill.tabular.leakage import LEAK_FROM, separation_auc
 from isthmus.distill.tabular.teacher import Learner
 from isthmus.distill.tasks.split import PARTS, Split, group_numbers, whole_numbers
 from isthmus.distill.types import Answers, Array, Index
@@ -26,9 +26,10 @@ from isthmus.features.values.columns import Values
 
 
 class RankLabels(Kind):
-    """A relevance in each row, whose group is the value of another column.
+    """A relevance in each row; another column names the row's group.
 
-    The teacher is a regressor of the relevance in standard form, of single rows: scikit-learn has no boosting of lists.
+    The teacher is a regressor of the standardized relevance of single rows, since scikit-learn has no listwise
+    boosting.
     """
 
     key = "score"
@@ -38,7 +39,7 @@ class RankLabels(Kind):
     rounding = 1e-4
 
     def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular) -> None:
-        assert isinstance(declared.label, Rank)  # noqa: S101 - it selects this kind
+        assert isinstance(declared.label, Rank)  # noqa: S101 - a Rank selects this kind
         self.values, self._at = _relevance(table, label), declared.label.at
         self.groups = group_numbers(table, declared.label.within)
         for part in PARTS:
@@ -50,31 +51,26 @@ class RankLabels(Kind):
 
     @property
     def learner(self) -> Learner:
-        """A regressor."""
         return Learner(HistGradientBoostingRegressor, self.key, {"loss": "squared_error"})
 
     @property
-    def taught(self) -> Array:
-        """In standard form."""
+    def teacher_labels(self) -> Array:
         return self._standard
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """The standard form."""
         return self._recipe
 
     def take(self, rows: Index) -> "RankLabels":
-        """The labels of these rows."""
         kind = super().take(rows)
         kind._standard = self._standard[rows]
         return kind
 
-    def answer(self) -> Line:
-        """A score."""
-        return Line("score", -MOST_SCORE, MOST_SCORE)
+    def answer(self) -> NumberOutput:
+        return NumberOutput("score", -MOST_SCORE, MOST_SCORE)
 
     def objective(self, declared: Tabular) -> Objective:
-        """The order by the labels, and by the teacher, of each group."""
+        """Learn the order within each group from labels and teacher."""
         soft, weight = partial(_by_teacher, temperature=declared.temperature), declared.soft_weight
         return Objective({
             "labels": Term(_by_labels, 1 - weight, student="student.score", labels="labels"),
@@ -82,29 +78,29 @@ class RankLabels(Kind):
         })  # fmt: skip
 
     def quality(self, answers: Answers, rows: Index) -> dict[str, float]:
-        """Normalized discounted cumulative gain, and mean reciprocal rank."""
         return {"ndcg": self.score(answers, rows), "mrr": reciprocal_rank(*self._ordered(answers, rows))}
 
     def score(self, answers: Answers, rows: Index) -> float:
-        """Normalized discounted cumulative gain."""
         return ndcg(*self._ordered(answers, rows), self._at)
 
     def _ordered(self, answers: Answers, rows: Index) -> tuple[Index, Array, Index]:
-        assert self.groups is not None  # noqa: S101 - of the constructor
+        assert self.groups is not None  # noqa: S101 - set by the constructor
         return self.values[rows], answers[self.key], self.groups[rows]
 
     def chance(self, rows: Index) -> float:
-        """Of an order by chance, on average."""
-        assert self.groups is not None  # noqa: S101 - of the constructor
+        """Return the expected ndcg of a random order."""
+        assert self.groups is not None  # noqa: S101 - set by the constructor
         return chance_ndcg(self.values[rows], self.groups[rows], self._at)
 
     def leak(self, column: Values, rows: Index) -> str:
-        """By telling relevant rows from others."""
-        area = saying(column, (self.values[rows] > 0).astype(np.int64))
-        return f"tells the relevant rows of the training part with an AUC of {area:.4f}" if area >= SAYS else ""
+        """Describe an input that separates relevant rows from the others."""
+        area = separation_auc(column, (self.values[rows] > 0).astype(np.int64))
+        return (
+            f"separates the relevant rows of the training part with an AUC of {area:.4f}" if area >= LEAK_FROM else ""
+        )
 
-    def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:  # noqa: ARG002 - no scale in common
-        """None: their scores have no scale in common."""
+    def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:  # noqa: ARG002 - scales differ
+        """Return no figures: the scores of student and teacher have different scales."""
         return {}
 
 
@@ -126,7 +122,6 @@ def _relevance(table: pa.Table, label: str) -> Index:
 
 
 def _require_order(label: str, part: str, values: Index, groups: Index, rows: Index) -> None:
-    """Refuses a part without a group in which one row is more relevant than another."""
     _, numbers = np.unique(groups[rows], return_inverse=True)
     high, low = np.zeros(numbers.max() + 1, np.int64), np.full(numbers.max() + 1, MOST_RELEVANT)
     np.maximum.at(high, numbers, values[rows])
@@ -134,6 +129,6 @@ def _require_order(label: str, part: str, values: Index, groups: Index, rows: In
     if not (high > low).any():
         raise DataError(
             f"label {label}",
-            f"in none of the {len(high):,} groups of the {part} part is a row more relevant than another",
-            expected="groups of at least two rows that differ", remedy="look at the column of groups, `within`",
+            f"all rows of a group are equally relevant, in each of the {len(high):,} groups of the {part} part",
+            expected="a group with rows of different relevance", remedy="check the group column, `within`",
         )  # fmt: skip
