@@ -21,12 +21,12 @@ from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, String
 from isthmus.package.manifest import package_digest
 from isthmus.serving.deployment.history import DeploymentHistory
-from isthmus.serving.deployment.record import Approval, Candidate, Deployment
-from isthmus.serving.http.predict import PredictCall, Predictions
+from isthmus.serving.deployment.record import Approval, CandidateDeployment, Deployment
+from isthmus.serving.http.predict import PredictCall, PredictionService
 from isthmus.serving.limits import Limits
 from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.batches import Batches, Columns, Outputs
-from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.redis.store import Store
 from isthmus.serving.rollout.candidate import TOLERANCE, CandidateRun
 from isthmus.serving.rollout.decision import Decision, decision_file
@@ -57,7 +57,7 @@ def run(share: float = 0.1, digest: str = "a" * 64, objective: float = 1.0) -> C
         model="late", package="/nowhere", digest=digest, contract="c", service="late", precision="int8", threads=1,
         deployed_at=NOW, verdict=Approval(NOW, 1),
     )  # fmt: skip
-    candidate = Candidate(deployment=deployment, share=share, latency_objective_ms=objective)
+    candidate = CandidateDeployment(deployment=deployment, share=share, latency_objective_ms=objective)
     made = CandidateRun(candidate, PackageError("a test", "has no model"))
     made.refused = None
     return made
@@ -356,8 +356,8 @@ def test_a_canary_that_hangs_is_given_up_without_a_lost_request(packages: list[P
     put(packages[0], file, NOW)
     beside = put(packages[1], file, NOW + 1, 0.999)
     assert beside.candidate is not None
-    tried = CandidateRun(beside.candidate, Model(beside.candidate.deployment))
-    state = State(Generations(CONTRACT), model=Model(beside), trial=tried)
+    tried = CandidateRun(beside.candidate, DeployedModel(beside.candidate.deployment))
+    state = State(Generations(CONTRACT), model=DeployedModel(beside), trial=tried)
     assert state.candidate is not None
 
     def hang(_columns: Columns) -> Outputs:
@@ -367,7 +367,7 @@ def test_a_canary_that_hangs_is_given_up_without_a_lost_request(packages: list[P
     state.candidate.batches = Batches(hang, seconds=1.0)
     limits = Limits(deadline_seconds=1.0)
     store = Store("redis://127.0.0.1:1", limits)
-    predictions = Predictions(store, limits, Metrics(lambda: state, lambda: NOW), lambda: NOW)
+    predictions = PredictionService(store, limits, Metrics(lambda: state, lambda: NOW), lambda: NOW)
 
     async def ask() -> list[str]:
         found = []

@@ -23,7 +23,7 @@ from isthmus.features.types import Float64, String
 from isthmus.package.manifest import package_digest
 from isthmus.serving.deployment.history import DeploymentHistory
 from isthmus.serving.deployment.record import Deployment
-from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.rollout.decision import Decision, decision_file
 from isthmus.serving.rollout.probation import ProbationRun
 from isthmus.serving.rollout.releases import CACHED, deploy, happened, promote, rollback, undo
@@ -94,7 +94,7 @@ def test_after_probation_nothing_is_there_for_the_former_model(packages: list[Pa
 def test_timing_two_models_takes_a_tenth_of_the_time(packages: list[Path], file: Path) -> None:
     first, second = put(packages[0], file, NOW), put(packages[1], file, NOW + 1)
     assert second.probation is not None
-    made = ProbationRun(second, second.probation, Model(first))
+    made = ProbationRun(second, second.probation, DeployedModel(first))
     assert [made.begin(), made.begin()] == [True, False], "a single pair at a time"
     made.end(60.0)
     assert not made.begin()
@@ -119,7 +119,7 @@ def test_a_deployment_is_undone_for_more_slow_runs_than_chance_has(
     """A busy machine holds up some runs of either model, for milliseconds."""
     first, second = put(packages[0], file, NOW), put(packages[1], file, NOW + 1)
     assert second.probation is not None
-    made = ProbationRun(second, second.probation, Model(first))
+    made = ProbationRun(second, second.probation, DeployedModel(first))
     for n in range(WINDOW):
         made.counts.seconds.append(5e-3 if n < new else 1e-4)
         made.standby.seconds.append(5e-3 if n >= WINDOW - old else 1e-4)

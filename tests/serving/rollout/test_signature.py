@@ -27,7 +27,7 @@ from isthmus.package.checksums import summed
 from isthmus.package.manifest import open_package, package_digest, read_package
 from isthmus.package.signature import PASSWORD, Signer, key_name, read_public_key, require_signature
 from isthmus.serving.deployment.record import Deployment, unapproved
-from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.rollout.releases import deploy
 from tests.serving.support import CONTRACT, NOW, TABLES, make_package, serving, verdict_of, wait
 from tests.signing import pair, write_pair
@@ -74,17 +74,17 @@ def test_each_refusal_of_a_deployment_has_its_sentence(tmp_path: Path) -> None:
     file = tmp_path / "deployment.json"
     assert Deployment.loads(deployment.dumps(file), str(file)) == deployment
     assert deployment.public_key == key
-    Model(deployment)
-    Model(deployment, key)
+    DeployedModel(deployment)
+    DeployedModel(deployment, key)
     with pytest.raises(PackageError, match="expected a signature by key"):
-        Model(deployment, other)
+        DeployedModel(deployment, other)
     (Path(deployment.package) / "model.sig").unlink()
     for told in (deployment, msgspec.structs.replace(deployment, public_key=None)):
         with pytest.raises(PackageError, match="is not signed"):
-            Model(told, key)
-    Model(msgspec.structs.replace(deployment, public_key=None))
+            DeployedModel(told, key)
+    DeployedModel(msgspec.structs.replace(deployment, public_key=None))
     with pytest.raises(PackageError, match="is not signed"):
-        Model(deployment)
+        DeployedModel(deployment)
 
 
 def test_an_altered_package_is_not_served(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_what_was_verified_is_what_is_served(tmp_path: Path) -> None:
         swap(signed)
         with OPENING.doing(lambda: swap(forged), folder, number):
             try:
-                model = Model(deployment, key)
+                model = DeployedModel(deployment, key)
             except PackageError:
                 refused += 1
                 continue
@@ -161,7 +161,7 @@ def test_a_model_does_not_hold_the_bytes_of_its_file(tmp_path: Path) -> None:
     deployment = unapproved(open_package(package), ServingProfile(), NOW, None)
     tracemalloc.start()
     try:
-        model = Model(deployment)
+        model = DeployedModel(deployment)
         assert tracemalloc.get_traced_memory()[0] < (package / "model.int8.ort").stat().st_size / 2
     finally:
         tracemalloc.stop()
