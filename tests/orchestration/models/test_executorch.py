@@ -32,7 +32,7 @@ from isthmus.orchestration.runtimes.programs import ProgramRuntime
 from isthmus.orchestration.runtimes.web import WebRuntime
 from isthmus.package.golden import read_golden
 from isthmus.package.inspect import Inspection, OnnxRuntime, Runtime, inspect
-from isthmus.package.manifest import Tensor as Described
+from isthmus.package.manifest import TensorInfo as Described
 from isthmus.package.manifest import open_package, read_package
 from tests.distill import kinds
 from tests.distill.conftest import SERVING

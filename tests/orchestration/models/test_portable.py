@@ -36,7 +36,7 @@ from isthmus.package.featurizer.form import HEAD
 from isthmus.package.golden import read_golden
 from isthmus.package.inputs import ModelInput
 from isthmus.package.inspect import OnnxRuntime, inspect
-from isthmus.package.manifest import Tensor as Described
+from isthmus.package.manifest import TensorInfo as Described
 from isthmus.package.manifest import open_package, read_package
 from isthmus.transforms.rowwise.compiler import compile_columns
 from isthmus.transforms.rowwise.core.expressions import traced

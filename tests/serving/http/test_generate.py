@@ -21,7 +21,7 @@ from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.onnx.runtime import ask, session
 from isthmus.features.profiles import ServingProfile
 from isthmus.package.generation.prompt import Generation
-from isthmus.package.generation.tokenizer import Text, Tokenizer
+from isthmus.package.generation.tokenizer import GrowingText, Tokenizer
 from isthmus.package.manifest import open_package
 from isthmus.package.prompts import decoder_of, generation_of, open_tokenizer
 from isthmus.serving.http.generate import tokens_of
@@ -98,7 +98,7 @@ def generated(server: Server, **asked: Any) -> tuple[str, dict[str, Any]]:
 def alone(package: Path, prompt: str, flights: str, rate: str, most: int) -> tuple[str, int]:
     """The same without a server, and the number of tokens of the prompt."""
     tokens, said = tokens_alone(package, prompt, flights, rate, most)
-    text = Text(open_tokenizer(open_package(package)))
+    text = GrowingText(open_tokenizer(open_package(package)))
     return "".join(map(text.add, said)) + text.end(), len(tokens)
 
 

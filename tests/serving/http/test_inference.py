@@ -17,7 +17,7 @@ from openapi_schema_validator import OAS31Validator
 
 from isthmus.package.golden import read_golden
 from isthmus.package.inputs import Feeds
-from isthmus.package.manifest import Tensor, open_package, package_digest
+from isthmus.package.manifest import TensorInfo, open_package, package_digest
 from isthmus.serving.http.inference import _described
 from isthmus.serving.limits import Limits
 from isthmus.serving.wire.inference import HEADER
@@ -443,7 +443,7 @@ def test_keys_and_metrics_are_as_for_predictions(tmp_path: Path, redis_url: str)
 
 
 def test_metadata_has_the_names_of_classes() -> None:
-    logits = Tensor("logits", "float", ("N", 2))
+    logits = TensorInfo("logits", "float", ("N", 2))
     named, plain = (msgspec.to_builtins(_described([logits], names)) for names in (("yes", "no"), ()))
     assert plain == [{"name": "logits", "datatype": "FP32", "shape": [-1, 2]}]
     assert named == [{**plain[0], "parameters": {"classes": ["yes", "no"]}}]

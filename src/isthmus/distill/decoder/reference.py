@@ -17,7 +17,7 @@ from isthmus.features.errors import GateFailed
 from isthmus.package.generation.decoder import PART, Decoder, Read
 from isthmus.package.generation.prompt import LOGITS, NEW, PAST, TOKENS, Generation, GoldenPrompt
 from isthmus.package.generation.tokenizer import Tokenizer
-from isthmus.package.golden import Case, Golden, TensorBytes
+from isthmus.package.golden import Golden, GoldenCase, TensorBytes
 from isthmus.package.replay import deviation
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Reference:
 def golden_cases(reference: Reference, accepted: Mapping[str, Compared]) -> Golden:
     """The golden cases of tensors."""
     return Golden((), tuple(
-        Case(
+        GoldenCase(
             {name: TensorBytes.of(array) for name, array in case.items()},
             {file: {name: TensorBytes.of(array) for name, array in compared.outputs[place].items()}
              for file, compared in accepted.items()},

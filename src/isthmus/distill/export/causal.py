@@ -33,7 +33,7 @@ from isthmus.package.manifest import (
     ROUNDING,
     Format,
     Manifest,
-    Tensor,
+    TensorInfo,
     Variant,
     package_digest,
 )
@@ -137,7 +137,7 @@ class TextFiles:
         self.content: dict[str, bytes] = {}
         self.left_out: dict[str, str] = {}
         self._kinds: dict[str, tuple[Precision, Format]] = {}
-        self._tensors: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = ((), ())
+        self._tensors: tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]] = ((), ())
 
     def accept(self, progress: Progress = silent) -> None:
         """All files of the settings; a GateFailed if none is near enough."""

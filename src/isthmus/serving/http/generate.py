@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from isthmus.features.errors import IsthmusError
 from isthmus.package.generation.decoder import Read
 from isthmus.package.generation.prompt import Generation
-from isthmus.package.generation.tokenizer import LONG, Text, Tokenizer
+from isthmus.package.generation.tokenizer import LONG, GrowingText, Tokenizer
 from isthmus.serving.deadlines import DEADLINE, REFUSAL
 from isthmus.serving.http.guard import granted
 from isthmus.serving.http.predict import PredictionService
@@ -169,7 +169,7 @@ class _Stream(Response):
         await send(_body(b"", more=False))
 
     async def _events(self) -> AsyncIterator[bytes]:
-        text, call = Text(self._generator.tokenizer), self._call
+        text, call = GrowingText(self._generator.tokenizer), self._call
         loop = asyncio.get_running_loop()
         until = loop.time() + self._limits.generation_seconds
         reason: Literal["end", "length", "time"] = "length"

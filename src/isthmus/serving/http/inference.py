@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from isthmus.features.errors import RequestError, one_of
-from isthmus.package.manifest import Tensor
+from isthmus.package.manifest import TensorInfo
 from isthmus.serving.http.guard import granted
 from isthmus.serving.http.predict import PredictCall, PredictionService, recorded_by
 from isthmus.serving.limits import Limits
@@ -144,7 +144,7 @@ def _json_length(headers: Sequence[str], length: int) -> int:
     return int(header)
 
 
-def _described(tensors: Sequence[Tensor], classes: Sequence[str] = ()) -> list[wire.TensorMetadata]:
+def _described(tensors: Sequence[TensorInfo], classes: Sequence[str] = ()) -> list[wire.TensorMetadata]:
     return [
         wire.TensorMetadata(
             tensor.name,

@@ -14,7 +14,7 @@ from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import RequestError, one_of
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.package.inputs import Feeds
-from isthmus.package.manifest import Tensor
+from isthmus.package.manifest import TensorInfo
 from isthmus.serving.limits import Limits
 from isthmus.serving.predict.inference_queue import TensorInputs, TensorOutputs, Turns
 from isthmus.serving.predict.model import DeployedModel
@@ -198,7 +198,7 @@ def flat(outputs: TensorOutputs) -> np.ndarray[Any, Any]:
     return np.concatenate([np.asarray(part, np.float64) for part in parts])
 
 
-def described(tensor: Tensor) -> str:
+def described(tensor: TensorInfo) -> str:
     """Describe a tensor in words; a dimension of variable size appears by name."""
     return f"{tensor.name}: {DATATYPES[tensor.element]} [{', '.join(map(str, tensor.shape))}]"
 

@@ -160,7 +160,7 @@ def _group(part: Sequence[RecordedAnswer], secret: bytes, callers: dict[str, int
         outputs, width = np.array(counts, "<f4").tobytes(), 2
         digest = np.array([text_digest(*answer.outputs) for answer in part], np.uint64).tobytes()
     elif part[0].inputs:
-        digest = digests(_concatenated([flattened(answer.inputs) for answer in part])).tobytes()
+        digest = digests(_concatenated([computed(answer.inputs) for answer in part])).tobytes()
     return reader.group(
         answers=b"".join(
             PACK(answer.sequence, answer.at, answer.seconds, place, answer.rows, 0, len(request))
@@ -179,7 +179,7 @@ def _group(part: Sequence[RecordedAnswer], secret: bytes, callers: dict[str, int
     )
 
 
-def flattened(outputs: Mapping[str, Mapping[str, Values]]) -> dict[str, Values]:
+def computed(outputs: Mapping[str, Mapping[str, Values]]) -> dict[str, Values]:
     return {f"{name}{SEPARATOR}{field}": values for name, own in outputs.items() for field, values in own.items()}
 
 
