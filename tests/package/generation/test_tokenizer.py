@@ -90,7 +90,7 @@ def test_what_no_token_has_is_refused() -> None:
     del file["model"]["vocab"]["\u0104"]
     _, tokenizer = new_generation(json.dumps(file).encode(), template="{prompt}", **LIMITS)
     assert tokenizer.encode(["a\x05b"])
-    with pytest.raises(RequestError, match="has letters that no token of the model has"):
+    with pytest.raises(RequestError, match="has characters that the model has no tokens for"):
         tokenizer.encode(["a\x04b"])
     with pytest.raises(RequestError, match="half of a pair of surrogates"):
         tokenizer.encode(["\ud800"])

@@ -182,7 +182,7 @@ def test_whose_snapshot_is_not_there_is_named(offered: tuple[Server, Shelf]) -> 
         return problem
 
     whole = refused("/snapshots/late", 404)
-    assert whole["found"] == "there is one for each k"
+    assert whole["found"] == "differs by k"
     assert whole["remedy"] == "ask for /snapshots/late/K, with the value of the device's own k"
     assert refused("/snapshots/late/50", 404)["found"] == "there is none of k 50"
     for wrong in ("x", "7.0", "07", str(2**63), "7/8", "%20", ""):

@@ -92,7 +92,7 @@ def test_an_altered_package_is_not_served(tmp_path: Path) -> None:
     Signer(private).sign(package)
     other = make_package(tmp_path / "other", weight=-1.0)
     (other / "model.sig").write_bytes((package / "model.sig").read_bytes())
-    with pytest.raises(PackageError, match="has been altered since it was signed"):
+    with pytest.raises(PackageError, match="was changed after it was signed"):
         deployed(other, read_public_key(public))
 
 
@@ -186,7 +186,7 @@ def test_a_server_takes_up_signed_packages_alone(tmp_path: Path, redis_url: str)
         assert server.predict(**ASKED).json()["predictions"][0] > 0.5
         write_atomically(signed / "model.sig", b"{}")
         server.deploy(signed)
-        wait(lambda: "is no signature" in str(server.http.get("/models").json()["refused"]), "the third refusal")
+        wait(lambda: "is not a signature" in str(server.http.get("/models").json()["refused"]), "the third refusal")
 
 
 def test_no_message_shows_the_password(tmp_path: Path) -> None:
@@ -197,9 +197,9 @@ def test_no_message_shows_the_password(tmp_path: Path) -> None:
     require_signature(summed(package), read_public_key(public))
     for key, password, words in (
         (private, None, f"has a password; expected it in {PASSWORD}"),
-        (private, "open barley", f"is no private key that {PASSWORD} opens"),
+        (private, "open barley", f"is not a private key that {PASSWORD} opens"),
         (bare, "open sesame", f"has no password; expected no {PASSWORD}"),
-        (public, None, "is no private key; expected an elliptic key"),
+        (public, None, "is not a private key; expected an elliptic key"),
         (tmp_path / "none", None, "cannot be read"),
     ):
         with pytest.raises(ConfigurationError, match=words) as caught:
@@ -219,11 +219,11 @@ def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is a key of another kind"):
         Signer(private)
     for file in (public, private):
-        with pytest.raises(ConfigurationError, match=r"is no public elliptic key; expected `openssl pkey"):
+        with pytest.raises(ConfigurationError, match=r"is not a public elliptic key; expected `openssl pkey"):
             read_public_key(file)
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff")
-    with pytest.raises(ConfigurationError, match="is no public elliptic key"):
+    with pytest.raises(ConfigurationError, match="is not a public elliptic key"):
         read_public_key(binary)
 
 
