@@ -722,7 +722,8 @@ SIGNATURES: dict[str, tuple[Corruption, str]] = {
     "another kind": (bundle(lambda d: d.update(mediaType="text/plain")), "is not a signature"),
     "another statement": (signed(lambda s: s.update(predicateType="x")), "although it names that key"),
     "more is left out": (
-        signed(lambda s: s["predicate"]["serialization"]["ignore_paths"].append("README.md")), "although it names that key",
+        signed(lambda s: s["predicate"]["serialization"]["ignore_paths"].append("README.md")),
+        "although it names that key",
     ),
     "a file less": (signed(lambda s: s["predicate"]["resources"].pop()), "although it names that key"),
     "a folder": (replaced("model.sig", Path.mkdir), "model.sig: not a plain file"),
