@@ -131,7 +131,7 @@ def _with(part: str, value: Any) -> dict[str, Any]:
             {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}), "Split has the pattern"),
         (_with("added_tokens", [{"id": 0, "content": "x", "special": False, "lstrip": True, "rstrip": False,
                                  "single_word": False, "normalized": False}]), "added token 'x': has lstrip"),
-        ({"model": {}}, "is no tokenizer"),
+        ({"model": {}}, "is not a tokenizer"),
     ],
 )  # fmt: skip
 def test_what_javascript_cannot_do_is_refused_by_name(file: dict[str, Any], message: str) -> None:
@@ -163,7 +163,7 @@ def test_other_control_tokens_than_the_manifest_says_are_refused() -> None:
     generation = Generation(100, 10, (0,), control=(Control(END, 0),))
     with pytest.raises(PackageError, match=r"has control tokens \[0, 1\]; expected \[0\]"):
         Tokenizer(trained(), generation)
-    with pytest.raises(PackageError, match="is no tokenizer"):
+    with pytest.raises(PackageError, match="is not a tokenizer"):
         Tokenizer(b"{}", generation)
     assert SPLIT
 

@@ -232,7 +232,7 @@ def changed(place: int, **fields: Any) -> Callable[[dict[str, Any]], None]:
 SPOILED: dict[str, tuple[Callable[[dict[str, Any]], object], int, str, str]] = {
     "missing": (lambda m: m["inputs"].pop(), 422, "inputs.ids", "is missing; expected ids: INT64 [N, P]"),
     "additional": (lambda m: m["inputs"].append({**m["inputs"][0], "name": "x"}), 422, "inputs.x", "frame: FP32 [N, 3"),
-    "twice": (lambda m: m["inputs"].append(m["inputs"][0]), 422, "inputs.frame", "is there twice"),
+    "twice": (lambda m: m["inputs"].append(m["inputs"][0]), 422, "inputs.frame", "appears twice"),
     "datatype": (changed(1, datatype="INT32"), 422, "inputs.ids", "'INT32'; expected INT64"),
     "unknown datatype": (changed(0, datatype="FP16"), 422, "inputs.frame", "'FP16'; expected FP32"),
     "rank": (changed(1, shape=[6]), 422, "inputs.ids", "shape [6]; expected ids: INT64 [N, P]"),

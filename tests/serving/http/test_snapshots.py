@@ -184,7 +184,7 @@ def test_whose_snapshot_is_not_there_is_named(offered: tuple[Server, Shelf]) -> 
     whole = refused("/snapshots/late", 404)
     assert whole["found"] == "differs by k"
     assert whole["remedy"] == "ask for /snapshots/late/K, with the value of the device's own k"
-    assert refused("/snapshots/late/50", 404)["found"] == "there is none of k 50"
+    assert refused("/snapshots/late/50", 404)["found"] == "does not exist for k 50"
     for wrong in ("x", "7.0", "07", str(2**63), "7/8", "%20", ""):
         problem = refused(f"/snapshots/late/{wrong}", 422)
         assert "is no k" in problem["found"]
