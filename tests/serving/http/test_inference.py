@@ -184,7 +184,7 @@ def test_the_server_and_the_model_say_what_they_are(drawing: tuple[Server, Path]
     for refused in (server.http.get("/v2/models/late"), server.http.post("/v2/models/late/infer", json=as_json({}))):
         assert (refused.status_code, refused.json()["found"]) == (404, "takes rows of features, not tensors")
     rows = drawing[0].predict(entities={"carrier": ["UA"]})
-    assert (rows.status_code, rows.json()["remedy"]) == (422, "ask /v2/models/draws/infer")
+    assert (rows.status_code, rows.json()["remedy"]) == (422, "use /v2/models/draws/infer")
 
 
 @pytest.mark.parametrize(
@@ -375,7 +375,7 @@ def test_bytes_of_another_length_or_kind_are_refused(echo: tuple[Server, Path]) 
 
     assert "has 11 bytes; expected 12: [3] INT32" in refused("a_int32", bytes(11))
     assert "neither 0 nor 1" in refused("a_bool", b"\x00\x02\x01")
-    assert "text 1 is not UTF-8" in refused("a_string", bytes(4) + b"\x01\x00\x00\x00\xff" + bytes(4))
+    assert "string 1 is not UTF-8" in refused("a_string", bytes(4) + b"\x01\x00\x00\x00\xff" + bytes(4))
     assert "ends within string 1" in refused("a_string", bytes(4) + b"\xff\xff\xff\xff" + bytes(4))
     assert "has 3 bytes after its strings" in refused("a_string", bytes(15))
     assert "has 4 bytes; expected 3 texts" in refused("a_string", bytes(4))
