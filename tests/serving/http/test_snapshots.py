@@ -187,7 +187,7 @@ def test_whose_snapshot_is_not_there_is_named(offered: tuple[Server, Shelf]) -> 
     assert refused("/snapshots/late/50", 404)["found"] == "does not exist for k 50"
     for wrong in ("x", "7.0", "07", str(2**63), "7/8", "%20", ""):
         problem = refused(f"/snapshots/late/{wrong}", 422)
-        assert "is no k" in problem["found"]
+        assert "is not a valid k" in problem["found"]
         assert problem["expected"].startswith("a Int64 as in JSON, without quotes")
     assert "did you mean late" in refused("/snapshots/lat/7", 404)["found"]
     _add(shelf, 2)

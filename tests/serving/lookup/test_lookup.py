@@ -199,7 +199,7 @@ UA = {"carrier": ["UA"]}
         ({"feature_service": "nothing", "entities": UA}, 404, "feature_service", "late"),
         ({"features": ["late_rate"], "entities": UA}, 422, "late_rate", "view:feature"),
         ({"features": [], "entities": UA}, 422, "features", "at least one"),
-        ({"entities": UA}, 422, "features", "neither"),
+        ({"entities": UA}, 422, "features", "both are missing"),
         ({"features": ["punctuality:flights"], "feature_service": "late", "entities": UA}, 422, "features", "both"),
         ({"features": ["punctuality:flights"]}, 422, "body", "entities"),
         ({"features": ["punctuality:flights"], "entities": {}}, 422, "entities.carrier", "missing"),
