@@ -131,7 +131,7 @@ def _with(part: str, value: Any) -> dict[str, Any]:
             {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}), "Split has the pattern"),
         (_with("added_tokens", [{"id": 0, "content": "x", "special": False, "lstrip": True, "rstrip": False,
                                  "single_word": False, "normalized": False}]), "added token 'x': has lstrip"),
-        ({"model": {}}, "is not a tokenizer"),
+        ({"model": {}}, "is no tokenizer"),
     ],
 )  # fmt: skip
 def test_what_javascript_cannot_do_is_refused_by_name(file: dict[str, Any], message: str) -> None:
